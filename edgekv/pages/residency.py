@@ -1,4 +1,4 @@
-"""Where a page can be, why it is there, and the read-only view of it all that decisions are made on."""
+"""The states of pages, the reasons for them, and a read-only view of both for decisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekv.pages.shape import PageShape
 
 
 class State(IntEnum):
-    """Where a page is in its life."""
+    """A page's place in its life."""
 
     FREE = 0
     FILLING = 1
@@ -57,18 +57,18 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Residency:
-    """A read-only view of a page table: it changes with the table, and is taken anew for each decision."""
+    """A read-only view of a page table. It changes with the table: take it anew for each decision."""
 
     shape: PageShape
     state: np.ndarray
     """uint8 State [row, head, page]."""
     slot: np.ndarray
-    """int32 [row, head, page]: the slot a RESIDENT page has or a MOVING one will have; -1: none."""
+    """int32 [row, head, page]: the slot that a RESIDENT page has or a MOVING page will have; -1: none."""
     owner: np.ndarray
-    """int64 [slot]: flat id of the page in it or on the way to it; -1: free."""
+    """int64 [slot]: flat id of the page in the slot or on the way to it; -1: free."""
     n_free: int
     n_used_end: int
-    """From this page on all are FREE."""
+    """All pages from this one on are FREE."""
 
     @property
     def n_slots(self) -> int:
@@ -81,5 +81,5 @@ class Residency:
 
 
 def pins_of(pinned: np.ndarray, ids: np.ndarray, n_pages: int) -> np.ndarray:
-    """bool [n]: whether pages are pinned; `pinned` as `Policy.pins`."""
+    """bool [n]: whether the pages `ids` are pinned. pinned: as `Policy.pins`."""
     return pinned[ids % n_pages] if pinned.ndim == 1 else pinned.reshape(-1)[ids]

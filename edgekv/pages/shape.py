@@ -1,4 +1,4 @@
-"""The axes of every array by page."""
+"""The axes of per-page arrays."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from edgekv.errors import ConfigError
 
 @dataclass(frozen=True)
 class PageShape:
-    """The axes [row, kv_head, page] of every per-page array. A row is a hooked layer; the pages of all streams follow each
-    other."""
+    """The axes [row, kv_head, page] of every per-page array. A row is a hooked layer; the streams' pages follow each other. Raises
+    ConfigError."""
 
     n_rows: int
     n_heads: int
     n_pages: int
     page_tokens: int = 16
     pages_per_stream: int = 0
-    """0: there is one stream."""
+    """0: one stream has all pages."""
     exists: np.ndarray = field(default=None, repr=False)  # type: ignore[arg-type]  # __post_init__ fills it
-    """bool [row, head]: the row has that KV head; None: all of them."""
+    """bool [row, head]: the row has that KV head; None: it has all."""
 
     def __post_init__(self) -> None:
         if self.pages_per_stream == 0:
@@ -45,7 +45,7 @@ class PageShape:
 
     @property
     def n_existing_heads(self) -> int:
-        """KV heads of all rows."""
+        """KV heads of all rows together."""
         return int(self.exists.sum())
 
     def ids(self, rows: np.ndarray, heads: np.ndarray, pages: np.ndarray) -> np.ndarray:

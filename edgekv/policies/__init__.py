@@ -1,6 +1,6 @@
-"""What a page is worth. A policy = one file, one line here, one row in tests/policies/test_policies.py.
+"""Policies: what a page is worth. A policy = one file, one line here, one line in tests/policies/test_policies.py.
 
-A policy is named by its parts, joined by "+"; a part may have settings of its own: "ema(alpha=0.02)+anchor+recent".
+A policy's name joins its parts by "+"; a part may have settings: "ema(alpha=0.02)+anchor+recent".
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ _PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
 
 
 def kinds(spec: str) -> list[type[Policy]]:
-    """The parts of a policy's name, joined by "+". Raises ConfigError."""
+    """The classes of the parts that `spec` names. Raises ConfigError."""
     return [kind for kind, _ in _parts(spec, {})]
 
 
 def setting_kinds(*policies: type[Policy]) -> dict[str, type]:
-    """The type of each setting that one of these policies has; of all that are registered where none is named."""
+    """The type of each setting of these policies, by name; without arguments of all registered ones."""
     found = policies or [POLICIES.get(name) for name in POLICIES]
     return {one.name: type(one.default) for policy in found for one in fields(policy.settings_of)}
 
 
 def check_live(spec: str) -> None:
-    """Raises ConfigError where a live context cannot run the policy, or there is none of that name."""
+    """Raise ConfigError where a live context cannot run the policy, or there is none of that name."""
     if any(kind.clairvoyant for kind in kinds(spec)):
         raise ConfigError(f"the policy {spec!r} needs to see a token's attention before the token, so only `edgekv sim` can run it; "
                           "choose another")
@@ -89,9 +89,11 @@ def check_live(spec: str) -> None:
 
 def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
          scores: Array | None = None) -> Composed:
-    """The policy named by `spec`, one or several names joined by "+": their scores add, their pins unite. settings: by name, for the parts
-    that have them and do not say otherwise; ops: where scores and mass live, None: in host memory; scores: zeros, the array to keep the scores in,
-    None: one of its own. Raises ConfigError."""
+    """The policy that `spec` names. Raises ConfigError.
+
+    settings: by name, for each part that has them and does not set them in `spec`; ops: where scores and mass live, None: host memory;
+    scores: an array of zeros to keep the scores in, None: a new one.
+    """
     ops = ops or Ops()
     parts = _parts(spec, settings or {})
     alone = sum(kind.scoring for kind, _ in parts) == 1

@@ -1,4 +1,4 @@
-"""How far pages stand behind the newest token of their stream. Positions are known on the host; scores by them go to all heads alike."""
+"""Ages of pages, counted from the newest token of their stream. The host knows the positions; all heads get the same score."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 
 KEPT = 1024.0
-"""A score above any mass per token, which is at most the query heads of a group: of what its source keeps whatever its attention."""
+"""The score of pages that a policy keeps whatever their attention. Mass per token is at most the number of query heads in a group."""
 
 
 def newest(shape: PageShape, observation: Observation) -> np.ndarray:
@@ -17,13 +17,13 @@ def newest(shape: PageShape, observation: Observation) -> np.ndarray:
 
 
 def by_page(shape: PageShape, streams: np.ndarray) -> np.ndarray:
-    """A value of each stream, for each of its pages."""
+    """[page]: the value of each page's stream, from [stream]."""
     return np.repeat(streams, shape.pages_per_stream)
 
 
 def recency(shape: PageShape, observation: Observation) -> np.ndarray:
-    """float32 [:n_used_end]: 1 / (1 + age in pages), where a page's age is the distance of its newest token from that of its stream;
-    an empty page has 0."""
+    """float32 [:n_used_end]: 1 / (1 + age in pages), 0 for an empty page. A page's age is the distance from its newest token to the newest
+    token of its stream."""
     end = observation.n_used_end
     positions = observation.page_positions[:end]
     age = by_page(shape, newest(shape, observation))[:end] - positions
@@ -32,5 +32,5 @@ def recency(shape: PageShape, observation: Observation) -> np.ndarray:
 
 def within(shape: PageShape, observation: Observation, n_tokens: int) -> np.ndarray:
     """bool [page]: the page has one of the n_tokens newest positions of its stream."""
-    # an empty page is at -1: it is never newer than a stream's start
+    # an empty page is at -1, which is never above the bound
     return observation.page_positions > np.maximum(by_page(shape, newest(shape, observation)) - n_tokens, -1)

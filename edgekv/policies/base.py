@@ -1,4 +1,4 @@
-"""What every policy does alike: allocating, forgetting. A policy itself only says what a page is worth."""
+"""What all policies share: settings, scores, forgetting. A policy itself only says what a page is worth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekv.vocab import Split
 
 
 def number(default: int | float, allowed: Callable[[Any], bool], sentence: str) -> Any:
-    """A field of `Settings`: what it may be, and that in words."""
+    """A field of `Settings`. allowed: the check of a value; sentence: what it may be, in words."""
     return field(default=default, metadata={"allowed": allowed, "sentence": sentence})
 
 
@@ -27,7 +27,7 @@ def at_least(least: int, default: int | float) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers that a policy is made with: each policy has a class of its own, beside it. Raises ConfigError."""
+    """The numbers that a policy is made with. A policy with settings has a subclass in its file. Raises ConfigError."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -37,22 +37,22 @@ class Settings:
 
 
 class Policy:
-    """What pages are worth (`scores`) and which must stay (`pins`); either may be None. Scores live where `ops` works, as the mass
-    does; pins by page are NumPy arrays."""
+    """Says what pages are worth (`scores`) and which must stay (`pins`); either may be None. Scores live where `ops` works, as mass does;
+    pins are NumPy arrays."""
 
     settings_of: type[Settings] = Settings
     """The class of its settings."""
     scoring = False
     """The policy has scores."""
     split: Split | None = None
-    """How its source divides the page budget; None: it leaves that open."""
+    """How its source divides the page budget; None: the source leaves that open."""
     needs_keys = False
-    """It wants `Observation.key_norms`."""
+    """It reads `Observation.key_norms`."""
     clairvoyant = False
-    """It wants to see a run's mass before it is attended: only a simulator can do that."""
+    """It sees a run's mass before the run: only a simulator can show that."""
 
     def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
-        """scores: zeros to keep them in; None: the policy makes its own."""
+        """scores: an array of zeros to keep the scores in; None: a new one."""
         self.shape = shape
         self.settings = settings
         self.ops = ops
@@ -60,23 +60,23 @@ class Policy:
 
     @property
     def scores(self) -> Array | None:
-        """float32 [row, head, page], higher = keep, on the scale of attention mass per token: what a plan's limits are in. From
-        n_used_end of the last observation on, it is zero or not yet of meaning."""
+        """float32 [row, head, page], higher = keep, in attention mass per token, as a plan's limits are. Pages from the last observation's
+        n_used_end on have no meaning."""
         return self._scores
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool, [page] (all rows and heads) or [row, head, page]: never demoted, and in mode evict never dropped."""
+        """bool [page], for all rows and heads, or [row, head, page]: pages that are never demoted, and in mode evict never dropped."""
         return None
 
     def update(self, observation: Observation) -> None:
-        """Take in the tokens since the last run. Called in each run, also where no mass was observed."""
+        """Take in the tokens since the last run. Every run calls it, also where no mass was observed."""
 
     def most(self, n_budget: int) -> int:
-        """How many of `n_budget` pages for each head it would keep, where its source fixes that."""
+        """The most pages of a head that the policy keeps, up to `n_budget`; less where its source fixes a number."""
         return n_budget
 
     def forget(self, pages: np.ndarray) -> None:
-        """The cells of these pages (int [n], of all rows and heads) hold other tokens now, or none."""
+        """Forget these pages (int [n]) in all rows and heads: their cells hold other tokens now, or none."""
         if self._scores is not None:
             self.ops.clear(self._scores, pages)

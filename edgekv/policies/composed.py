@@ -13,7 +13,7 @@ from edgekv.policies.base import Policy, Settings
 
 
 class Composed(Policy):
-    """Scores add, pins unite. The split is that of the first member which has one, and what one member needs, all get."""
+    """Scores add, pins unite. The first member with a split sets the split. Where one member needs something, all get it."""
 
     def __init__(self, shape: PageShape, ops: Ops, members: list[Policy], scores: Array | None = None):
         super().__init__(shape, Settings(), ops)
@@ -46,7 +46,7 @@ class Composed(Policy):
                 total += scores
 
     def most(self, n_budget: int) -> int:
-        """The most that one of the members with scores would keep; pins come on top of no budget."""
+        """The largest `most` of the members with scores; pins count within the budget."""
         return max((member.most(n_budget) for member in self.members if member.scoring), default=n_budget)
 
     def forget(self, pages: np.ndarray) -> None:

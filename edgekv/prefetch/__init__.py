@@ -1,4 +1,4 @@
-"""What will be wanted next. A prefetcher = one file, one line here, one row in tests/prefetch/test_prefetch.py."""
+"""Prefetchers: which pages will be wanted next. A prefetcher = one file, one line here, one line in tests/prefetch/test_prefetch.py."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ PREFETCHERS.add("random", RandomPages, "any pages: the least to beat", "classic"
 
 
 def make(name: str, shape: PageShape, rope: Rope | None = None, ops: Ops | None = None) -> Prefetcher:
-    """The prefetcher of that name. rope: None where the model has no rotary embedding; ops: where the mass lives, None: in host
-    memory. Raises ConfigError."""
+    """The prefetcher of that name. rope: None: the model has no rotary embedding; ops: where mass lives, None: host memory. Raises
+    ConfigError."""
     return PREFETCHERS.get(name)(shape, rope, ops or Ops())

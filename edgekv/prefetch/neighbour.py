@@ -12,8 +12,8 @@ from edgekv.prefetch.prefetcher import NOTHING, Prefetcher, only_home
 
 
 class Neighbour(Prefetcher):
-    """Beside each of the `limit` pages with most attention mass in the last run, the next page and the one before: text that is
-    attended tends to be read on. In the same row, head and stream."""
+    """The next and the previous page of each of the `limit` pages with most attention mass in the last run, in the same row, head and stream:
+    a text that is attended tends to be read on."""
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         if not observation.observed:
@@ -23,7 +23,7 @@ class Neighbour(Prefetcher):
 
     def _beside(self, top: Top) -> np.ndarray:
         hot, n = top.ids, self.shape.pages_per_stream
-        at = hot % n  # streams begin at multiples of it, and so do heads
+        at = hot % n  # streams and heads begin at multiples of n
         beside = np.stack((np.where(at + 1 < n, hot + 1, -1), np.where(at > 0, hot - 1, -1)), axis=1)
         beside = beside[beside >= 0]
         _, first = np.unique(beside, return_index=True)  # two hot pages may share a neighbour

@@ -1,4 +1,4 @@
-"""What every prefetcher is."""
+"""The interface of all prefetchers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Rope:
 
     head_dim: int
     n_rot: int
-    """Channels that are turned."""
+    """Channels that are rotated."""
     base: float = 10000.0
     factor: float = 1.0
-    """Linear scaling: positions are divided by it. What YaRN does beyond that, turning the fast channels as if there were none, is left
-    out: these say little at distances of many pages."""
+    """Linear scaling: positions are divided by it. YaRN also leaves fast channels unscaled; that is left out, because fast channels say
+    little at distances of many pages."""
 
 
 class Prefetcher:
-    """Says which pages will be wanted next, before any score says so. The mass it sees lives where `ops` works."""
+    """Says which pages will be wanted next, before their scores do. Mass lives where `ops` works."""
 
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         self.shape = shape
@@ -35,8 +35,7 @@ class Prefetcher:
         self.ops = ops
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
-        """int64 [<= limit]: ids of HOME pages, the most wanted first, each once. On a device the answer comes later; pages may
-        have left home by then."""
+        """int64 [<= limit]: ids of HOME pages, most wanted first, each once. A device answers later; by then pages may have left home."""
         raise NotImplementedError
 
 

@@ -11,7 +11,7 @@ from edgekv.prefetch.prefetcher import NOTHING, Prefetcher
 
 
 class Previous(Prefetcher):
-    """The HOME pages with most attention mass in the last run: neighbouring tokens attend much the same pages."""
+    """The HOME pages with most attention mass in the last run: successive tokens attend much the same pages."""
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         if not observation.observed:

@@ -1,4 +1,4 @@
-"""Any pages: what a prefetcher has to beat."""
+"""Random pages, which any prefetcher has to beat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekv.prefetch.prefetcher import Prefetcher, Rope
 
 
 class RandomPages(Prefetcher):
-    """HOME pages drawn evenly, without repetition, from a seed of its own."""
+    """HOME pages drawn evenly, without repetition, with a fixed seed."""
 
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)

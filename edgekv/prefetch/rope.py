@@ -16,8 +16,8 @@ from edgekv.prefetch.prefetcher import Prefetcher, Rope, only_home
 
 
 class RopeDistance(Prefetcher):
-    """Pages in the order of their distance's prior (`kernels.rope.distance_prior`, averaged over a page's positions), the same
-    for all rows and heads. It knows nothing of the text: a prior for the cold start and for ties."""
+    """Pages in the order of the prior of their distance (`arrays.rotary.distance_prior`, averaged over a page's positions), the same for all
+    rows and heads. It knows nothing of the text: it serves the cold start and ties."""
 
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
@@ -30,7 +30,7 @@ class RopeDistance(Prefetcher):
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:
         positions = observation.page_positions[: observation.n_used_end]
-        # a page of which no head has anything at home would only take the place of one that has
+        # pages that are at home in no head would take the place of others
         pages = np.flatnonzero((positions >= 0) & (residency.state[:, :, : len(positions)] == State.HOME).any(axis=(0, 1)))
         distance = np.maximum(observation.position - positions[pages], 0) // self.shape.page_tokens
         best = pages[largest(self.prior[np.minimum(distance, len(self.prior) - 1)], min(limit, len(pages)))]

@@ -12,9 +12,9 @@ from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings, number
 
 _LEAST = 1e-25
-"""A score below it is as good as none ..."""
+"""Scores below this become 0 ..."""
 _DECAY = 1e-10
-"""... and so much a score decays at most between two looks: it never becomes denormal (1e-38)."""
+"""... often enough: between two flushes a score decays by this factor at most, so that none becomes denormal (1e-38)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ema(Policy):
             self.take(observation.mass_sum, observation.n_used_end, observation.n_tokens)
 
     def take(self, mass: Array, end: int, n_tokens: int) -> None:
-        """Mass of a run of n_tokens, on the pages before `end`."""
+        """Take in the mass of a run of n_tokens, on the pages before `end`."""
         self._n_tokens += n_tokens
         look = self._n_tokens >= self._flush_tokens
         if look:

@@ -12,11 +12,11 @@ from edgekv.policies.base import Policy
 
 
 class EmaAny(Policy):
-    """EMA without per-head tracking: a layer has one score for each page, and a page survives if any head needs it:
+    """An EMA for a whole layer: a page has one score for all heads, and survives if any head needs it:
 
         score = alpha * (maximum over the KV heads of mass) + (1 - alpha) * score,  the same for all heads
 
-    A run of several tokens has the maximum of their sums.
+    In a run of several tokens the maximum is that of their sums.
     """
 
     settings_of = EmaSettings

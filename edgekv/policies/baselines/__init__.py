@@ -1,1 +1,1 @@
-"""What others are compared with."""
+"""Policies that others are compared with."""

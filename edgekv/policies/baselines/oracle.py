@@ -1,4 +1,4 @@
-"""What the token itself will attend."""
+"""The attention of the selecting token itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from edgekv.policies.base import Policy
 
 
 class Oracle(Policy):
-    """score = mass of the very token that selects by it: no policy by pages can cover more with the same split of the budget. It needs a
-    recording (`clairvoyant`), so the simulator alone can run it. A run of several tokens counts with their mean."""
+    """score = mass of the very token that selects by it, the mean in a run of several: with the same split of the budget no policy by pages
+    covers more. It needs a recording (`clairvoyant`), so only the simulator can run it."""
 
     scoring = True
     clairvoyant = True

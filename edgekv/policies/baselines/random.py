@@ -1,4 +1,4 @@
-"""A fixed random order: what any policy has to beat."""
+"""A fixed random order, which any policy has to beat."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class RandomSettings(Settings):
 
 
 class Random(Policy):
-    """Scores uniform between 0 and twice the mean mass of a page in use; a page keeps its place in the order until it is
-    forgotten."""
+    """Scores are uniform between 0 and twice the mean mass of a page in use. A page keeps its place in the order until it is forgotten."""
 
     settings_of = RandomSettings
     scoring = True

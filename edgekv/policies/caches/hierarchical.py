@@ -14,7 +14,7 @@ from edgekv.policies.base import Policy, at_least
 from edgekv.policies.caches.access import AccessSettings
 
 FROM_COUNTS = (1, 5, 10)
-"""Counts in a window from which a page belongs to level 1, 2 and 3."""
+"""The least counts in a window for levels 1, 2 and 3."""
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class HierarchicalSettings(AccessSettings):
     window_tokens: int = at_least(1, 40)
     """Tokens between two changes of level."""
     n_top: int = at_least(1, 16)
-    """The number of pages of a head, those with most mass, that are popular."""
+    """A head's pages with most mass that count as popular."""
 
 
 class Hierarchical(Policy):
-    """Four levels by popularity: how often a page was among the `n_top` pages with most mass of its head within `window_tokens` tokens:
-    10 times and more, 5 to 9, 1 to 4, never. At the end of each window a page moves towards the level of its count by one:
+    """Four levels of popularity. A page's count says how often in `window_tokens` tokens it was among the `n_top` pages with most mass of its
+    head; the levels are 10 and more, 5 to 9, 1 to 4 and 0. At the end of each window a page moves one level towards that of its count:
 
         score = access_mass / 4 * (level + count / (count + window_tokens))
 
-    with the larger of the counts of the last window and of the one that runs, so that a new page is known before its first window
-    ends. The source counts tokens; a page counts where the sum of its tokens is among the best. A run of several tokens counts with
-    all of them, and a window is that much longer. The source names no number of best; `n_top` is ours.
+    count is the larger of the last window's and the present one's, so that a new page scores before its first window ends. The source ranks
+    tokens; here a page ranks by the sum of its tokens. A run of several tokens counts with all of them, and its window is that much longer.
+    The source names no number of best; `n_top` is ours.
     """
 
     settings: HierarchicalSettings

@@ -12,10 +12,10 @@ from edgekv.policies.caches.access import AccessSettings
 
 
 class Lfu(Policy):
-    """score = access_mass * (tokens that accessed the page) / (tokens observed), where a token accesses a page with a mass above
-    access_mass. Nothing decays, as in plain LFU; of pages accessed as often, selection takes the newer. Never accessed: 0.
+    """score = access_mass * (tokens that accessed the page) / (tokens observed), 0 without accesses. An access is a mass above access_mass.
+    Nothing decays, as in plain LFU; among pages with equal counts selection takes the newer.
 
-    A run of several tokens accesses a page with all of them, where their mean mass is above access_mass, or with none.
+    A run of several tokens counts as one access of each token where their mean mass is above access_mass, otherwise as none.
     """
 
     settings: AccessSettings

@@ -14,8 +14,8 @@ from edgekv.policies.caches.access import AccessSettings
 
 
 class Lru(Policy):
-    """score = access_mass / (1 + tokens since the page was last accessed), where an access is a mass above access_mass per token:
-    the order is that of LRU, and the scale that of the least mass which counts as an access. Never accessed: 0."""
+    """score = access_mass / (1 + tokens since the last access of the page), 0 without one. An access is a mass above access_mass per token.
+    The order is LRU's, the scale is mass per token."""
 
     settings_of = AccessSettings
     scoring = True
@@ -31,7 +31,7 @@ class Lru(Policy):
             return
         xp, end, n = self.ops.xp, observation.n_used_end, observation.n_tokens
         scores, accessed = self._scores[:, :, :end], self._accessed[:, :, :end]
-        # w / (1 + age + n) from s = w / (1 + age): s / (1 + n s / w), which keeps 0 at 0 and needs no clock that grows
+        # w / (1 + age + n) = s / (1 + n s / w) for s = w / (1 + age): 0 stays 0, and no clock grows
         aged = xp.multiply(scores, np.float32(n / max(self._weight, 1e-30)), out=self._scratch[:, :, :end])
         aged += np.float32(1)
         scores /= aged

@@ -1,4 +1,4 @@
-"""Levels by how often a page was accessed. Without accesses a page falls through them again."""
+"""Levels by the number of accesses; a page without new ones sinks again."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Mlfq(Policy):
     """The multi-level feedback queue of schedulers, as caches have it: MQ ("The Multi-Queue Replacement Algorithm for Second Level
     Buffer Caches", Zhou, Philbin and Li, USENIX 2001).
 
-    A page accessed f times is in queue min(floor(log2 f), 7); without an access for a lifetime it sinks to the queue below, and has
-    another lifetime there. An access takes it back to the queue of its f. Within a queue the order is LRU:
+    A page with f accesses is in queue min(floor(log2 f), 7). Without an access for a lifetime it sinks one queue, and has another lifetime
+    there. An access takes it back to the queue of its f. Within a queue the order is LRU:
 
-        score = access_mass / 8 * (queue + 1 / (1 + tokens since it was accessed or sank)),  never accessed: 0
+        score = access_mass / 8 * (queue + 1 / (1 + tokens since it was accessed or sank)),  without accesses: 0
 
-    An access is a mass above access_mass per token; each token of a run counts, as in `lfu`. MQ's source takes the lifetime from the
-    peak of the distances between accesses in a trace; here it is `window_tokens`. It lets one page of each queue sink per access;
-    here all that are due do.
+    An access is a mass above access_mass per token; each token of a run counts, as in `lfu`. The source takes the lifetime from the peak of
+    the distances between accesses in a trace; here it is `window_tokens`. In the source one page of each queue sinks per access; here all
+    that are due sink.
     """
 
     settings: MlfqSettings

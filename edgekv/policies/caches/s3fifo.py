@@ -16,26 +16,26 @@ MOST_HITS = 3
 """Hits are counted in two bits."""
 
 _HIT = 1 << 29
-"""One more hit outweighs any age: what orders pages by age stays below it, in 32 bits, which sort several times faster than 64."""
+"""The sort key of one hit: it outweighs any age. Keys have 32 bits, which sort several times faster than 64."""
 
 _NONE = np.iinfo(np.int32).max
 
 
 class S3Fifo(Policy):
     """S3-FIFO, "FIFO queues are all you need for cache eviction" (Yang et al., SOSP 2023). Each head is a cache of `n_budget` pages; an
-    access is a mass above access_mass per token. A page that is accessed and not in the cache enters the small queue, or the main one
-    if its ghost is remembered; hits in the cache are counted, to 3. While the cache holds too many, the oldest
+    access is a mass above access_mass per token. An accessed page that is not in the cache enters the small queue, or the main queue if its
+    ghost is remembered. Hits in the cache are counted, to 3. While the cache holds too many pages,
 
-    - of the small queue leaves it, where it has more than a tenth: with two hits or more for the main queue, otherwise it goes, and
-      its ghost is remembered until as many others as the main queue holds went with it or after it;
-    - else of the main queue goes, or with a hit enters it anew with one hit less.
+    - the oldest page of the small queue leaves it, if that has more than a tenth: with two hits or more it moves to the main queue. Otherwise
+      it goes; its ghost is remembered until as many others as the main queue holds have gone with it or after it;
+    - else the oldest page of the main queue goes, or with a hit enters the queue anew with one hit less.
 
-    A run accesses many pages at once: they enter together, in the order of pages, and then as many as are too many go, which is what
-    the loop would do. Where the budget is not known, everything fits.
+    A run accesses many pages at once. They enter together, in the order of pages, and then all surplus pages go: the loop over single
+    accesses would do the same. Where the budget is not known, everything fits.
 
         score = access_mass / 6 * ((2 + hits + r) in the main queue, (1 + r) in the small, r / 2 as a ghost), otherwise 0
 
-    with r = 1 / (1 + runs since the page entered): in the cache before outside, and in the order in which pages would go.
+    with r = 1 / (1 + runs since the page entered). Pages in the cache come first, in the order in which they would go.
     """
 
     settings: AccessSettings
@@ -48,7 +48,7 @@ class S3Fifo(Policy):
         self._hits, self._ghosts, self._entered = (ops.zeros(shape.axes, np.int32) for _ in range(3))  # ghosts: number, 0: none
         self._n_ghosts = ops.zeros((*shape.axes[:2], 1), np.int32)
         self._pages = ops.upload(np.arange(1, shape.n_pages + 1, dtype=np.int32))
-        self._oldest = _HIT // (shape.n_pages + 1) - 2  # runs; what is older counts as that old
+        self._oldest = _HIT // (shape.n_pages + 1) - 2  # in runs; greater ages count as this one
         self._n_runs = 0
 
     def update(self, observation: Observation) -> None:
@@ -92,8 +92,8 @@ class S3Fifo(Policy):
         xp.multiply(worth, np.float32(self.settings.access_mass / 6), out=self._scores[:, :, :end])
 
     def _leave_main(self, main: Array, hits: Array, entered: Array, now: np.int32, n: Array) -> None:
-        """The n pages that a loop over the oldest would drop: those with the fewest hits, the oldest first. A survivor lost a hit each
-        time the loop came by, and entered anew."""
+        """Drop the n pages that a loop over the oldest would drop: those with the fewest hits, the oldest first. A survivor loses a hit each
+        time that the loop passes it, and enters anew."""
         xp, order = self.ops.xp, self._order(entered)
         key = hits * np.int32(_HIT) + order
         last = xp.maximum(self._smallest(key, main, n), np.int32(0))
@@ -106,14 +106,14 @@ class S3Fifo(Policy):
         xp.copyto(entered, now, where=passed)
 
     def _order(self, entered: Array) -> Array:
-        """int32, above 0 and below _HIT: the older a page, the less; of those that entered together the lower page."""
+        """int32, above 0 and below _HIT: a sort key, lowest for the oldest page; of pages that entered together, for the lower one."""
         end = entered.shape[2]
         age = self.ops.xp.minimum(np.int32(self._n_runs) - entered, np.int32(self._oldest))
         return (np.int32(self._oldest) - age) * np.int32(self.shape.n_pages + 1) + self._pages[:end]
 
     def _smallest(self, values: Array, among: Array, n: Array) -> Array:
-        """int32 [row, head, 1]: the n-th smallest value of each head among some pages; where n is 0 or less, less than any, and where
-        there are not so many, more than any."""
+        """int32 [row, head, 1]: the n-th smallest value of each head where `among` is set. Below all values where n < 1, above all where
+        there are fewer than n."""
         xp = self.ops.xp
         in_order = xp.sort(xp.where(among, values, np.int32(_NONE)), axis=2)
         rank = xp.minimum(xp.maximum(n, np.int32(1)), np.int32(values.shape[2])) - np.int32(1)

@@ -17,18 +17,18 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class H2OSettings(Settings):
     recent_tokens: int = at_least(0, 64)
-    """The number of newest tokens that are pinned where the budget is not known."""
+    """Newest tokens that are pinned where the budget is not known."""
 
 
 class H2O(Policy):
-    """H2O, "Heavy-Hitter Oracle for Efficient Generative Inference" (arXiv:2306.14048): half of the budget for the newest tokens, which
-    are pinned, half for those with most attention accumulated over all tokens, in each head on its own:
+    """H2O, "Heavy-Hitter Oracle for Efficient Generative Inference" (arXiv:2306.14048): in each head half of the budget is for the newest
+    tokens, which are pinned, and half for the tokens with most accumulated attention:
 
         score = sum over tokens of mass / tokens observed
 
-    The division keeps the order, and the scale of a token's attention. A page of 16 tokens has the sum of theirs, so that one heavy
-    token keeps its neighbours. The source accumulates over the prompt too; here what is observed counts. Where the
-    budget is not known, `recent_tokens` are pinned. With several streams in use the newest half is divided evenly over them.
+    The division keeps the order and gives mass per token. A page has the sum of its tokens, so that one heavy token keeps its neighbours.
+    The source accumulates over the whole prompt; here observed tokens count. Where the budget is not known, `recent_tokens` are pinned.
+    Several streams in use share the newest half evenly.
     """
 
     settings: H2OSettings
@@ -47,7 +47,7 @@ class H2O(Policy):
         return self._pins
 
     def update(self, observation: Observation) -> None:
-        """Pins are by position: also where no mass was observed."""
+        """Pins follow positions, also where no mass was observed."""
         self._pins = within(self.shape, observation, self._recent_tokens(observation))
         if not observation.observed:
             return

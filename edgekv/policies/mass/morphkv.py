@@ -1,4 +1,4 @@
-"""What the newest tokens attend together."""
+"""The attention of the newest tokens together."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from edgekv.policies.base import Policy, Settings, at_least
 from edgekv.vocab import Split
 
 N_CHUNKS = 8
-"""The ring that holds the window's mass has so many chunks of tokens: it slides by one."""
+"""Chunks of tokens in the window's ring; the window slides by one chunk."""
 
 
 @dataclass(frozen=True)
 class MorphKvSettings(Settings):
     n_window: int = at_least(1, 32)
-    """R, the newest tokens: its source's default."""
+    """R, the number of newest tokens: the source's default."""
 
 
 class MorphKv(Policy):
-    """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): the R newest
-    tokens (`n_window`) are kept, and of the distant ones those that they attend most, summed over their queries ("sum fusion", its
-    default for long prompts), anew in each run:
+    """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): each head keeps the R
+    newest tokens (`n_window`) and the distant tokens that these attend most, summed over their queries ("sum fusion", the source's default
+    for long prompts). Each run ranks them anew:
 
-        score = sum over the last R tokens of mass / R,  in each head on its own
+        score = sum over the last R tokens of mass / R
 
-    The window is R tokens to an eighth: mass is summed in chunks of R / 8 tokens, and the oldest leaves as a whole. Runs of more
-    tokens are chunks of their own. A page has the sum of its tokens; the pages with one of the R newest are pinned.
+    The window is R tokens to within an eighth: mass is summed in chunks of R / 8 tokens, and the oldest chunk leaves as a whole. A longer run
+    is one chunk. A page has the sum of its tokens; pages with one of the R newest tokens are pinned.
     """
 
     settings: MorphKvSettings
@@ -54,7 +54,7 @@ class MorphKv(Policy):
         return self._pins
 
     def update(self, observation: Observation) -> None:
-        """Pins are by position: also where no mass was observed."""
+        """Pins follow positions, also where no mass was observed."""
         self._pins = within(self.shape, observation, self.settings.n_window)
         if not observation.observed:
             return
@@ -70,7 +70,7 @@ class MorphKv(Policy):
         scores *= np.float32(1 / n_window)
 
     def _slide(self, n_tokens: int) -> None:
-        """A new chunk; what the window then has too much leaves it."""
+        """Begin a chunk; the oldest chunks leave the window where it is too long then."""
         self._full.append((self._filling, self._n_filling))
         while self._full and sum(n for _, n in self._full) + n_tokens > self.settings.n_window:
             self._free.append(self._full.popleft()[0])
@@ -78,7 +78,7 @@ class MorphKv(Policy):
         self._filling[...] = 0
         self._n_filling = 0
         self._older[...] = 0
-        for chunk, _ in self._full:  # summed anew: what is taken off a sum leaves its rounding behind
+        for chunk, _ in self._full:  # summed anew: subtracting would leave rounding errors behind
             self._older += chunk
 
     def forget(self, pages: np.ndarray) -> None:

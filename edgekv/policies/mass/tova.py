@@ -1,4 +1,4 @@
-"""What the newest token attends."""
+"""The attention of the newest token."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edgekv.vocab import Split
 
 
 class Tova(Policy):
-    """TOVA, "Transformers are Multi-State RNNs" (arXiv:2401.06104): what the newest token attends least goes first. Its default averages
-    the attention over all heads of a layer, so that a layer keeps the same tokens in each:
+    """TOVA, "Transformers are Multi-State RNNs" (arXiv:2401.06104): the tokens that the newest token attends least go first. The source's
+    default averages over all heads of a layer, so that these keep the same tokens:
 
         score = mean over the layer's KV heads of the newest run's mass
 
-    Nothing is remembered: a page that was not attended has 0, and stays away as if it were dropped. A page has the sum of its
-    tokens. A run of several tokens counts with their mean.
+    Nothing is remembered: a page that was not attended has 0, and stays away as if it were dropped. A page has the sum of its tokens, a run
+    of several tokens their mean.
     """
 
     scoring = True

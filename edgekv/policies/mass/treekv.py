@@ -1,4 +1,4 @@
-"""Dense near the end, ever sparser towards the beginning."""
+"""Neighbours compared in turn: dense near the end, ever sparser towards the beginning."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from edgekv.policies.base import Policy, Settings
 from edgekv.vocab import Split
 
 LEAST = 1e-12
-"""The least score of what is kept: above that of what is not."""
+"""The least score of a kept page; others have 0."""
 
 
 class TreeKv(Policy):
-    """TreeKV, "Smooth Key-Value Cache Compression with Tree Structures" (arXiv:2501.04987): where the cache is full, two neighbours among
-    what is kept are compared, and the one with less attention goes; the next comparison takes the pair behind them, and at the
-    end begins again at the left. So what is old has survived many comparisons, like the top of a tree, and what is new few:
+    """TreeKV, "Smooth Key-Value Cache Compression with Tree Structures" (arXiv:2501.04987): where the cache is full, two kept neighbours are
+    compared, and the one with less attention goes. The next comparison takes the pair behind them; after the last pair it begins at the left
+    again. So an old page has survived many comparisons, like the top of a tree, a new page few:
 
-        score = mean mass per token since the page is known + LEAST, of what went 0, of each stream's newest page KEPT
+        score = mean mass per token since the page is known + LEAST;  a page that went: 0;  each stream's newest page: KEPT
 
-    Each head keeps `n_budget` pages: the newest one of each stream, which is still being filled, and the pages that survived. The
-    comparisons are of pages in place of tokens. Where the budget is not known, nothing goes.
+    The source compares tokens, this policy pages. Each head keeps `n_budget` pages: the newest of each stream, which is still being filled,
+    and the survivors. Where the budget is not known, nothing goes.
     """
 
     scoring = True
@@ -34,11 +34,11 @@ class TreeKv(Policy):
     def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
         self._sums, self._kept = ops.zeros(shape.axes, np.float32), ops.zeros(shape.axes, np.float32)
-        self._hand = ops.zeros((*shape.axes[:2], 1), np.int32)  # how many kept pages stand before the next pair
+        self._hand = ops.zeros((*shape.axes[:2], 1), np.int32)  # kept pages before the next pair
         self._pages = ops.upload(np.arange(shape.n_pages, dtype=np.int32))
         self._n_tokens = np.zeros(shape.n_pages)
         self._known = np.zeros(shape.n_pages, bool)
-        self._most = 0  # that any head keeps
+        self._most = 0  # pages that a head keeps, at most
 
     def update(self, observation: Observation) -> None:
         if not observation.observed:
@@ -57,14 +57,14 @@ class TreeKv(Policy):
         self._most = min(self._most + int(new.sum()), int(self._known.sum()))
         capacity = max(1, observation.n_budget - int(np.count_nonzero(last >= 0)))
         if observation.n_budget and self._most > capacity:
-            for _ in range(1 + math.ceil(math.log2(self._most / capacity))):  # to the end, and then each round halves what is left
+            for _ in range(1 + math.ceil(math.log2(self._most / capacity))):  # the first goes to the end, each further one halves the rest
                 self._go(kept, means, capacity)
             self._most = capacity
         worth = kept * (means + np.float32(LEAST))
         ops.xp.add(worth, ops.upload(np.where(tail[:end], np.float32(KEPT), np.float32(0))), out=self._scores[:, :, :end])
 
     def _go(self, kept: Array, worth: Array, capacity: int) -> None:
-        """In each head the pairs from the hand on, until so many are left or the end is reached."""
+        """Compare the pairs of each head from the hand on, until `capacity` pages are left or the end is reached."""
         xp, end = self.ops.xp, kept.shape[2]
         pages, is_kept = self._pages[:end], kept > 0
         in_order = xp.sort(xp.where(is_kept, pages, np.int32(end - 1)), axis=2)

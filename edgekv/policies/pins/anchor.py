@@ -1,4 +1,4 @@
-"""Anchors: what stands at the beginning stays."""
+"""Anchors: the first tokens stay."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class AnchorSettings(Settings):
 
 
 class Anchor(Policy):
-    """Pins the pages that begin with the sinks (the first tokens, on which heads rest when nothing else matters: StreamingLLM,
-    arXiv:2309.17453), by position, in every sequence."""
+    """Pins the pages that begin before position `sink_tokens`, in every sequence. They hold the sinks, the first tokens, which heads attend
+    when nothing else matters (StreamingLLM, arXiv:2309.17453)."""
 
     settings: AnchorSettings
     settings_of = AnchorSettings
@@ -35,7 +35,7 @@ class Anchor(Policy):
 
     def update(self, observation: Observation) -> None:
         n_tokens = self.settings.sink_tokens
-        # a page is known by its newest position: a full one began page_tokens - 1 earlier
+        # page_positions has each page's newest position: a full page begins page_tokens - 1 earlier
         newest = n_tokens + self.shape.page_tokens - 1 if n_tokens else 0
         end = observation.n_used_end
         positions = observation.page_positions[:end]

@@ -16,17 +16,16 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class StreamingSettings(Settings):
     sink_tokens: int = at_least(0, 16)
-    """Pages that begin before this position are kept whatever their age."""
+    """Pages that begin before this position are kept at any age."""
 
 
 class Streaming(Policy):
-    """StreamingLLM, "Efficient Streaming Language Models with Attention Sinks" (arXiv:2309.17453): the sinks, and of the rest the
-    newest:
+    """StreamingLLM, "Efficient Streaming Language Models with Attention Sinks" (arXiv:2309.17453): the sinks and the newest tokens:
 
-        score = 1 / (1 + age in pages),  of the sinks: KEPT
+        score = 1 / (1 + age in pages),  for the sinks: KEPT
 
-    so that the window is what the budget leaves. The sinks are the pages that begin before `sink_tokens` (the source has 4 tokens, of
-    which a page makes 16), in each stream. It looks at no attention: unobserved tokens teach it as much as others.
+    so that the window is the rest of the budget. The sinks are the pages of each stream that begin before `sink_tokens`; the source has 4
+    tokens, whose page has 16. The policy looks at no attention, so unobserved tokens count like others.
     """
 
     settings: StreamingSettings
@@ -42,13 +41,13 @@ class Streaming(Policy):
         scores = recency(self.shape, observation)
         positions = observation.page_positions[:end]
         n_sink = self._sink_tokens()
-        # a page is known by its newest position: a full one began page_tokens - 1 earlier
+        # page_positions has each page's newest position: a full page begins page_tokens - 1 earlier
         scores[(positions >= 0) & (positions < n_sink + self.shape.page_tokens - 1) & (n_sink > 0)] = KEPT
         self._scores[:, :, :end] = self.ops.upload(scores)
 
 
 class Streaming288(Streaming):
-    """StreamingLLM with 32 sinks and a window of 256 tokens whatever the budget: 2 + 16 pages of 16 tokens."""
+    """StreamingLLM with 32 sinks and a window of 256 tokens at any budget: 2 + 16 pages of 16 tokens."""
 
     SINK_TOKENS = 32
     WINDOW_TOKENS = 256

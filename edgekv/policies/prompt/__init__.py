@@ -1,1 +1,1 @@
-"""Policies that judge a prompt by the attention of the tokens after it."""
+"""Policies that judge a prompt once, by the attention of its last tokens."""

@@ -7,7 +7,7 @@ from edgekv.vocab import Split
 
 
 class AdaKv(SnapKv):
-    """Ada-KV, "Optimizing KV Cache Eviction by Adaptive Budget Allocation" (arXiv:2407.11550): SnapKV's scores, and the heads of a
-    layer share its budget as these fall, with a floor for each (`edgekv.hierarchy.budgets`)."""
+    """Ada-KV, "Optimizing KV Cache Eviction by Adaptive Budget Allocation" (arXiv:2407.11550): SnapKV's scores; the heads of a layer share
+    its budget by them, with a floor for each head (`edgekv.hierarchy.budgets`)."""
 
     split = Split.LAYER

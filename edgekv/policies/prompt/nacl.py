@@ -1,4 +1,4 @@
-"""What the end of the prompt attends, and some by chance."""
+"""The attention of the prompt's end, and some pages by chance."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from edgekv.policies.prompt.snapkv import SnapKv, SnapKvSettings
 @dataclass(frozen=True)
 class NaclSettings(SnapKvSettings):
     random_share: float = number(0.37, lambda share: 0 <= share <= 1, "from 0 to 1")
-    """The share of the budget that is drawn. Its source's defaults: 7 % of the tokens drawn beside 12 % by score."""
+    """The share of the budget that is drawn. By default as in the source, where 7 % of the tokens are drawn beside 12 % by score."""
     seed: int = at_least(0, 0)
 
 
 class Nacl(SnapKv):
-    """NaCl, "A General and Effective KV Cache Eviction Framework for LLMs at Inference Time" (arXiv:2408.03675): once, at the end of
-    the prompt, each head keeps the tokens that its proxy tokens attend most, and beside them some that it draws, so that a
-    biased score does not decide alone:
+    """NaCl, "A General and Effective KV Cache Eviction Framework for LLMs at Inference Time" (arXiv:2408.03675): once, at the end of the
+    prompt, each head keeps the tokens that its proxy tokens attend most. It draws some others, so that a biased score does not decide alone:
 
         p = mass per token of the window
         score = 1 + p                      for the (1 - random_share) * budget pages with most p
                 q / (1 + q), q = e^p / x   for the others, x drawn from the exponential distribution with mean 1
 
-    In the order of q, pages are drawn without repetition with the weights e^p: the source's softmax over the scores. Its proxies are
-    the last 1 % of the prompt, here the tokens of `PromptWindow`, and newer pages are kept as with `snapkv`. Its sinks and the newest
-    of the prompt are protected: compose with anchor and recent. Where the budget is not known, nothing is drawn.
+    The order of q draws pages without repetition with the weights e^p, the source's softmax over the scores. The source's proxies are the
+    last 1 % of the prompt, here they are the tokens of `PromptWindow`. Newer pages are kept as by `snapkv`. The source protects its sinks and
+    the newest tokens of the prompt: compose with anchor and recent for that. Where the budget is not known, nothing is drawn.
     """
 
     settings: NaclSettings

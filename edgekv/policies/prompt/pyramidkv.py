@@ -7,7 +7,7 @@ from edgekv.vocab import Split
 
 
 class PyramidKv(SnapKv):
-    """PyramidKV, "Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:2406.02069): SnapKV's scores under a
-    budget that falls evenly from the first layer to the last (`edgekv.hierarchy.budgets`)."""
+    """PyramidKV, "Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:2406.02069): SnapKV's scores; the budget
+    falls evenly from the first layer to the last (`edgekv.hierarchy.budgets`)."""
 
     split = Split.PYRAMID

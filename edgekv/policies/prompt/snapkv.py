@@ -1,4 +1,4 @@
-"""What the end of the prompt attends."""
+"""The attention of the prompt's end."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class SnapKvSettings(Settings):
     n_window: int = at_least(1, 32)
-    """The number of tokens after a prompt that say what of it matters: SnapKV's default."""
+    """Tokens at the end of a prompt that judge it: SnapKV's default."""
     kernel_tokens: int = number(5, lambda k: k >= 1 and k % 2, "an odd number from 1 on, so that the kernel has a middle")
     """Width of the pooling along the sequence: SnapKV's default."""
 
 
 class SnapKv(Policy):
-    """SnapKV, "LLM Knows What You are Looking for Before Generation" (arXiv:2404.14469): tokens are kept for the attention of the
-    `n_window` tokens at the end of the prompt, averaged along the sequence by a kernel of `kernel_tokens` (both, and the average, are
-    its defaults), in each head on its own; then nothing is judged again, and what is newer is kept:
+    """SnapKV, "LLM Knows What You are Looking for Before Generation" (arXiv:2404.14469): each head keeps the tokens that the last `n_window`
+    tokens of the prompt attend most, their attention averaged along the sequence by a kernel of `kernel_tokens` (all three are the source's
+    defaults). They are judged once. Newer pages are kept, and of these the newest where they alone exceed the budget:
 
-        score(page) = average of mass per token of the window;  of a page with newer tokens: KEPT * (1 + 1 / (1 + age in pages))
+        score(page) = average of mass per token of the window;  with newer tokens: KEPT * (1 + 1 / (1 + age in pages))
 
-    so that where the newer alone exceed the budget, the newest are kept. The window is `PromptWindow`. Averaging moves mass between
-    tokens, and between pages only at their edges: with k tokens and h = (k - 1) / 2, from each page of p tokens the share
-    h (h + 1) / (2 k p) goes to either neighbour, if its mass is even.
+    The window is `PromptWindow`. Averaging moves mass between tokens, and between pages only at their edges: with k = kernel_tokens and
+    h = (k - 1) / 2 a page of p tokens gives h (h + 1) / (2 k p) of its mass to either neighbour, if its mass is even.
     """
 
     settings_of = SnapKvSettings
@@ -61,13 +60,13 @@ class SnapKv(Policy):
         self.ops.xp.add(self._kept[:, :, :end], self.ops.upload(newer.astype(np.float32)), out=self._scores[:, :, :end])
 
     def _judge(self, observation: Observation) -> None:
-        """What the window says of each page, into `_kept`."""
+        """Set `_kept` to the window's judgement of each page."""
         end = observation.n_used_end
         mass, kept = self._window.mass[:, :, :end], self._kept[:, :, :end]
         n = self._window.n_tokens
         self.ops.xp.multiply(mass, np.float32((1 - 2 * self._edge) / n), out=kept)
         in_use = observation.page_positions[:end] >= 0
-        first = np.arange(end) % max(1, self.shape.pages_per_stream) == 0  # has nothing before it
+        first = np.arange(end) % max(1, self.shape.pages_per_stream) == 0  # no page before it
         from_before, from_behind = (np.where(takes, np.float32(self._edge / n), np.float32(0))
                                     for takes in ((in_use & ~first)[1:], in_use[:-1] & ~first[1:]))
         kept[:, :, 1:] += mass[:, :, :-1] * self.ops.upload(from_before)

@@ -10,42 +10,41 @@ from edgekv.pages.shape import PageShape
 from edgekv.policies.age import by_page, newest
 
 PROMPT_TOKENS = 16
-"""A run of more tokens than this that was not observed is a prompt, or part of one, whatever is said of it."""
+"""An unobserved run of more tokens than this counts as a prompt, or part of one."""
 
 
 class PromptWindow:
-    """Sums mass over the tokens at the end of a prompt, `n_window` of them; then stays as it is until the next prompt.
+    """Sums mass over the last `n_window` tokens of a prompt, then stays as it is until the next prompt. All streams share one window.
 
-    The sources look at the last tokens of the prompt. Of each long part of a prompt the last tokens are observed, so the window begins anew
-    there, and where a prompt begins; short parts, observed as a whole, go on with it until it is full. Where the end of the prompt was not
-    enough, or nobody observed it (a recording's warm-up), the first tokens of the answer follow. Runs of several tokens count with all of
-    them: the window may be that much longer. There is one for all streams.
+    Only the last tokens of a long part of a prompt are observed. So the window begins anew with each long part, and with each prompt; short
+    parts, observed as a whole, continue it until it is full. Where the end of the prompt was too short, or not observed (a recording's
+    warm-up), the first tokens of the answer follow. A run counts with all its tokens: the window may be that much longer.
     """
 
     def __init__(self, shape: PageShape, n_window: int, ops: Ops):
         self._shape, self._ops = shape, ops
         self._n_window = n_window
         self.mass = ops.zeros(shape.axes, np.float32)
-        """Array [row, head, page], over all its tokens."""
+        """float32 [row, head, page], summed over `n_tokens`."""
         self.n_tokens = 0
         self._begins = True
-        self._in_prompt = False  # the last run was
+        self._in_prompt = False  # the last run was in a prompt
         self._since = np.full(shape.n_streams, -1)  # the newest position of each stream before it began
 
     @property
     def full(self) -> bool:
-        """It has seen what it has to."""
+        """It has seen n_window tokens."""
         return self.n_tokens >= self._n_window and not self._begins
 
     def take(self, observation: Observation) -> bool:
-        """A run. Whether it was one of the window."""
+        """Take in a run; True: it is part of the window."""
         goes_on = self._in_prompt and not observation.n_unobserved and not self.full
         in_prompt = observation.in_prompt or not observation.observed and observation.n_tokens > PROMPT_TOKENS
         if in_prompt or observation.observed:
             self._in_prompt = in_prompt
         self._begins |= in_prompt and not goes_on
         if not observation.observed:
-            self._begins |= in_prompt  # they stand between what was seen and what will be
+            self._begins |= in_prompt  # the unobserved tokens interrupt the window
             return False
         if self._begins:
             self._begins = False

@@ -22,8 +22,7 @@ lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in _
 
 
 def _take_installed() -> None:
-    """Put the installed package in the place of this module, which is of a source tree without libraries. In the folder of a clone Python
-    finds the tree before the package."""
+    """Replace this module by the installed package. In the folder of a clone Python finds the source tree first, which has no libraries."""
     import sys
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -36,7 +35,7 @@ def _take_installed() -> None:
     if spec is None or spec.loader is None or not os.path.isdir(os.path.join(folder, "lib")):
         return
     module = module_from_spec(spec)
-    sys.modules[__name__] = module  # what the import statement gives
+    sys.modules[__name__] = module  # the import statement returns this
     spec.loader.exec_module(module)
 
 
@@ -48,12 +47,12 @@ else:
 __all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime"]
 
 owns_process = False
-"""Whether this process is our command line, which tells in a sentence how native code ended it; a library does not touch signals."""
+"""This process is our command line, which may handle signals: it says in a sentence how native code ended it. A library leaves signals alone."""
 
 
 _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.live.runtime", "Runtime"),
            "runtime": ("edgekv.live.runtime", None)}
-"""Where each name lies; None: it is the module."""
+"""Module and attribute of each public name; None: the module itself."""
 
 
 def __getattr__(name: str):

@@ -1,4 +1,4 @@
-"""Bytes, tokens, shares, durations and switches: how they are read and printed, everywhere alike."""
+"""Reading and printing of bytes, tokens, shares, durations and switches, everywhere alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-"""What a person may write for on and off, in lower case."""
+"""The words for on and off, in lower case."""
 
 # ---- reading --------------------------------------------------------------------------------------------------------------------
 
@@ -67,24 +67,24 @@ def size(n_bytes: int) -> str:
 
 
 def size_of(used: int, total: int) -> str:
-    """ "22.5 of 45.0 MiB"; each with its unit where they differ."""
+    """ "22.5 of 45.0 MiB"; both with their units where these differ."""
     used_text, total_text = size(used), size(total)
     number, unit = used_text.split()
     return f"{number if unit == total_text.split()[1] else used_text} of {total_text}"
 
 
 def mebibytes(n_bytes: float) -> str:
-    """For a column in MiB."""
+    """ "1.5", without the unit: for a column in MiB."""
     return f"{n_bytes / MIB:.1f}"
 
 
 def gibibytes(n_bytes: float) -> str:
-    """For a column in GiB."""
+    """ "1.50", without the unit: for a column in GiB."""
     return f"{n_bytes / GIB:.2f}"
 
 
 def tokens(n: int) -> str:
-    """ "4,096"; other counts too."""
+    """ "4,096": a count, of tokens or anything else."""
     return f"{n:,}"
 
 
@@ -99,7 +99,7 @@ def signed_percent(share: float, digits: int = 2) -> str:
 
 
 def rough_percent(share: float) -> str:
-    """With one digit that counts, and the sign: "0.6 %", "12 %"."""
+    """ "0.6 %", "12 %": one significant digit below ten, with the sign."""
     number = 100 * share
     return f"{number:.0f} %" if number >= 9.5 else f"{number:.1g} %" if number >= 0.001 else "0 %"
 
@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 
 
 def long_duration(seconds: float) -> str:
-    """As `duration`, and "5 h", "3 d": where days may pass."""
+    """As `duration`, from 90 min on "5 h", "3 d"."""
     if seconds < 5400:
         return duration(seconds)
     return f"{seconds / 3600:.0f} h" if seconds < 36 * 3600 else f"{seconds / 86400:.0f} d"

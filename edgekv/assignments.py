@@ -13,8 +13,8 @@ _ALLOWED: dict[Callable[[str], Any], str] = {bool: "on or off", int: "a whole nu
 
 
 def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], said: str, noun: str = "setting") -> dict[str, Any]:
-    """The values that `items`, NAME=VALUE each, give to names of `kinds`, read as their kind: a type, or a function that raises ConfigError.
-    Raises ConfigError, which begins with `said`."""
+    """Name to value from `items`, NAME=VALUE each. kinds: the known names, each with a type or a function that reads its text. Raises
+    ConfigError, which begins with `said`."""
     values: dict[str, Any] = {}
     for item in items:
         name, equals, text = (part.strip() for part in item.partition("="))
@@ -30,7 +30,7 @@ def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], sa
 
 
 def split_at(mark: str, text: str) -> list[str]:
-    """The parts of `text` between marks that stand in no brackets: what is in brackets belongs to the part before them."""
+    """The parts of `text` between marks; a mark in brackets does not split."""
     return re.split(rf"{re.escape(mark)}(?![^(]*\))", text)
 
 

@@ -1,4 +1,4 @@
-"""What this installation is, and what it would do with a model: the facts behind `edgekv doctor`."""
+"""The facts behind `edgekv doctor`: this installation, and its plans for a model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 N_CTX = 512  # of the context that is opened to see which layers are hooked
 
 CONTEXTS = (1, 4)
-"""Plans for a GPU are made for the context that a model was trained for, times these."""
+"""Multiples of a model's trained context that device plans are made for."""
 
 
 def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, Any]:
     """The report, ready for JSON. `libraries_error` and `default_model_error` are sentences, or None.
 
-    With a model: its geometry, KV bytes, layers and device plans under `model`. `recalibrate` measures the rates of devices again.
-    Raises ModelError if it is not a model that can chat.
+    model: adds its geometry, KV bytes, layers and device plans under `model`. recalibrate: measure the rates of devices again. Raises
+    ModelError where the file is not a model that can chat.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -51,7 +51,7 @@ def _libraries() -> dict[str, Any]:
         from edgekv import _native
 
         info = _native.info()
-    except (NativeError, ImportError, OSError, RuntimeError) as error:  # the last three: llama_cpp's, for what it cannot load
+    except (NativeError, ImportError, OSError, RuntimeError) as error:  # llama_cpp raises the last three for libraries that it cannot load
         return {**dict.fromkeys(keys), "backends": None, "built_for": None, "libraries_error": str(error)}
     built = _built(info["libraries"])
     return {**{key: info[key] for key in keys}, "backends": sorted({name.partition("-")[0] for name in built}),
@@ -59,12 +59,12 @@ def _libraries() -> dict[str, Any]:
 
 
 WEIGHTS_OF_OURS = ("Q4_1", "Q8_0")
-"""Types of weights that several tokens meet in a kernel of ours."""
+"""Types of weights that a kernel of ours multiplies by several tokens."""
 
 
 def _weights() -> dict[str, str | None]:
-    """By type of quantised weights: the layout that llama.cpp has kernels of its own for on this processor, the best first; None: none.
-    EDGEKV: no layout, but a kernel of ours for several tokens. (Plain floats are left out: such a layout makes them no faster.)"""
+    """Each type of quantised weights and the layout for which llama.cpp has special kernels on this processor; None: it has none, and such
+    types come last. EDGEKV: no layout, but a kernel of ours for several tokens. Plain floats are left out: a layout makes them no faster."""
     from edgekv import _native
     from edgekv._native import weight_types
 
@@ -75,7 +75,7 @@ def _weights() -> dict[str, str | None]:
 
 
 def _built(libraries: dict[str, str]) -> set[str]:
-    """ggml builds each backend as a library of its own: libggml-cpu, or with EDGEKV_CPU=all libggml-cpu-haswell and so on; libggml-cuda."""
+    """The ggml backends among the libraries: "cpu", or with EDGEKV_CPU=all "cpu-haswell" and so on; "cuda"."""
     return {name.partition(".")[0].removeprefix("lib").removeprefix("ggml-") for name in libraries if "ggml-" in name} - {"base"}
 
 
@@ -89,7 +89,7 @@ def _default_model() -> dict[str, Any]:
 
 
 def _gpu(backends: list[str] | None) -> dict[str, Any]:
-    """Which NVIDIA GPUs there are, whether they are used, and a sentence that says why not. `backends` None: no library works."""
+    """The NVIDIA GPUs, whether they are used, and a sentence that says why not. backends: None: the libraries cannot be used."""
     listed, problem = devices.nvidia_gpus()
     if backends is None:
         problem = problem or "EdgeKV's libraries cannot be used"
@@ -110,7 +110,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
 
 
 def _pinned() -> dict[str, int | None]:
-    """Bytes of host memory that could be pinned: what is free, and the limit of locked memory (None: no limit)."""
+    """Bytes that could be pinned: free host memory, and the limit of locked memory (None: no limit)."""
     from edgekv.memory.available import available_bytes
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -118,7 +118,7 @@ def _pinned() -> dict[str, int | None]:
 
 
 def _devices(recalibrate: bool) -> list[dict[str, Any]]:
-    """Devices that libedgekv finds, with their rates; an emulated one only where EDGEKV_DEVICE asks for it."""
+    """The devices that libedgekv finds, with their rates; the emulated one only where EDGEKV_DEVICE asks for it."""
     kinds = [DeviceKind.CUDA]
     if os.environ.get("EDGEKV_DEVICE") == DeviceKind.EMULATED.value:
         kinds.append(DeviceKind.EMULATED)
@@ -158,7 +158,7 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
 
 
 def _device_plans(g: Geometry) -> list[dict[str, Any]]:
-    """What a context would take of each usable device, of the modes that run there, and how much of it would be hot."""
+    """The plan of a context for each usable device, in each mode that runs there: bytes, hot tokens and what does not fit."""
     from edgekv.amounts import size
     from edgekv.config import KvOptions
     from edgekv.memory.available import available_bytes
@@ -187,7 +187,7 @@ def _layers(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
     try:
         llama = Llama(str(path), kv=KvMode.EXACT, n_ctx=N_CTX, verbose=False)
-    except (EdgeKVError, ValueError) as error:  # ValueError: llama_cpp's, where llama.cpp refuses the file
+    except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError where llama.cpp refuses the file
         return [], str(error)
     try:
         return [asdict(layer) for layer in llama.kv.layers], None

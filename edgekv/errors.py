@@ -1,4 +1,4 @@
-"""Every error a person can meet, with the exit code the command line gives it.
+"""All errors that a person can meet, with their exit codes.
 
 Messages are one sentence that says what was wrong, what is allowed, and what to do. The command line prints them without a traceback.
 """
@@ -16,7 +16,7 @@ EXIT_TERMINATED = 143
 
 
 class EdgeKVError(Exception):
-    """Anything EdgeKV reports on purpose."""
+    """Any error that EdgeKV reports on purpose."""
 
     exit_code = EXIT_RUNTIME
 

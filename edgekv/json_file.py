@@ -19,7 +19,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def replace(path: Path, content: dict[str, Any]) -> None:
-    """Write the object at once, because another process may be reading the file. Raises OSError."""
+    """Write the object in one step, because another process may be reading the file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
         json.dump(content, file, indent=1)

@@ -30,14 +30,14 @@ import llama_cpp
 log = logging.getLogger("edgekv")
 
 _upstream = logging.getLogger("edgekv.llama.cpp")
-_upstream.addHandler(logging.NullHandler())  # or Python prints what nobody asked for
+_upstream.addHandler(logging.NullHandler())  # otherwise Python prints warnings to standard error
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of enum ggml_log_level
 
 
 @llama_cpp.llama_log_callback
 def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    """llama.cpp's words go into the log, and to standard error where `verbose` asks for them: llama_cpp's own callback numbers the levels
-    as an older ggml did, so that it prints warnings where nobody asked for them."""
+    """Log llama.cpp's messages, and print them to standard error where `verbose` asks for them. It replaces llama_cpp's own callback, which
+    numbers the levels as an older ggml did and so prints warnings that nobody asked for."""
     words = text.decode("utf-8", "replace")
     _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
@@ -45,14 +45,14 @@ def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
 
 
 def listen() -> None:
-    """Take llama.cpp's words; a server in this process takes them for itself."""
+    """Route llama.cpp's messages here. A server in this process takes them for itself: call this again after it."""
     llama_cpp.llama_log_set(_log, None)
 
 
 listen()
 
 ALL_LAYERS = -1
-"""llama_cpp's n_gpu_layers for a model that lies on the GPU as a whole."""
+"""llama_cpp's n_gpu_layers for a whole model on the GPU."""
 
 
 class Llama(llama_cpp.Llama):
@@ -61,23 +61,23 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file.
         kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else `devices.measured_mode`: sparse on most processors).
-            In mode evict n_batch and n_ubatch are at most a quarter of what is kept by default.
-        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20); what is named besides
-            goes first. None: the EDGEKV_* variables, then the defaults.
-        Each option of KvOptions can be named besides, e.g. resolution=2000, page_tokens=32, observe=False.
+            In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
+            then the defaults.
+        Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
-        n_gpu_layers: on a GPU that is used (`PlacementOptions.device`), all by default, unlike in llama_cpp.
-        n_batch, n_ubatch: on such a GPU what its plan computes at once by default, up to 2,048 tokens (`device_fit.device_plan`).
-        weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap they are then
-            read from the disk again for every token.
-        Everything else as in llama_cpp.Llama.
+        n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
+        n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
+        weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
+            then reads them from the disk again.
+        Everything else is as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option, CudaUnavailable where a GPU was asked for and cannot be used, DoesNotFit, before anything is loaded,
-    where model and context need more memory than is free (what `edgekv plan` counts), ModelError where the file cannot be loaded, EdgeKVError
-    where the context cannot be created.
+    Raises ConfigError for a bad option; CudaUnavailable where a GPU was asked for and cannot be used; DoesNotFit, before anything is loaded,
+    where model and context need more memory than is free (`edgekv plan` counts the same); ModelError where the file cannot be loaded;
+    EdgeKVError where the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
@@ -128,7 +128,7 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp; raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
+        """As in llama_cpp. Raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
@@ -136,8 +136,8 @@ class Llama(llama_cpp.Llama):
             raise error
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
-        """As in llama_cpp. What is new of the prompt is read as prompts are, however few tokens that is: in mode sparse by the same kernels as
-        in mode exact, unless prompts are sparse."""
+        """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
+        unless prompts are sparse."""
         tokens = super().generate(*arguments, **options)
         found = self._runtime()
         try:
@@ -149,7 +149,7 @@ class Llama(llama_cpp.Llama):
             return
 
     def close(self) -> None:
-        # llama_cpp closes in __del__ too, also where an option was refused before anything was opened
+        # __del__ calls this too, also where an option was refused before anything was opened
         if hasattr(self, "_stack"):
             super().close()
 
@@ -158,7 +158,7 @@ class Llama(llama_cpp.Llama):
 
     @property
     def kv(self) -> Runtime:
-        """The Runtime of this model's context."""
+        """The Runtime of this model's context. Raises EdgeKVError where there is none."""
         found = self._runtime()
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
@@ -166,7 +166,7 @@ class Llama(llama_cpp.Llama):
 
 
 def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk: bool) -> None:
-    """Raises DoesNotFit. Files that are no chat models are llama.cpp's business."""
+    """Raise DoesNotFit where memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:
@@ -177,7 +177,7 @@ def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk:
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:
-    """Numbers other than those of f16 and q8_0 are llama_cpp's business: the layers run stock and say so."""
+    """The name of a cache type. None for other numbers than those of f16 and q8_0: llama_cpp takes these, and the layers run stock."""
     if isinstance(value, int):
         return next((kind for kind in CacheType if kind.ggml_type == value), None)
     return value

@@ -1,4 +1,4 @@
-"""What this machine is, in words: figures mean something only beside the processor and the day that they were measured on."""
+"""This machine in words. A figure needs the processor and the day that it was measured on."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _ARM = {"0xd0c": "Neoverse N1", "0xd40": "Neoverse V1", "0xd49": "Neoverse N2", 
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """The processor's own name."""
     return _cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_family() -> str:
     """Maker and line, microarchitecture where it is known, widest vector or matrix unit: "Intel Xeon, Sapphire Rapids, AMX", "AMD EPYC,
-    Zen 4, AVX-512". Machines of one family compute alike, so this stands beside every figure."""
+    Zen 4, AVX-512". Machines of one family compute alike."""
     return family_of(_cpuinfo()) or cpu_name()
 
 
 def stamp() -> dict[str, str | int]:
-    """What every row of a measurement carries: `cpu`, its `cores` that this process may use, and the `date`, as ISO 8601 has it."""
+    """Part of every measurement: `cpu`, the `cores` that this process may use, and the `date` (ISO 8601)."""
     return {"cpu": cpu_family(), "cores": n_cores(), "date": datetime.date.today().isoformat()}
 
 
@@ -48,8 +48,8 @@ def n_cores() -> int:
 
 
 def default_threads() -> int:
-    """Threads where nobody says how many: one for each core that this process may use, as llama.cpp counts them, without the second thread of
-    a core and without a hybrid processor's slow cores; and no more than its control groups give it time for."""
+    """The default number of threads: one for each core that this process may use, but no more than its control groups give it time for. As in
+    llama.cpp, a core's second thread and a hybrid processor's slow cores do not count."""
     cpus = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     fast = {cpu for cpu in cpus if cpu in _listed(FAST_CORES)}
     siblings = {_text(SIBLINGS.format(cpu)) or str(cpu) for cpu in fast or cpus}
@@ -57,14 +57,14 @@ def default_threads() -> int:
 
 
 FAST_CORES = "/sys/devices/cpu_core/cpus"
-"""There on hybrid processors alone."""
+"""Only hybrid processors have this file."""
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 QUOTA = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 """Version 2 has both numbers in one file."""
 
 
 def _quota() -> float:
-    """Processors' worth of time that a container has; infinite without a limit."""
+    """The processor time of this container, in processors; infinite without a limit."""
     both = _text(QUOTA[0]).split() or [_text(QUOTA[1]), _text(QUOTA[2])]
     if len(both) == 2 and all(number.isdigit() and int(number) for number in both):
         return int(both[0]) / int(both[1])
@@ -72,7 +72,7 @@ def _quota() -> float:
 
 
 def _listed(path: str) -> set[int]:
-    """"0-3,8" as numbers; none where there is no such file."""
+    """The numbers of a file such as "0-3,8"; none where there is no file."""
     numbers: set[int] = set()
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
@@ -88,7 +88,7 @@ def _text(path: str) -> str:
 
 
 def family_of(facts: Mapping[str, str]) -> str:
-    """`facts`: the first processor of /proc/cpuinfo. Empty where they do not tell."""
+    """`cpu_family` from the first processor of /proc/cpuinfo; empty where it cannot be told."""
     flags = set(facts.get("flags", "").split())
     if facts.get("vendor_id") == "GenuineIntel":
         parts = [_line("Intel", facts, "Xeon|Core|Atom|Pentium|Celeron"), _intel(facts, flags)]
@@ -140,7 +140,7 @@ def _unit(flags: set[str]) -> str:
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """The first processor; empty where there is no such file."""
+    """The first processor of /proc/cpuinfo; empty where there is no such file."""
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:

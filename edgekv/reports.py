@@ -1,4 +1,4 @@
-"""What a context says about itself: its layers, its memory, its selection, its tiers."""
+"""Reports of a context: its layers, memory, selection and tiers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LayerReport:
     il: int
     hooked: bool
     reason: str
-    """Why it is or is not."""
+    """Why it is hooked, or not."""
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -39,9 +39,9 @@ class MemoryReport:
     n_cells: int
     n_cells_used: int
     device_bytes: int = 0
-    """Of these, in the device's memory; 0: the context runs on the host."""
+    """The part of these bytes in the device's memory; 0: the context runs on the host."""
     pinned: bool = False
-    """Whether home is memory that the device reads at the link's full speed."""
+    """The device reads home at the link's full speed."""
 
     @property
     def used_bytes(self) -> int:
@@ -50,33 +50,33 @@ class MemoryReport:
 
     @property
     def extra_bytes(self) -> int:
-        """Native bytes that this context needs above stock llama.cpp's."""
+        """Native bytes of this context that stock llama.cpp does not need."""
         return self.observation_bytes + self.workspace_bytes + self.sketch_bytes + self.arena_bytes + self.table_bytes
 
 
 @dataclass(frozen=True)
 class SelectionReport:
-    """What mode sparse read: sums over all layers, KV heads and query tokens since the context was attached. Tokens that attended everything, as in
-    a short context or a prompt, do not count."""
+    """What mode sparse read: sums over all layers, KV heads and query tokens since the context was attached. Tokens that attend everything, as
+    in a short context or a prompt, do not count."""
 
     n_selections: int = 0
     """One for each layer, KV head and query token."""
     n_visible: int = 0
-    """Tokens that these see."""
+    """Tokens that the selections see."""
     n_read: int = 0
     """Tokens whose K and V they read."""
     n_certain: int = 0
-    """Of these, for certain; the others by chance."""
+    """Tokens that they read for certain, not by chance."""
     n_hits: int = 0
-    """Of these, from the arena."""
+    """Tokens that they read from the arena."""
     mass: float = 0.0
-    """Attention mass on what was read, weighted, where it is observed."""
+    """Weighted attention mass on the tokens read, where mass is observed."""
     mass_hits: float = 0.0
     error_sum: float = 0.0
     """Estimated relative errors of the outputs of `n_errors` query heads."""
     n_errors: int = 0
     covered: float = 0.0
-    """Estimated shares of the attention that the tokens read hold, of `n_covered` selections; without sketches nobody estimates them."""
+    """Estimated shares of the attention on the tokens read, of `n_covered` selections; without sketches there is no estimate."""
     n_covered: int = 0
 
     def since(self, before: SelectionReport) -> SelectionReport:
@@ -85,7 +85,7 @@ class SelectionReport:
 
     @property
     def attended(self) -> float:
-        """Tokens that were read / visible tokens; 0 where nothing was selected, as the rates below."""
+        """Tokens read / visible tokens. This and the rates below are 0 where nothing was selected."""
         return self.n_read / self.n_visible if self.n_visible else 0.0
 
     @property
@@ -100,12 +100,12 @@ class SelectionReport:
 
     @property
     def certain(self) -> float:
-        """Tokens that were read for certain / tokens that were read."""
+        """Tokens read for certain / tokens read."""
         return self.n_certain / self.n_read if self.n_read else 0.0
 
     @property
     def error(self) -> float | None:
-        """Estimated relative error of a query head's output against full attention, on average; None where nobody estimated it."""
+        """Estimated relative error of a query head's output against full attention, on average; None where it was not estimated."""
         return self.error_sum / self.n_errors if self.n_errors else None
 
     @property
@@ -116,18 +116,18 @@ class SelectionReport:
 
     @property
     def hit_rate(self) -> float:
-        """By access."""
+        """Hits / tokens read."""
         return self.n_hits / self.n_read if self.n_read else 0.0
 
     @property
     def hit_rate_mass(self) -> float:
-        """By attention mass."""
+        """Attention mass on hits / on tokens read."""
         return self.mass_hits / self.mass if self.mass else 0.0
 
 
 @dataclass(frozen=True)
 class TierReport:
-    """Which pages live where, and what moved. A page is one of a layer and KV head."""
+    """Where pages live, and how many moved; a page belongs to one layer and KV head."""
 
     n_resident: int = 0
     n_home: int = 0
@@ -143,8 +143,8 @@ class TierReport:
     """Pages that left the arena because their cells changed."""
     n_failed: int = 0
     n_dropped: int = 0
-    """Mode evict: pages that their head does not attend any more, now; others do."""
+    """Mode evict: pages that their head no longer attends."""
     n_freed: int = 0
     """Mode evict: tokens whose cells were emptied so far."""
     reasons: tuple[tuple[str, str, int], ...] = ()
-    """(where, why, pages), the most first."""
+    """(where, why, number of pages), the most first."""

@@ -1,4 +1,4 @@
-"""The words that several layers share, each with one meaning."""
+"""The words that several packages share, each with one meaning."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ PAGE_TOKENS = 16
 """Cells per page: the unit of score, residency and migration."""
 
 MAX_QUERY_TOKENS = 16
-"""Query tokens of a stream that the decode attention serves at once: on the processor the longest ubatch, longer ones are prompts; on a
-device the largest group of one (native: kPlaneTokens)."""
+"""Query tokens of a stream that decode attention serves at once (native: kPlaneTokens). On the processor longer ubatches are prompts; a device
+attends a ubatch in groups of so many."""
 
 STOCK = "off"
-"""What others are compared with: where times are measured the faster of STOCK_KERNELS, elsewhere the first of them, whose cache is
-that of the other modes."""
+"""The mode that others are compared with. Timings take the faster of STOCK_KERNELS; everything else takes the first, whose cache is laid out
+as in the other modes."""
 
 STOCK_KERNELS = ("off-flash", "off-noflash")
-"""Stock llama.cpp can attend in two ways, and which one is faster depends on the processor, the compiler and the depth."""
+"""Stock llama.cpp's two ways to attend. The faster one depends on the processor, the compiler and the depth."""
 
 FULL = "exact"
-"""Full attention in our kernel: what the predictions of a sparse mode are compared with, besides stock."""
+"""Full attention in our kernel. A sparse mode's predictions are compared with it, and with stock."""
 
 
 class KvMode(str, enum.Enum):
-    """What each token attends, and what it promises."""
+    """What each token attends, and what the mode promises."""
 
     EXACT = "exact"
     SPARSE = "sparse"
@@ -53,7 +53,7 @@ class DeviceKind(str, enum.Enum):
 
 
 class SketchKind(str, enum.Enum):
-    """The summary of the keys that mode sparse estimates each token's attention from."""
+    """The summary of the keys from which mode sparse estimates attention."""
 
     B3 = "b3"
     NONE = "none"
@@ -70,7 +70,7 @@ _SKETCH_DESCRIPTIONS = {
 
 
 class PromptReading(str, enum.Enum):
-    """What the tokens of a prompt attend while it is read, in mode sparse."""
+    """What the tokens of a prompt attend in mode sparse."""
 
     EXACT = "exact"
     SPARSE = "sparse"
@@ -87,7 +87,7 @@ _READING_DESCRIPTIONS = {
 
 
 class Split(str, enum.Enum):
-    """How what mode evict keeps is divided."""
+    """How a budget of pages is divided over layers and heads."""
 
     POOLED = "pooled"
     UNIFORM = "uniform"

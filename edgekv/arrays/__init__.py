@@ -1,1 +1,1 @@
-"""Array maths of policies, planner and migration: NumPy is the truth (`ops`), CuPy overrides it on a GPU (`cupy_ops`)."""
+"""Array maths of policies, planner and migration: NumPy is the reference (`ops`), CuPy overrides it on a GPU (`cupy_ops`)."""

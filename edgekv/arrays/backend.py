@@ -1,4 +1,4 @@
-"""Which operations a context's data plane needs."""
+"""Chooses the array operations for a context's data plane."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from edgekv.vocab import DeviceKind
 
 
 def choose(kind: DeviceKind = DeviceKind.HOST, index: int = 0, stream: int = 0, runtime: int = 0) -> Ops:
-    """NumPy for host memory, which that of an emulated device is; CuPy for a CUDA device, `index`, whose ubatches run on the stream at
-    the address `stream`. runtime: CUDA version of the native library, 13000: 13.0. Raises CudaUnavailable where CuPy is missing or
-    cannot use the device."""
+    """NumPy for host memory, an emulated device's included; CuPy for the CUDA device `index`, whose ubatches run on the stream at the address
+    `stream`. runtime: CUDA version of the native library (13000: 13.0). Raises CudaUnavailable where CuPy is missing or cannot use the
+    device."""
     if kind is not DeviceKind.CUDA:
         return Ops()
     from edgekv.arrays.cupy_ops import CupyOps

@@ -6,8 +6,8 @@ from edgekv.arrays.ops import Array, Ops
 
 
 def best(ops: Ops, values: Array, n: int) -> Array:
-    """bool [row, head, page]: the n largest of `values` (float [row, head, page], not negative) of each head, if they are above zero.
-    All that equal the n-th are among them."""
+    """bool [row, head, page]: the n largest `values` (float [row, head, page], not negative) of each head that are above zero, and all that
+    equal the n-th."""
     n_pages = values.shape[2]
     if n >= n_pages:
         return values > 0

@@ -1,6 +1,6 @@
-"""The operations on a CUDA device, by CuPy: kernels of our own for the hot ones (kernels/cuda), on memory that libedgekv allocated.
+"""The operations on a CUDA device, by CuPy: the hot ones are kernels of ours (arrays/cuda), on memory that libedgekv allocated.
 
-Nothing here waits for the device but `download`. Only a context on a CUDA device imports this module, and only its constructor cupy.
+Only `download` waits for the device. Only a context on a CUDA device imports this module, and only the constructor imports cupy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edgekv.errors import CudaUnavailable, NativeError
 from edgekv.pages.residency import Residency, State
 
 _THREADS = 256
-"""Threads of a block; the search kernels are written for this number."""
+"""Threads of a block; the search kernels depend on this number."""
 _GATHER_BLOCKS = 64
-"""Saturate the link and leave most of the device to the ubatch."""
+"""They saturate the link and leave most of the device to the ubatch."""
 
 _QUESTION = np.dtype([("values", np.uint64), ("state", np.uint64), ("pins", np.uint64), *((name, np.int32) for name in (
     "pins_stride", "among", "n_heads", "n_pages", "end", "n", "smallest"))], align=True)
@@ -82,7 +82,7 @@ class CupyOps(Ops):
 
     def upload(self, array: np.ndarray) -> Array:
         with self:
-            return self._cupy.asarray(np.ascontiguousarray(array))  # by way of pinned memory: does not wait
+            return self._cupy.asarray(np.ascontiguousarray(array))  # through pinned memory: does not wait
 
     def download(self, array: Array) -> np.ndarray:
         with self:
@@ -109,7 +109,7 @@ class CupyOps(Ops):
     def rank(self, scores: Array | None, pins: np.ndarray | None, residency: Residency, n: int) -> Later[Ranking]:
         end = residency.n_used_end
         if scores is None or not end or n <= 0:
-            return Later.now(HostRanking(None, pins, residency))  # nothing of it is on the device
+            return Later.now(HostRanking(None, pins, residency))  # needs no scores from the device
         state = self.upload(residency.state[:, :, :end])
         left_out = None if pins is None else self.upload(pins.view(np.uint8))
         worst = self._find(scores, end, n, state, State.RESIDENT, left_out, smallest=True)
@@ -124,7 +124,7 @@ class CupyOps(Ops):
 
     def _find(self, values: Array, end: int, n: int, state: Array | None, among: State, pins: Array | None = None,
               smallest: bool = False) -> Later[_Found]:
-        """Queues the search, and the way of its result to the host."""
+        """Queue the search and the copy of its result to the host. Arguments as for `Ops.top`; pins: pages that are left out."""
         n_rows, n_heads, n_pages = values.shape
         n_blocks = max(1, min(512, n_rows * n_heads * end // (8 * _THREADS)))
         question = np.zeros(1, _QUESTION)
@@ -148,7 +148,7 @@ class CupyOps(Ops):
             work[_SEARCH_BYTES:].get(out=copy, blocking=False)
             done = self.ubatch_stream.record()
         self._in_flight = [(event, kept) for event, kept in self._in_flight if not event.done()]
-        self._in_flight.append((done, copy))  # also where nobody waits for it: the copy is under way
+        self._in_flight.append((done, copy))  # keeps the memory of a copy under way, also where nobody waits for it
         return Later(done, lambda: _Found(copy.view(result)[0], n))
 
     def _pinned(self, n_bytes: int) -> np.ndarray:
@@ -173,7 +173,7 @@ def _result(n_blocks: int, n: int) -> np.dtype:
 
 
 class _Found:
-    """The list, in any order, and over all pages that were asked about, their number and mean value."""
+    """The listed pages, in any order, and the number and mean value of all pages that were searched."""
 
     def __init__(self, result: np.void, n: int):
         n_listed = min(int(result["n_listed"]), n)
@@ -244,9 +244,9 @@ def _first_line(error: Exception) -> str:
 
 
 def source(name: str) -> str:
-    """A kernel source. Raises NativeError."""
+    """The text of a kernel source. Raises NativeError."""
     here = Path(__file__).resolve().parent
-    # ours lie beside this file; those of native/ are installed there too, but stay where they are in an editable checkout
+    # those of native/ are installed beside this file too; an editable checkout leaves them in native/
     for path in (here / "cuda" / name, here.parent.parent / "native" / "cuda" / "kernels" / name):
         if path.is_file():
             return path.read_text(encoding="utf-8")

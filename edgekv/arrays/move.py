@@ -9,7 +9,7 @@ import numpy as np
 _ROW_FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
                "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")
 ROW = np.dtype([(name, np.uint64) for name in _ROW_FIELDS])
-"""One edgekv_device_row: where the home of a row lies, as the device addresses it, and how its pages lie in a slot."""
+"""One edgekv_device_row: device addresses of a layer's home, and the layout of its pages in a slot."""
 
 MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
 """One edgekv_move."""
@@ -17,7 +17,7 @@ MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("sl
 
 @dataclass(frozen=True)
 class Places:
-    """Where the pages of a context lie; addresses are the device's."""
+    """Where the pages of a context lie, as device addresses."""
 
     rows: int
     """Address of ROW [n_rows]."""
@@ -31,10 +31,10 @@ class Places:
 
 
 def gather_pages(view, places: Places, moves: np.ndarray) -> None:
-    """Copy pages (MOVE [n]) from home into their slots: K rows of a head without gaps, V rows at v_offset; behind the cells that the
-    stream has, a slot keeps what it held. Moves of a head that the row has not are left out.
+    """Copy pages (MOVE [n]) from home into their slots: a head's K rows without gaps, its V rows at v_offset. Where the stream's last page is
+    short, the end of the slot stays as it was. Moves of heads that the layer does not have are left out.
 
-    `view(address, dtype, shape)`: a writable array over memory.
+    view(address, dtype, shape): a writable array over memory.
     """
     rows = view(places.rows, ROW, (places.n_rows,))
     for move in moves:

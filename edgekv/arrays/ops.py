@@ -1,11 +1,11 @@
-"""The operations on per-page arrays, by NumPy: the truth that any faster backend is tested against.
+"""The operations on per-page arrays, by NumPy: the reference that any faster backend is tested against.
 
-Arrays are float32 [row, head, page] where nothing else is said, and live where the data plane of a context runs: in host memory
-(an emulated device's memory is host memory), or on a CUDA device (`cupy_ops`). Policies, prefetchers and planner use these and the
-functions of `xp` alone, so that the same file runs on both; pins by page and page states are small and always NumPy arrays.
+Arrays are float32 [row, head, page] unless a docstring says otherwise. They live where the data plane of a context runs: in host memory
+(an emulated device's memory is host memory) or on a CUDA device (`cupy_ops`). Policies, prefetchers and planner use only these operations and
+the functions of `xp`, so that the same file runs on both. Pins and page states are small and always NumPy arrays.
 
-Work is queued in the order of the calls, on the ubatches' stream: use it inside `with ops:`. What comes to the host comes as a `Later`,
-or, named as such, by `download`, which waits.
+Work is queued in the order of the calls, on the ubatches' stream: use it inside `with ops:`. Results come to the host as a `Later`, or by
+`download`, which waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ops:
     on_device = False
     """The host cannot read the arrays; use `upload` and `download`."""
     errors: tuple[type[Exception], ...] = ()
-    """What a device raises when it fails."""
+    """The exceptions of a device that fails."""
 
     def __init__(self) -> None:
         self.ubatch_stream: Stream = HostStream()
@@ -48,7 +48,7 @@ class Ops:
         pass
 
     def side_stream(self) -> Stream:
-        """A stream beside it, for copies."""
+        """A second stream, for copies."""
         return HostStream()
 
     # ---- arrays --------------------------------------------------------------------------------------------------------------
@@ -64,19 +64,18 @@ class Ops:
         return np.zeros(shape, dtype)
 
     def upload(self, array: np.ndarray) -> Array:
-        """The values as an array of the backend; on the host itself, not a copy."""
+        """The values as an array of the backend; on the host the array itself."""
         return array
 
     def download(self, array: Array) -> np.ndarray:
-        """The values in host memory; on the host the array itself. On a device this waits for all that was queued before: not for
-        what runs in every run of the policy."""
+        """The values in host memory; on the host the array itself. On a device this waits for all queued work: do not call it in every run of
+        the policy."""
         return array
 
     # ---- what policies do ----------------------------------------------------------------------------------------------------
 
     def ema(self, scores: Array, mass: Array, end: int, new: np.float32, old: np.float32, least: float = 0.0) -> None:
-        """scores = new * mass + old * scores on the pages before `end` (`kernels.ema.weights`), then 0 where the result is below
-        `least`."""
+        """scores = new * mass + old * scores on the pages before `end` (`moving_average.weights`); results below `least` become 0."""
         if len(self._scratch) < scratch_elements(scores.shape):
             self._scratch = np.empty(scratch_elements(scores.shape), np.float32)
         scores = scores[:, :, :end]
@@ -91,13 +90,13 @@ class Ops:
     # ---- what plans ask ------------------------------------------------------------------------------------------------------
 
     def rank(self, scores: Array | None, pins: np.ndarray | None, residency: Residency, n: int) -> Later[Ranking]:
-        """Pages by score; scores None: all zero, pins as `Policy.pins`. A plan may look at n pages of each kind. On the host the
-        ranking reads the scores when it is asked, and is to be used before they change."""
+        """A ranking by score, of n pages of each kind. scores: None: all zero; pins: as `Policy.pins`. On the host the ranking reads the scores
+        when it is asked: use it before they change."""
         return Later.now(HostRanking(scores, pins, residency))
 
     def top(self, values: Array, end: int, n: int, state: np.ndarray | None = None, among: State = State.HOME) -> Later[Top]:
-        """The n pages before `end` with the largest values above zero, the largest first; of equal ones the lower id. state: uint8
-        [row, head, page], then only pages in the state `among`."""
+        """The n pages before `end` with the largest values above zero, largest first; of equal ones the lower id first. state: uint8
+        [row, head, page], to take only pages in the state `among`."""
         values, n_pages = values[:, :, :end], values.shape[2]
         mask = values > 0
         if state is not None:
@@ -111,12 +110,12 @@ class Ops:
     # ---- what migration does -------------------------------------------------------------------------------------------------
 
     def gather(self, places: move.Places, moves: np.ndarray, stream: Stream) -> None:
-        """`kernels.move.gather_pages`, queued on a stream."""
+        """Queue `move.gather_pages` on a stream."""
         move.gather_pages(self.view, places, moves)
 
 
 class _Memory:
-    """NumPy's protocol for memory that is not its own."""
+    """NumPy's protocol for foreign memory."""
 
     def __init__(self, address: int, dtype: np.dtype, shape: tuple[int, ...]):
         self.__array_interface__ = {

@@ -1,4 +1,4 @@
-"""Order of work: streams, events, and values that are known later. On the host all work is done at once, and all of it is over."""
+"""Order of work: streams, events, and values that are known later. On the host all work is over at once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Event(Protocol):
     """A point in a stream."""
 
     def done(self) -> bool:
-        """Whether all work before it is over; asks, does not wait."""
+        """Whether all work before it is over; does not wait."""
 
     def wait(self) -> None:
-        """Until it is."""
+        """Wait until all work before it is over."""
 
 
 class Stream(Protocol):
-    """Work in order. What is queued in two streams has none, but through events."""
+    """Work that runs in order. Only events order the work of two streams."""
 
     def record(self) -> Event:
-        """The point after all that was queued so far."""
+        """The point after all work queued so far."""
 
     def wait_for(self, event: Event) -> None:
-        """What is queued from now on begins after the event; the caller does not wait."""
+        """Begin later work after the event; the caller does not wait."""
 
     def synchronize(self) -> None:
         """Wait until all work is over."""
@@ -70,12 +70,12 @@ class Later(Generic[T]):
         return self._event.done()
 
     def get(self) -> T:
-        """The value; waits for it."""
+        """Wait for the value, and return it."""
         self._event.wait()
         return self._read()
 
     def then(self, function: Callable[[T], U]) -> Later[U]:
-        """The value, worked on by the host once it is asked for."""
+        """`function` of the value; the host computes it in `get`."""
         return Later(self._event, lambda: function(self._read()))
 
 

@@ -1,4 +1,4 @@
-"""A ranking: the best pages at home and the coldest in the arena, as far as a plan looks. The planner asks for no other scores."""
+"""Rankings: the best pages at home and the worst in the arena, as many as a plan looks at. The planner sees no other scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Home(Protocol):
     """bool [row, head, :end]"""
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
-        """bool [n]: which of these it has."""
+        """bool [n]: whether it has each of these."""
 
 
 class Ranking(Protocol):
@@ -49,29 +49,28 @@ class Ranking(Protocol):
 
     @property
     def mean(self) -> float:
-        """The mean of their scores; 0 where there are none."""
+        """Mean score of those n pages; 0 where there are none."""
 
     def n_below(self, value: float) -> int:
-        """How many of them have a lower score; a lower bound where more do than were listed."""
+        """How many of those n pages have a lower score; a lower bound where more do than were listed."""
 
     def coldest(self, n: int) -> Top:
-        """The n with the lowest scores, the lowest first; of equal ones the lower id."""
+        """Those with the lowest scores, lowest first; of equal ones the lower id first."""
 
     def hottest(self, n: int, least: float, home: Home) -> Top:
-        """The n pages of `home` with the highest scores above `least`, the highest first; of equal ones the lower id. `home` and
-        `least` are the same in each call."""
+        """The n pages of `home` with the highest scores above `least`, highest first; of equal ones the lower id first. `home` and `least`
+        must be the same in each call."""
 
     def fresh(self, residency: Residency, pins: np.ndarray | None) -> Ranking:
-        """The same, without the residents that left or were pinned since it was made."""
+        """The ranking without the residents that have left or were pinned since it was made."""
 
 
 class HostRanking:
-    """From scores in host memory (float32 [row, head, page]; None: all zero), as far as it is asked. The scores must not change
-    meanwhile."""
+    """Ranks scores in host memory (float32 [row, head, page]; None: all zero) when it is asked. The scores must not change meanwhile."""
 
     def __init__(self, scores: np.ndarray | None, pins: np.ndarray | None, residency: Residency):
         held = residency.state == State.RESIDENT
-        if pins is not None:  # few pages, where they are the same for all heads: look only at these
+        if pins is not None:  # pins for all heads are few pages: touch only these
             held[np.s_[:, :, np.flatnonzero(pins)] if pins.ndim == 1 else pins] = False
         self._scores = scores
         self._shape = residency.shape
@@ -85,7 +84,7 @@ class HostRanking:
         return int(np.count_nonzero(self._values < value))
 
     def coldest(self, n: int) -> Top:
-        if n == 1 and self.n:  # what every plan asks first
+        if n == 1 and self.n:  # every plan asks this first
             first = int(self._values.argmin())
             return Top(self._resident[first : first + 1], self._values[first : first + 1])
         at = smallest(self._values, n)
@@ -108,7 +107,7 @@ class HostRanking:
 
 @dataclass(frozen=True)
 class ListedRanking:
-    """A ranking from what a device listed: the best and the worst of a run that may be some runs ago, each in any order."""
+    """A ranking from a device's lists of the best and the worst pages, each in any order. They may be some runs old."""
 
     best: Top
     """Pages that were HOME, not pinned and had a score above zero."""

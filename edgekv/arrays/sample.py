@@ -1,12 +1,12 @@
-"""Sampling: which rows of K and V one query token reads in one KV head, and with which weights. The truth that native/src/kernels/select/sample.h is
-tested against.
+"""Sampling: the K/V rows that one query token reads in one KV head, and their weights. native/src/kernels/select/sample.h is tested against
+this reference.
 
-A cell's share of the attention is estimated; it is read with probability `resolution` times that share, at most 1, and its weight is the
-inverse of that probability. A sum over the rows that are read, each times its weight, then has the sum over all cells as its mean over the
-offsets of the walk (Horvitz and Thompson, 1952); attention is the ratio of two such sums, a consistent estimate.
+A cell is read with probability `resolution` times its estimated share of the attention, at most 1; its weight is the inverse of that
+probability. Over the offsets of the walk, the mean of a weighted sum over the rows read is the sum over all cells (Horvitz and Thompson, 1952).
+Attention is the ratio of two such sums, a consistent estimate.
 
-A part of the resolution is spread evenly over what the token sees, as a floor under the probabilities: a cell whose share is underestimated
-is read now and then, and no weight is above 1 / that floor.
+A part of the resolution is spread evenly over the visible cells, as a floor under the probabilities: a cell whose share is underestimated is
+read now and then, and no weight is above 1 / floor.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 GROUP_CELLS = 64
-"""Cells whose estimates share a top and a sum."""
+"""Cells of a group, whose estimates share a top (their maximum) and a sum."""
 
 ONE = 1 << 20
-"""A probability of 1: probabilities are whole numbers of steps of 2^-20, so that their sums are exact."""
+"""Probability 1: probabilities are whole multiples of 2^-20, so that their sums are exact."""
 
 EVEN_SHARE = 1 / 128
-"""Of the resolution: what the floor under the probabilities comes to over all visible cells."""
+"""The part of the resolution that the floors of all visible cells add up to."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class SampledRows:
     rows: np.ndarray
     """int32 [n]: the cells read, ascending."""
     weights: np.ndarray
-    """float32 [n]: 1 / the probability with which each was to be read."""
+    """float32 [n]: 1 / the probability of each."""
     n_certain: int
-    """How many of these were read with probability 1."""
+    """How many of them had probability 1."""
     missed: float
     """`resolution` times the estimated share of the attention on the cells that were not read."""
 
 
 def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What an exact scan would leave of logits, float [group, cell] in whole groups of cells, -inf where the token cannot see: shares
-    uint16 [group, cell], the upper half of float32 exp(logit - top of its group of cells); tops (-inf: none seen) and sums float32
+    """The result of an exact scan of logits, float [group, cell] in whole groups of cells, -inf where the token cannot see. Returns shares,
+    uint16 [group, cell], the upper half of float32 exp(logit - top of its group of cells); tops (-inf: none seen) and sums, float32
     [group, n_groups]."""
     x = logits.reshape(len(logits), -1, GROUP_CELLS).astype(np.float64)
     tops = x.max(axis=2)
@@ -50,8 +50,8 @@ def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def walk_offset(layer: int, head: int, position: int) -> int:
-    """Where the walk of a token begins, in [0, ONE): a hash of what the conversation says (Appleby's finaliser of MurmurHash3), so that it
-    needs no state, does not depend on where cells lie, and no cell is passed over for ever. layer: its row among those that are served."""
+    """Where the walk of a token begins, in [0, ONE): a hash of layer, head and position (Appleby's finaliser of MurmurHash3). It needs no
+    state, does not depend on the place of cells, and passes over no cell for ever. layer: index among the hooked layers."""
     x = (position * 0x9E3779B1 + layer * 0x85EBCA77 + head * 0xC2B2AE3D) & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
@@ -59,19 +59,19 @@ def walk_offset(layer: int, head: int, position: int) -> int:
 
 
 def least_chance(resolution: float, n_visible: int) -> int:
-    """The floor under the probabilities of visible cells, in units of 1 / ONE; at least one unit."""
+    """The floor under the probabilities of visible cells, at least 1, in units of 1 / ONE."""
     return min(max(math.floor(resolution * EVEN_SHARE * ONE / max(n_visible, 1) + 0.5), 1), ONE)
 
 
 def by_share(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
              sinks: np.ndarray | None = None) -> np.ndarray:
-    """int64 [cell]: with which probability each cell is read where there is no floor, in units of 1 / ONE.
+    """int64 [cell]: the probability of each cell without the floor, in units of 1 / ONE.
 
     Args:
-        shares: uint16 [group, cell], tops and sums: float32 [group, n_groups], as `shares_of` gives them; group: query heads.
-        visible: bool [cell]; the others have probability 0.
-        certain: bool [cell]: of these, what is read in any case.
-        sinks: float [group]: logits of the model's attention sinks, which take their part and are never read.
+        shares: uint16 [group, cell], tops and sums: float32 [group, n_groups], from `shares_of`; group: query heads.
+        visible: bool [cell]; other cells have probability 0.
+        certain: bool [cell]: visible cells with probability 1.
+        sinks: float [group]: logits of the model's attention sinks, which take part of the attention and are never read.
     """
     group = len(shares)
     tops, sums = tops.astype(np.float64), sums.astype(np.float64)
@@ -80,20 +80,20 @@ def by_share(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np
     total = np.where(tops > -np.inf, sums * scale, 0).sum(axis=1) + (0 if sinks is None else np.exp(sinks - highest))
     factors = resolution / group * np.divide(scale, total[:, None], out=np.zeros_like(scale), where=total[:, None] > 0)
     values = (shares.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    # where a group of cells has no top nobody wrote its shares: anything may stand there
+    # a group of cells without a top has unwritten shares
     expected = np.where(factors.repeat(GROUP_CELLS, axis=1) > 0, values * factors.repeat(GROUP_CELLS, axis=1), 0).sum(axis=0)
     p = np.where(certain, ONE, np.rint(np.minimum(expected, 1) * ONE).astype(np.int64))
     return np.where(visible, p, 0)
 
 
 def chances(of_share: np.ndarray, visible: np.ndarray, resolution: float) -> np.ndarray:
-    """int64 [cell]: with which probability each cell is read: `by_share`, but no less than the floor."""
+    """int64 [cell]: the probability of each cell, in units of 1 / ONE: `by_share`, but at least the floor."""
     return np.where(visible, np.maximum(of_share, least_chance(resolution, int(np.count_nonzero(visible)))), 0)
 
 
 def walk(chances: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Systematic sampling: over the running sum of probabilities, from `offset` on, a cell is read where the sum passes a whole number.
-    Of any cells in a row as many are read as they have probability, to within one; no state, no random numbers.
+    """Systematic sampling: a cell is read where the running sum of probabilities, begun at `offset`, passes a whole number. Any run of
+    consecutive cells has as many reads as probability, to within one; no state, no random numbers.
 
     Returns int32 [n] the cells read, ascending, and float32 [n] their weights."""
     sums = np.cumsum(chances) + offset
@@ -103,7 +103,7 @@ def walk(chances: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
 
 def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float, offset: int,
            sinks: np.ndarray | None = None) -> SampledRows:
-    """Arguments as for `by_share` and `walk`."""
+    """The rows that one query token reads. Arguments as for `by_share` and `walk`."""
     of_share = by_share(shares, tops, sums, visible, certain, resolution, sinks)
     rows, weights = walk(chances(of_share, visible, resolution), offset)
     return SampledRows(rows, weights, int(np.count_nonzero(weights == 1)), int(of_share.sum() - of_share[rows].sum()) / ONE)

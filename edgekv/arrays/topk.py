@@ -10,7 +10,7 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
     if k <= 0 or not len(values):
         return np.empty(0, np.int64)
     if k < len(values):
-        # values alone are partitioned several times faster than indices, and the ties at the boundary stay in order
+        # partitioning values is several times faster than partitioning indices, and keeps ties at the boundary in order
         least = np.partition(values, len(values) - k)[len(values) - k]
         chosen = np.flatnonzero(values >= least)
         if len(chosen) > k:

@@ -1,4 +1,4 @@
-"""The four groups of KV options. Each defines its options once, with their environment variables, and checks them by themselves."""
+"""The four groups of KV options. Each defines its options, with their environment variables, and checks each option by itself."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, PromptReading, Sket
 
 AUTO_DEVICE = "auto"
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
-"""What a person can ask for. There is also the emulated device, for tests."""
+"""The devices that a person can ask for; tests also have the emulated one."""
 
 
 def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:
-    """A field that the environment variable `name` sets too. read: its text and its name to a value."""
+    """A field that the environment variable `name` sets too. read(text, name): the value of its text."""
     return field(default=default, metadata={"variable": name, "read": read})
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """The cells of a context; they stay what they are once it is created."""
+    """The cells of a context, which cannot change once it is created."""
 
     page_tokens: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_TOKENS", integer)
     type_k: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_K")
@@ -42,26 +42,26 @@ class SelectionOptions:
     """What a token reads in mode sparse."""
 
     resolution: float = variable(2000.0, "EDGEKV_RESOLUTION", parse_resolution)
-    """A token with more than 1/resolution of a head's estimated attention is read for certain; the others are read by chance, in
-    proportion to their estimate, and weigh what they stand for."""
+    """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
+    their estimate; their weights stand for the attention on unread tokens."""
     sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
     prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
     """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
     prompt_resolution: float = 125.0
-    """With sparse prompts: up to 160 tokens at a time attend a block of 64 cells for certain where it has more than 1/prompt_resolution
-    of their estimated attention, as a root mean square; they attend the others by chance, and weigh them by what they stand for."""
+    """With sparse prompts: up to 160 tokens together attend a block of 64 cells for certain where it has more than 1/prompt_resolution of
+    their estimated attention, as a root mean square. They attend other blocks by chance, whose weights stand for the unread blocks."""
     attend: Attend = variable(Attend(), "EDGEKV_ATTEND")
     """Without sketches: the pages that each head attends."""
     exact_tokens: int = 768
-    """A context of at most so many cells is attended whole."""
+    """Contexts of at most so many cells are attended whole."""
     recent_tokens: int = 64
-    """The newest tokens, always read."""
+    """The newest tokens, which are always read."""
     sink_tokens: int = 16
-    """The first tokens, always read."""
+    """The first tokens, which are always read."""
     error_every: int = 8
-    """The error of a head's output is estimated for one in so many tokens, the heads in turn; 0: never."""
+    """One in so many tokens estimates the error of a head's output, the heads in turn; 0: never."""
     keep_rows: bool = False
-    """What the last step read can be asked for (`Runtime.last_rows`); not on a GPU."""
+    """`Runtime.last_rows` can tell what the last step read; not on a GPU."""
 
     def __post_init__(self) -> None:
         _choose(self, "sketch", SketchKind, "sketch")
@@ -78,9 +78,9 @@ class EvictionOptions:
     """What mode evict keeps."""
 
     keep: Keep = variable(Keep(), "EDGEKV_KEEP")
-    """A context created in this mode has cells for no more."""
+    """A context created in mode evict has cells for no more."""
     split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
-    """How that is divided over layers and heads."""
+    """How `keep` is divided over layers and heads."""
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
@@ -89,23 +89,22 @@ class EvictionOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where attention runs and which pages lie there: what policies are shown, what they move, and into how much memory."""
+    """Where attention runs and which pages lie there: what policies see, what they move, and how much memory they have."""
 
     observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
     """Attention mass is kept, for policies and observers."""
     observe_prompt: bool = variable(True, "EDGEKV_OBSERVE_PROMPT", boolean)
-    """In modes sparse and evict policies see what the last 16 tokens of each batch of a prompt attend to; not on a GPU."""
+    """In modes sparse and evict policies see the attention of the last 16 tokens of each batch of a prompt; not on a GPU."""
     policy: str = variable("ema+anchor+recent", "EDGEKV_POLICY")
     prefetch: str = variable("none", "EDGEKV_PREFETCH")
     plan_every: int = 32
-    """Decoded ubatches between two plans of what moves. The policy runs after so many, at most 16: what they attended adds up meanwhile."""
+    """Decoded ubatches between two plans. The policy runs after so many ubatches too, but after at most 16; their attention mass adds up."""
     device: str = variable(AUTO_DEVICE, "EDGEKV_DEVICE")
-    """One of DEVICES. auto: a GPU where there is one that can be used."""
+    """One of DEVICES. auto: a GPU where one can be used."""
     kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
     """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
     kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
-    """Bytes of GPU memory for everything of ours: sketches, tables, what prompts are staged in, arena. None: what is free, less a
-    margin."""
+    """Bytes of GPU memory for everything of ours: sketches, tables, staging of prompts, arena. None: all that is free, less a margin."""
 
     def __post_init__(self) -> None:
         _at_least(self, "plan_every", 1)
@@ -120,7 +119,7 @@ class PlacementOptions:
 
 
 def _choose(group: object, name: str, kind: type[Enum], noun: str) -> None:
-    """Make the option a member of `kind`."""
+    """Make the option a member of `kind`. Raises ConfigError."""
     object.__setattr__(group, name, choice(kind, getattr(group, name), noun))
 
 

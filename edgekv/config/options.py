@@ -1,4 +1,4 @@
-"""All KV options of one context, from arguments and EDGEKV_* variables, and what they must keep to between groups."""
+"""All KV options of one context, from arguments and EDGEKV_* variables, and the checks that concern several groups."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 _MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
-"""Options that do nothing in the other modes."""
+"""The modes in which an option has an effect; options that are not named have one in all."""
 
 
 @dataclass(frozen=True, init=False)
 class KvOptions:
     """How a context's KV cache is kept and attended: the mode, and four groups of options.
 
-    An option is given by its own name, whatever its group: `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`; a group by the
-    group's. What needs one group takes that group alone.
+    Give an option by its own name, whatever its group, or a whole group by the group's name:
+    `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`. Code that needs one group takes that group alone.
     """
 
     mode: KvMode = variable(KvMode.EXACT, "EDGEKV_KV")
@@ -33,7 +33,7 @@ class KvOptions:
     placement: PlacementOptions = PlacementOptions()
 
     def __init__(self, **named: Any) -> None:
-        """named: options and groups. Raises ConfigError."""
+        """named: options and groups, by name. Raises ConfigError."""
         own = {one.name: named.pop(one.name, one.default) for one in fields(self)}
         in_groups: dict[str, dict[str, Any]] = {}
         for name, value in named.items():
@@ -47,13 +47,13 @@ class KvOptions:
         self._check()
 
     def _check(self) -> None:
-        """What the groups cannot check by themselves."""
+        """Check what the groups cannot check by themselves."""
         object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
         if self.mode is KvMode.EVICT and 0 < self.eviction.keep.tokens < self.cache.page_tokens:
             raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
-        """ConfigError where one of the options `named` does nothing because of another; `spelled`: what a person calls it."""
+        """Raise ConfigError where one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
         for name, modes in _MODES_OF.items():
             if name in named and self.mode not in modes:
                 these = " and ".join(mode.value for mode in modes)
@@ -93,7 +93,7 @@ class KvOptions:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that mode evict keeps. Raises ConfigError where bytes were given and no model has said how many tokens they hold."""
+        """Tokens that mode evict keeps. Raises ConfigError where `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
         keep = self.eviction.keep
         if keep.bytes and self.mode is KvMode.EVICT:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")
@@ -101,7 +101,7 @@ class KvOptions:
 
     @classmethod
     def from_env(cls, **named: Any) -> KvOptions:
-        """Defaults, then the options' EDGEKV_* variables, then every option named that is not None."""
+        """Defaults, overridden by EDGEKV_* variables, overridden by each named option that is not None. Raises ConfigError."""
         values: dict[str, Any] = {}
         for group in (cls, *_GROUPS.values()):
             for one in fields(group):
@@ -112,7 +112,7 @@ class KvOptions:
         return cls(**values)
 
     def with_(self, **named: Any) -> KvOptions:
-        """These options with the ones named changed, None included."""
+        """These options with the named ones changed, also to None. Raises ConfigError."""
         return replace(self, **named)
 
 

@@ -1,4 +1,4 @@
-"""The values of KV options: how they are read, and the sentence that says what is wrong with one."""
+"""The values of KV options: how they are read, and what their errors say."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edgekv.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
 
-_MOST_RESOLUTION = 1e9  # everything that attention in single precision can tell from nothing
+_MOST_RESOLUTION = 1e9  # single precision cannot tell smaller shares from nothing
 
 
 @dataclass(frozen=True)
 class Attend:
-    """What a token attends in mode sparse without sketches: a share of the visible pages, or a number of tokens."""
+    """What a token attends in mode sparse without sketches: `share` of the visible pages, or `tokens`."""
 
     share: float = 0.125
     tokens: int = 0
@@ -38,7 +38,7 @@ class Attend:
         raise ConfigError(f"what is attended is {text!r}; it must be a share of the context such as 12.5%, or a number of tokens")
 
     def pages(self, n_visible: int, page_tokens: int) -> int:
-        """Of `n_visible` pages, rounded as native selection rounds."""
+        """The number of attended pages of `n_visible`, rounded as native selection rounds."""
         return min(n_visible, -(-self.tokens // page_tokens) if self.tokens else int(self.share * n_visible + 0.5))
 
     def __str__(self) -> str:
@@ -47,11 +47,11 @@ class Attend:
 
 @dataclass(frozen=True)
 class Keep:
-    """The bound of mode evict: a number of tokens, or of bytes of K and V together."""
+    """The bound of mode evict: tokens, or bytes of K and V together."""
 
     tokens: int = 4096
     bytes: int = 0
-    """Counts instead of the tokens where it is not 0, until a model says how many tokens that are."""
+    """Counts instead of the tokens where it is not 0, until `memory.fit.in_tokens` converts it."""
 
     @classmethod
     def parse(cls, value: Keep | str | int) -> Keep:
@@ -72,7 +72,7 @@ class Keep:
 
 
 def choice(kind: type[E], value: E | str, noun: str) -> E:
-    """`value` as a member of `kind`; a ConfigError lists what is allowed."""
+    """`value` as a member of `kind`. Raises ConfigError, which lists the allowed values."""
     try:
         return kind(value)
     except ValueError:
@@ -90,7 +90,7 @@ def parse_resolution(value: str | float, name: str = "resolution", such_as: floa
     raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {such_as:g}")
 
 
-# ---- from the environment: what a variable's text says ----------------------------------------------------------------------------
+# ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------
 
 
 def integer(text: str, variable: str) -> int:
@@ -108,5 +108,5 @@ def boolean(text: str, variable: str) -> bool:
 
 
 def as_written(text: str, variable: str) -> str:
-    """Text that the option itself reads."""
+    """The text itself: the option reads it."""
     return text

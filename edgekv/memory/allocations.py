@@ -1,4 +1,4 @@
-"""What a context takes, part by part, from the model's header alone: llama.cpp's allocations and ours."""
+"""The memory of a context, part by part, from the model's header alone: llama.cpp's allocations and ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekv.store.coming import most_in_flight
 from edgekv.vocab import KvMode
 
 UBATCH_TOKENS = 512
-"""Prompt tokens that llama.cpp computes at once on the processor."""
+"""Most prompt tokens that llama.cpp computes at once on the processor."""
 
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 """Where a figure comes from: the header and the options, a formula, or a measurement."""
@@ -25,7 +25,7 @@ KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 HOST, DISK = "host", "disk"
 
 NATIVE_BYTES = 32 * MIB
-"""Bytes of libraries, vocabulary and Python, which are in no part."""
+"""Bytes of libraries, vocabulary and Python, which no part contains."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Slots:
-    """Conversations at the same time, each with its own context. unified: they share one cache as large as all together."""
+    """Simultaneous conversations, each with its own context. unified: they share one cache, as large as all together."""
 
     n: int = 1
     unified: bool = False
@@ -49,27 +49,27 @@ class Slots:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """The context that is wanted, and the memory for it. kv: its mode counts. n_ctx None: as long as memory allows."""
+    """The wanted context, and the memory for it. n_ctx: tokens of each slot; None: as many as memory allows."""
 
     model: ModelFile
     kv: KvOptions
     n_ctx: int | None
     slots: Slots
     available: int
-    """Bytes of host memory that are free (`memory.available`)."""
+    """Free bytes of host memory (`memory.available`)."""
     store_bytes: int = 0
-    """RAM of the prefix store."""
+    """Bytes of the prefix store in RAM."""
     room: DeviceRoom | None = None
     """The GPU that attends; None: the processor does."""
     compute: int | None = None
-    """llama.cpp's work buffers, measured; None: by formula."""
+    """Measured bytes of llama.cpp's work buffers; None: use the formula."""
     n_threads: int = 1
     gpu_layers: int = 0
-    """Layers in GPU memory although the processor attends."""
+    """Layers in GPU memory where the processor attends."""
     later_bytes: int = 0
-    """Bytes for what is loaded after the model, such as a draft model."""
+    """Bytes of a draft model or projector that is loaded after the model."""
     from_disk: bool = False
-    """Whether weights may stay on disk and be read for each token."""
+    """Weights may stay on disk and be read for each token."""
 
     @property
     def shape(self) -> Geometry:
@@ -77,22 +77,22 @@ class ContextRequest:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of prefix rows under way."""
+        """Most bytes of prefix rows that are being loaded."""
         per_token = self.shape.kv_bytes_per_token(self.kv.cache.type_k.value, self.kv.cache.type_v.value)
         return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
 
     def parts(self, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
-        """The parts in all places, for a context of `n_ctx` tokens for each slot."""
+        """The parts in all places, for `n_ctx` tokens for each slot."""
         if self.room is not None:
             return device_parts(self, n_ctx, kv, self.room)
         return host_parts(self, n_ctx, kv)
 
     def needed(self, n_ctx: int, kv: KvOptions) -> int:
-        """Bytes of host memory, all together."""
+        """Bytes of host memory in total."""
         return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
-        """Whether everything fits beside what is in use now."""
+        """Whether everything fits into free memory."""
         if self.room is not None:
             plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
             if plan.room < 0 or plan.missing:
@@ -101,7 +101,7 @@ class ContextRequest:
 
 
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
-    """K and V of all layers as llama.cpp allocates them: whole steps of 256 cells, and for sliding windows a ubatch more than the window."""
+    """Bytes of K and V of all layers as llama.cpp allocates them: in steps of 256 cells; a sliding window gets a ubatch more than its size."""
     n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
     n_cells = rounded(n_together * cells(n_ctx, kv))
     types = (kv.cache.type_k.value, kv.cache.type_v.value)
@@ -111,7 +111,7 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
 
 
 def _only(model: Geometry, sliding: bool) -> Geometry:
-    """With the KV heads of layers that slide, or of those that do not; each holds what it is asked for."""
+    """The model with only its sliding layers, or only the others, as layers without a window."""
     heads = tuple(n if slides is sliding else 0 for n, slides in zip(model.n_head_kv, model.swa, strict=True))
     return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer)
 
@@ -139,7 +139,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
 
 
 def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: DeviceRoom) -> list[MemoryPart]:
-    """A context whose attention runs on a device: what lies there, and the pages at home in host memory."""
+    """The parts of a context whose attention runs on a device: those in its memory, and the pages at home in host memory."""
     plan = device_plan(request.shape, n_ctx, kv, room, request.slots.n)
     there = (("weights", plan.weights, KNOWN), ("compute", plan.compute, ESTIMATED), ("KV of other layers", plan.others, KNOWN),
              ("sketches", plan.sketches, KNOWN), ("tables", plan.tables, ESTIMATED), ("work space", plan.scratch, ESTIMATED),
@@ -151,16 +151,16 @@ def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: Devic
 
 
 def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
-    """A cache that slots share counts as one sequence as long as all together."""
+    """Slots that share a cache count as one sequence, as long as all together."""
     return kv_bytes(shape, slots.n * n_ctx, kv) if slots.unified else kv_bytes(shape, n_ctx, kv, slots.n)
 
 
 _EXACT_TABLE_BYTES = 24
-"""Of one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
+"""Bytes for one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
 
 
 def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest) -> tuple[int, int]:
-    """Bytes of tables and of work space that `KvBytes` does not count: those of mode exact, and scratch of the threads that read a prompt."""
+    """Bytes of tables and of work space beside `KvBytes`: those of mode exact, and the scratch of threads that read a prompt."""
     layers, slots = sparse_layers(shape), request.slots
     if kv.mode is KvMode.OFF or not layers:
         return 0, 0

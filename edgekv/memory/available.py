@@ -1,4 +1,4 @@
-"""Free host memory: the machine's, or what the control groups of this process leave."""
+"""Free host memory: the machine's, or less where a control group of this process has a limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that can be had before anything is swapped or killed. What the page cache holds of files counts as free, as in the kernel's own
-    MemAvailable: weights that are mapped and were read before are there, and are not counted twice."""
+    """Bytes that can be used before the kernel swaps or kills. The page cache counts as free, as in the kernel's MemAvailable: mapped weights
+    that were read before lie there, and are not counted twice."""
     return min([psutil.virtual_memory().available, *_left_in_groups()])
 
 
@@ -26,18 +26,18 @@ class _Files:
     limits: tuple[str, ...]
     used: str
     cached: tuple[str, ...]
-    """Fields of memory.stat for pages of files, which go when others need the memory."""
+    """Fields of memory.stat for pages of files, which the kernel drops when others need memory."""
 
 
 def _versions() -> tuple[_Files, _Files]:
-    """Of version 1, and of version 2, where it is alone."""
+    """The files of version 1 and of version 2."""
     return (_Files(GROUPS / "memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
             _Files(GROUPS, ("memory.max", "memory.high"), "memory.current", ("active_file", "inactive_file")))
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Of the group of this process, and of each group that it is in: the narrowest counts. In a container the path may be that of another
-    view, and only the root is there."""
+    """Free bytes of this process's group and of each group above it. In a container the path may belong to another view, where only the root
+    exists."""
     first, second = _versions()
     for line in _lines(MEMBERSHIP):
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "-", "")
@@ -55,7 +55,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left(files: _Files, folder: Path) -> Iterator[int]:
-    """Nothing for a group that is missing or has no limit."""
+    """Free bytes by each limit of a group; none where the group is missing or unlimited."""
     try:
         used = int((folder / files.used).read_text())
     except (OSError, ValueError):

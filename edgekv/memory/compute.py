@@ -1,4 +1,4 @@
-"""llama.cpp's work buffers by formula: what its graph allocator comes to for a prompt's ubatch, found by letting it reserve graphs of many
+"""llama.cpp's work buffers by a formula for a prompt's ubatch. It was fitted to the graphs that llama.cpp's allocator reserved for many
 shapes (`edgekv.rates.measuring.reserve`)."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from edgekv.models.geometry import ModelFile
 _F32, _F16 = 4, 2
 
 CLOSE = frozenset({"llama", "deci", "qwen3", "qwen3moe", "gemma2", "gemma3", "lfm2"})
-"""Architectures whose graphs the formula was compared with."""
+"""Architectures that the formula was compared with."""
 
 
 def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int, unified: bool = False) -> tuple[int, bool]:

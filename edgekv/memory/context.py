@@ -1,5 +1,5 @@
-"""Which context to open: asked before a model is loaded, because Linux grants memory that it does not have, and swaps or kills later. It counts
-what `edgekv plan` shows, so that what does not fit there is refused here."""
+"""Chooses the context to open, before a model is loaded: Linux grants memory that it does not have, and swaps or kills later. It counts as
+`edgekv plan` does, and refuses what does not fit there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edgekv.vocab import KvMode
 def choose_context(request: ContextRequest) -> ContextChoice:
     """The context to open, in tokens for each slot.
 
-    Where no length is asked for it is what the model was trained for, as far as half of the memory allows that the weights leave. A larger one
-    than the model was trained for is cut to that. Raises DoesNotFit if all that the context asked for needs, before any cut, is more than
-    is free; ConfigError if the arena's budget holds no page.
+    Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
+    to the trained context. Raises DoesNotFit where the context asked for, before any cut, needs more than is free; ConfigError where the
+    arena's budget holds no page.
     """
     model, kv = request.shape, request.kv
     if request.room is not None:
@@ -33,7 +33,7 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 
 
 def check_context(request: ContextRequest, n_ctx: int) -> None:
-    """Raises DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says what does."""
+    """Raise DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says which would fit."""
     n, kv, available = rounded(n_ctx), request.kv, request.available
     needed = request.needed(n, kv)
     if needed <= available:
@@ -69,13 +69,13 @@ def _automatic(request: ContextRequest) -> ContextChoice:
 
 
 def _without_context(request: ContextRequest) -> int:
-    """Bytes of host memory that no context can do without: weights, what is loaded behind them, the prefix store."""
+    """Bytes of host memory that every context needs: weights, models loaded later, the prefix store."""
     return sum(part.bytes for part in request.parts(CONTEXT_STEP, request.kv)
                if part.place == HOST and part.name in ("weights", "loaded later", "prefix store", "prefixes in flight"))
 
 
 def _what(request: ContextRequest) -> str:
-    """What is counted, as a list in words."""
+    """The counted parts, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
     ours = ["sketches"] if request.kv.mode is KvMode.SPARSE else []
     return ", ".join([*weights, "work buffers", "KV cache", *ours])

@@ -1,4 +1,4 @@
-"""Corrects this machine's kept rates by what a loaded model shows."""
+"""Corrects this machine's kept rates by the speed of a loaded model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgekv.vocab import KvMode
 log = logging.getLogger("edgekv")
 
 FAR = 1.5
-"""From this factor on a token is too fast for the kept rates; ordinary errors of estimates are smaller."""
+"""A token this many times as fast as the kept rates say corrects them; ordinary errors of estimates are smaller."""
 
 
 def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
-    """A token behind `depth` tokens took `seconds`. Nothing makes a machine faster than it is: where that is FAR faster than the kept rates
-    say, others were busy when these were measured, and they are raised by as much. Returns how much that was; None: they stand, or there are none."""
+    """Correct the kept rates by a token that took `seconds` behind `depth` tokens. Where it was at least FAR times as fast as they say, other
+    programs were busy when they were measured, and they are raised by that factor. Returns the factor; None: no correction, or no rates."""
     rates = kept_for(model, kv, kept)
     if rates is None:
         return None
@@ -36,7 +36,7 @@ def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, dept
 
 
 def _faster(rates: AttentionRates, times: float) -> AttentionRates:
-    """The same for rates in seconds."""
+    """Rates in seconds, divided by `times`."""
     kernels = {name: KernelRates(*(getattr(of, each.name) / times for each in fields(of)))
                for name, of in (("exact", rates.exact), ("flash", rates.flash), ("plain", rates.plain))}
     return replace(rates, **kernels, row=rates.row / times, scan=rates.scan / times)

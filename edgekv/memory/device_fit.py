@@ -1,4 +1,4 @@
-"""What a context takes of a GPU's memory: the estimate before a model is loaded. The native library decides the real figures."""
+"""The GPU memory of a context, estimated before a model is loaded. The native library decides the real figures."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ CELL_BYTES = 4
 """Bytes for one cell: its position."""
 
 UBATCH_TOKENS = (2048, 1024, 512)
-"""Prompt tokens that are computed at once, the most that fit: each time the pages without a slot cross the link, so twice as many halve
-what a prompt costs there, and double llama.cpp's work buffers. The last is llama.cpp's own default."""
+"""Prompt tokens that are computed at once; the largest that fits is taken. Pages without a slot cross the link for each ubatch, so twice as
+many tokens halve a prompt's cost there, and double llama.cpp's work buffers. The last is llama.cpp's default."""
 
 COMPUTE_SHARE = 1 / 8
-"""Work buffers above the least may take this share of what the weights leave free."""
+"""Longer ubatches than the shortest may take this share of the memory beside the weights for work buffers."""
 
 DRAFT_TOKENS = 16
-"""Tokens of a sequence that get logits at once."""
+"""Most tokens of a sequence that get logits at once."""
 
 MARGIN_BYTES = 256 * MIB
 MARGIN_SHARE = 0.05
-"""`--kv-vram auto` leaves the larger of both free."""
+"""`--kv-vram auto` leaves the larger of the two free."""
 
 MOST_TOGETHER_BYTES = 64 * MIB
-"""As in native/cuda/engine/gpu_engine.h: of what tokens that are attended together leave, where they are more than one."""
+"""Most scratch bytes of several tokens that are attended together, as in native/cuda/engine/gpu_engine.h."""
 
 LEAST_HOT_TOKENS = 768
-"""The arena's tokens where no length of context is given: about what a head reads."""
+"""Least tokens in the arena of an automatic context: about as many as a head reads."""
 
 MOST_RING_BYTES = 256 * MIB
 RING_SHARE = 1 / 8
 STAGING_SHARE = 1 / 4
-"""Two staging buffers for prompts may take this share of the budget; otherwise there is one."""
+"""There are two staging buffers for prompts where both take at most this share of the budget, otherwise one."""
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,34 @@ class DeviceRoom:
     total: int
     free: int
     holds_model: bool = True
-    """Whether weights and work buffers go there too; an emulated device has pages only."""
+    """Weights and work buffers lie there too; an emulated device has pages only."""
 
 
 def margin_bytes(total: int) -> int:
-    """An automatic budget leaves this free for the driver, CUDA graphs and other programs."""
+    """Bytes that an automatic budget leaves free for the driver, CUDA graphs and other programs."""
     return max(MARGIN_BYTES, int(total * MARGIN_SHARE))
 
 
 def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) -> int:
-    """llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: the f16 mask and some twelve activations of
-    the residual stream's width in f32 for each, and f32 logits of the vocabulary for the `n_outputs` tokens that get them."""
+    """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
+    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary."""
     return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
 
 
 def layer_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
-    """K and V of the largest layer, all of its heads, `n_ctx` tokens: what a prompt is staged in, once."""
+    """Bytes of one staging buffer: K and V of `n_ctx` tokens, in all heads of the largest layer."""
     return n_ctx * max((model.n_head_kv[il] for il in sparse_layers(model)), default=0) * head_row_bytes(model, cache)
 
 
 def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
-    """Page table, priority, pins and attention mass of `n_pages` pages of each of `n_heads` KV heads, positions of all cells."""
+    """Bytes of page table, priority, pins and mass for `n_pages` pages of each of `n_heads` KV heads, and of all cells' positions."""
     return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
 
 
 def scratch_bytes(model: Geometry, n_cells: int, mode: KvMode) -> int:
-    """What the tokens that are attended together leave for the cells of one layer, shared by all layers: for each of them and each query head
-    two numbers for 16 cells; in mode sparse a row and its weight for each KV head, and a share and a logit for each query head, of every
-    cell. Of a long context fewer tokens are attended together."""
+    """Bytes of scratch for tokens that are attended together in one layer; all layers share it. Each token and query head needs two numbers for
+    16 cells. Mode sparse needs, for every cell, a row and its weight for each KV head, and a share and a logit for each query head; with a
+    long context fewer tokens are attended together."""
     if mode is not KvMode.SPARSE:
         return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in sparse_layers(model)), default=0)
     widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in sparse_layers(model)), default=0)
@@ -100,13 +100,13 @@ def scratch_bytes(model: Geometry, n_cells: int, mode: KvMode) -> int:
 
 
 def ring_bytes(budget: int, layer: int) -> int:
-    """What the cold pages of mode exact stream through: two layers of `layer` bytes, at most an eighth of the budget and 256 MiB."""
+    """Bytes of the ring that mode exact streams cold pages through: two layers of `layer` bytes, at most an eighth of the budget and 256 MiB."""
     return min(2 * layer, int(budget * RING_SHARE), MOST_RING_BYTES)
 
 
 def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
-    """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits; it may not fit, see `DevicePlan.missing`
-    and `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
+    """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits. It may not fit: see `DevicePlan.missing` and
+    `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
     for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
         plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
         fits = not plan.missing and plan.room >= (kv.placement.kv_vram or 0)
@@ -147,7 +147,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
 
 
 def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
-    """Whole slots in the rest of the budget, at most one for each page."""
+    """The plan with an arena: whole slots in the rest of the budget, at most one for each page."""
     if not plan.slot_bytes:
         return plan
     n_slots = min(max(0, plan.budget - plan.fixed) // plan.slot_bytes, n_pages * plan.n_heads)
@@ -155,7 +155,7 @@ def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
 
 
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
-    """The plan of a context that fits. Raises DoesNotFit, which says how much is missing and which options fit."""
+    """The plan of a context. Raises DoesNotFit, which says how much is missing and which options fit."""
     plan = device_plan(model, n_ctx, kv, room, n_sequences)
     beside = f"beside the weights ({size(plan.weights)}) and work buffers ({size(plan.compute)})"
     if plan.room < 0:
@@ -179,10 +179,10 @@ def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n
 def choose_device_context(
     model: Geometry, n_ctx: int | None, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, available: int | None = None
 ) -> ContextChoice:
-    """As `context.choose_context`, for a context whose pages live in host memory and whose sketches and arena on a device.
+    """As `context.choose_context`, for pages in host memory, and sketches and arena on a device.
 
-    `n_ctx` None means what the model was trained for, as far as half of the free host memory holds the pages and the device holds
-    the rest with an arena for `LEAST_HOT_TOKENS`. Raises DoesNotFit with what is missing, on the host or on the device.
+    n_ctx None: the trained context, or as much of it as half of the free host memory has pages for and the device holds with an arena for
+    `LEAST_HOT_TOKENS`. Raises DoesNotFit, which says what is missing on the host or on the device.
     """
     available = available_bytes() if available is None else available
 
@@ -228,16 +228,16 @@ def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
 
 
 def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceRoom) -> int:
-    """The smallest budget, in whole MiB, that holds the context of a plan that misses some."""
+    """The smallest budget for the context of a plan with `missing` bytes, in bytes of whole MiB."""
     budget, missing = plan.budget, plan.missing
-    while missing:  # a few times: with the budget grow the ring and the staging
+    while missing:  # a few rounds: ring and staging grow with the budget
         budget = -(-(budget + missing) // MIB) * MIB
         missing = device_plan(model, plan.n_ctx, kv.with_(kv_vram=budget), room, plan.n_sequences).missing
     return budget
 
 
 def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room: DeviceRoom) -> Iterator[str]:
-    """Options of which each alone makes a plan fit that misses some."""
+    """Options that each make a plan with `missing` bytes fit."""
     def fits(n_ctx: int, options: KvOptions) -> bool:
         found = device_plan(model, n_ctx, options, room, plan.n_sequences)
         return found.room >= 0 and not found.missing and found.budget <= found.room

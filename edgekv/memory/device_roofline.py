@@ -1,5 +1,4 @@
-"""How long a token takes where attention runs on a GPU, from the rates of its memory and its link. No GPU was at hand: nothing of this was
-compared with a measurement."""
+"""The time of a token where attention runs on a GPU, from the rates of its memory and its link. It was never compared with a measurement."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ _HOT = ((0.0, 0.0), (0.1, 0.65), (0.2, 0.85), (1.0, 1.0))
 
 
 class DeviceRoofline:
-    """Bytes of a token over the rate of where they lie. Work that the reading does not hide is not in it, so it is a bound."""
+    """A token's bytes over the rates of the memories that they lie in. This is a bound: work that reading does not hide is left out."""
 
     def __init__(self, model: ModelFile, kv: KvOptions, room: DeviceRoom, rates: Rates):
         self._model, self._kv, self._room, self._rates = model, kv, room, rates
         self._weights_s = traffic(model).active_bytes / rates.vram
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
-        """decode None: it does not fit there."""
+        """The speed at a depth, without a prompt's; decode None: the context does not fit."""
         seconds = self.decode_seconds(mode, depth)
         return Speed(mode.value, depth, None if seconds is None else 1 / seconds, None)
 
@@ -50,6 +49,6 @@ class DeviceRoofline:
 
 
 def hit_share(hot: float) -> float:
-    """Rows of mode sparse that are read from the arena, where it holds the share `hot` of the pages."""
+    """The share of mode sparse's rows that come from an arena with the share `hot` of the pages."""
     (x0, y0), (x1, y1) = next(pair for pair in pairwise(_HOT) if hot <= pair[1][0])
     return y0 + (y1 - y0) * (hot - x0) / (x1 - x0)

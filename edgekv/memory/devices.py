@@ -1,4 +1,4 @@
-"""Which device a context gets, and the sentence that says why it is not the GPU."""
+"""Chooses the device of a context, and says why it is not the GPU."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _PLANE = "libedgekv-cuda"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a context's attention should run. A model with layers on the processor stays there all the same."""
+    """Where a context's attention should run. A model with layers on the processor runs there in any case."""
 
     kind: DeviceKind
     index: int = 0
     info: DeviceInfo | None = None
     """None: the host."""
     warning: str | None = None
-    """Why a GPU that is there stays unused; tell it loudly."""
+    """Why a GPU of this machine stays unused; tell it loudly."""
 
     @property
     def room(self) -> DeviceRoom | None:
-        """Its memory, for `device_fit`; None: the host."""
+        """The device's memory, for `device_fit`; None: the host."""
         return None if self.info is None else room_of(self.info)
 
 
@@ -49,8 +49,8 @@ def room_of(info: DeviceInfo) -> DeviceRoom:
 
 
 def place(kv: KvOptions) -> Placement:
-    """The device for a context of these options. Raises CudaUnavailable where one was asked for and cannot be used, ConfigError where the
-    mode does not run there."""
+    """The device for a context of these options. Raises CudaUnavailable where a device was asked for and cannot be used, ConfigError where the
+    mode does not run on it."""
     if kv.mode is KvMode.EVICT and kv.placement.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
         raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.device}; use --device cpu")
     if kv.placement.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
@@ -69,8 +69,8 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The mode where none was asked for: sparse on processors that scan sketches with vectors, where it was measured to be nearer to full
-    attention than stock is, and several times as fast; exact elsewhere."""
+    """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
+    than stock, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
     vectors = _native.isa() != "portable"
@@ -87,7 +87,7 @@ def devices(kind: DeviceKind) -> list[DeviceInfo]:
 
 
 def native_devices() -> Any | None:
-    """The module that asks libedgekv about devices; None where the library cannot be loaded, which others report."""
+    """The module that asks libedgekv about devices; None where the library cannot be loaded (others report that)."""
     try:
         return import_module("edgekv._native.device_calls")
     except (ImportError, OSError, NativeError):
@@ -100,7 +100,7 @@ def why_no_gpu() -> str | None:
 
 
 def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
-    """`listed`: what `nvidia_gpus` says, which counts where none is found."""
+    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts where none was found."""
     if kind is DeviceKind.EMULATED:
         return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
     if found and not found[0].usable:
@@ -130,12 +130,12 @@ def _cupy_problem(info: DeviceInfo) -> str | None:
 
 
 def cupy_install(info: DeviceInfo | None) -> str:
-    """What to type for the CuPy that fits a device."""
+    """The command that installs the CuPy for a device."""
     return f"pip install \"edgekv[cuda{'12' if info is not None and info.runtime < 13000 else '13'}]\""
 
 
 def cupy_version() -> str | None:
-    """Version of the installed CuPy, which is not imported; None where there is none."""
+    """Version of the installed CuPy, without importing it; None: not installed."""
     if importlib.util.find_spec("cupy") is None:
         return None
     for name in _CUPY:
@@ -154,14 +154,14 @@ def has_cuda_build() -> bool:
 
 
 def has_cuda_driver() -> bool:
-    """Whether libcuda is there, which the NVIDIA driver brings."""
+    """Whether the NVIDIA driver's libcuda can be loaded."""
     from edgekv._native.libraries import can_load
 
     return can_load("libcuda.so.1")
 
 
 def nvidia_gpus() -> tuple[list[str], str]:
-    """What the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
+    """The GPUs that the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
     command = shutil.which("nvidia-smi")
     driver = has_cuda_driver()
     if command is None:

@@ -1,4 +1,4 @@
-"""What the KV cache of a context takes, from the shape of a model alone."""
+"""The memory of a context's KV cache, from the shape of a model alone."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
 
 COMPUTE_BYTES = 256 * MIB
-"""Set aside for llama.cpp's work buffers where `memory.compute` has no formula, and on the host where a GPU computes."""
+"""Bytes set aside for llama.cpp's work buffers on the host, where `memory.compute` does not count them."""
 
 TABLE_BYTES = 48
 """Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
-_HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # the kernels there are; the library has the last word
+_HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # those with kernels; the library has the last word
 _VECTOR_BYTES = 64
 
 
 @dataclass(frozen=True)
 class KvBytes:
-    """What the KV cache takes: home for every layer; the rest, in mode sparse, for the layers that are attended sparsely."""
+    """Bytes of the KV cache: home for every layer, the rest for the layers that modes sparse and evict serve."""
 
     home: int
     sketches: int = 0
     tables: int = 0
     arena: int = 0
     workspace: int = 0
-    """The work space of a step, which all layers use in turn; it grows with the context."""
+    """Work space of a step, which all layers use in turn; it grows with the context."""
 
     @property
     def fixed(self) -> int:
@@ -48,58 +48,58 @@ class KvBytes:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """What a context takes of a device's memory, in bytes, as far as it can be told before anything is loaded."""
+    """Estimated bytes of a context in a device's memory, before anything is loaded."""
 
     n_ctx: int
     """Tokens of each of `n_sequences` sequences."""
     n_sequences: int
     free: int
-    """Before the model is loaded."""
+    """Free bytes before the model is loaded."""
     weights: int
     compute: int
     """llama.cpp's work buffers."""
     others: int
     """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
     budget: int
-    """For all that follows."""
+    """Bytes for the parts that follow, home excepted."""
     sketches: int
     tables: int
     """Page table, priority, pins, attention mass."""
     scratch: int
-    """What selection and attention write between them, once for all layers."""
+    """Scratch of selection and attention, which all layers share."""
     staging: int
-    """Prompts are attended in it: K and V of one layer, `n_staged` times."""
+    """K and V of one layer, `n_staged` times: prompts are attended there."""
     n_staged: int
     ring: int
-    """Mode exact: what cold pages stream through."""
+    """Mode exact streams cold pages through it."""
     arena: int
     home: int
     """Bytes of the pages, in host memory."""
     slot_bytes: int
     n_heads: int
-    """KV heads whose pages it holds, of all layers."""
+    """KV heads with pages on the device, of all layers."""
     page_tokens: int
     n_ubatch: int
     """Prompt tokens that are computed at once."""
 
     @property
     def room(self) -> int:
-        """What the model leaves free; negative where the model itself does not fit."""
+        """Bytes that the model leaves free; negative where the model itself does not fit."""
         return self.free - self.weights - self.compute - self.others
 
     @property
     def fixed(self) -> int:
-        """The budget without the arena."""
+        """Bytes of the budget's parts without the arena."""
         return self.sketches + self.tables + self.scratch + self.staging + self.ring
 
     @property
     def missing(self) -> int:
-        """Bytes that the budget lacks: it must also hold one page of each head."""
+        """Bytes that the budget lacks for `fixed` and one page of each head."""
         return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
 
     @property
     def hot_tokens(self) -> int:
-        """Tokens of context whose pages the arena holds, of all layers and heads alike."""
+        """Tokens whose pages fit into the arena, shared evenly by all layers and heads."""
         if not self.n_heads:
             return 0
         return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
@@ -107,7 +107,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """Tokens of context of one sequence, the bytes of the KV cache of all, and a sentence where it is not what was asked for."""
+    """The context of one sequence in tokens, the KV bytes of all sequences, and a note where it is not the context asked for."""
 
     n_ctx: int
     bytes: KvBytes
@@ -117,29 +117,29 @@ class ContextChoice:
 
     @property
     def kv_bytes(self) -> int:
-        """K and V alone."""
+        """Bytes of K and V alone."""
         return self.bytes.home
 
 
 def sparse_layers(model: Geometry) -> list[int]:
-    """Layers that mode sparse can serve, as far as the file tells: a plain KV cache, and a head size there is a kernel for."""
+    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel."""
     if model.mla or model.head_dim_k != model.head_dim_v or model.head_dim_k not in _HEAD_DIMS:
         return []
     return [il for il in range(model.n_layer) if model.n_head_kv[il] and not model.swa[il]]
 
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:
-    """Bytes of one page in the arena, of a model that has `sparse_layers`."""
+    """Bytes of one page in the arena. The model must have `sparse_layers`."""
     return -(-(head_row_bytes(model, cache) * cache.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
 
 
 def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
-    """Bytes of K and V of one token in one KV head, of a model that has KV heads; those of all layers are alike."""
+    """Bytes of K and V of one token in one KV head, the same in all layers. The model must have KV heads."""
     return model.kv_bytes_per_token(cache.type_k.value, cache.type_v.value) // sum(model.n_head_kv)
 
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
-    """The options with what mode evict keeps in tokens: as many cells as the bytes hold, in multiples of 256. Raises ConfigError."""
+    """The options with `keep` in tokens: mode evict keeps as many as the bytes hold, in multiples of 256. Raises ConfigError."""
     if kv.mode is not KvMode.EVICT or not kv.eviction.keep.bytes:
         return kv
     per_token = model.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value)
@@ -151,7 +151,7 @@ def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
 
 
 def cells(n_ctx: int, kv: KvOptions) -> int:
-    """Cells of a context of `n_ctx` tokens that is created with these options; `kv` says what it keeps in tokens."""
+    """Cells of a context of `n_ctx` tokens with these options, whose `keep` is in tokens."""
     return min(rounded(n_ctx), rounded(kv.keep_tokens)) if kv.mode is KvMode.EVICT else n_ctx
 
 
@@ -176,25 +176,25 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
 
 
 def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -> int:
-    """Bytes for `n_heads` heads and one stream. The library knows the layout, and is loaded only here."""
+    """Bytes for `n_heads` heads and one stream. Only this loads the library, which knows the layout."""
     from edgekv._native.paging import sketch_bytes
 
     return sketch_bytes(kind, head_dim, n_heads, n_cells)
 
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
-    """Whole slots. `n_pages` of each of `n_heads` KV heads are all there are (those of several sequences together)."""
+    """Bytes of an arena of whole slots, for `n_pages` pages of all sequences in each of `n_heads` KV heads."""
     page = page_bytes(model, kv.cache)
     return arena_bytes(kv.placement.kv_budget, n_pages * n_heads * page) // page * page
 
 
 def arena_bytes(kv_budget: int | None, kv_bytes: int) -> int:
-    """Bytes that the budget (None: no arena) allows the arena in host memory of a context whose K and V take `kv_bytes`."""
+    """Bytes of the arena in host memory of a context whose K and V take `kv_bytes`. kv_budget: None: no arena."""
     return min(kv_budget or 0, kv_bytes)
 
 
 def largest_context(fits: Callable[[int], bool], most: int) -> int:
-    """The largest context, in tokens, up to `most` rounded, of which `fits(n)` holds; 0 for none. What fits one fits smaller ones."""
+    """The largest context in tokens, up to `most` rounded, for which `fits(n)` is true; 0: none. `fits` must hold for all smaller ones too."""
     low, high = 0, rounded(most) // CONTEXT_STEP
     while low < high:
         middle = (low + high + 1) // 2
@@ -203,5 +203,5 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
 
 
 def rounded(n: int) -> int:
-    """The length that llama.cpp makes of a context of `n` tokens."""
+    """The length to which llama.cpp rounds a context of `n` tokens."""
     return -(-n // CONTEXT_STEP) * CONTEXT_STEP

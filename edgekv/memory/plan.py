@@ -1,5 +1,5 @@
-"""The plan of a context before anything is loaded: what it takes of what is free now, which context fits, how fast it will be, which mode
-to take and why. From the model's header, this machine's free memory and its measured rates."""
+"""The plan of a context before anything is loaded: its memory, the context that fits, its speed, the mode to take and why. It is made from
+the model's header, this machine's free memory and its measured rates."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
     from edgekv._native.device_calls import Rates
 
 GAINS_FROM = 2048
-"""Up to about this depth attention takes a small part of a token's time with most models and kernels."""
+"""Up to about this depth attention takes a small part of a token's time, with most models and kernels."""
 
 _SHORT = f"up to about {GAINS_FROM:,} tokens attention is a small part of a token"
 
 USER_TOKENS = 4096
-"""The length of a conversation when counting how many fit."""
+"""Tokens of a conversation, for counting how many fit."""
 
 LONGEST = 1 << 22
-"""The longest context that is looked at."""
+"""The longest context that is considered, in tokens."""
 
 _FALLBACK = 4096
 _NOTHING = 1.1
-"""Times stock: a smaller gain is within the noise of machines."""
+"""Gains over stock below this factor are noise."""
 
 _MODES = (KvMode.OFF, KvMode.EXACT, KvMode.SPARSE)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """How long a context a mode allows on this machine."""
+    """The longest contexts of a mode on this machine."""
 
     mode: str
     fits_tokens: int
-    """The longest context of each slot whose memory is there; LONGEST: that or more."""
+    """The longest context of each slot that fits into memory; LONGEST: that or more."""
     readable_tokens: int | None
-    """The depth at which decoding falls below LEAST_TOKENS_PER_S by estimate; None: not within LONGEST tokens, or not known."""
+    """The estimated depth at which decoding falls below LEAST_TOKENS_PER_S; None: not within LONGEST tokens, or unknown."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `edgekv plan` says. Bytes, tokens, tokens a second."""
+    """Everything that `edgekv plan` says, in bytes, tokens and tokens/s."""
 
     model: str
     architecture: str
@@ -73,25 +73,25 @@ class Plan:
     """Why it does not fit; None: it fits."""
     limits: tuple[Limit, ...]
     users: int
-    """Conversations of USER_TOKENS whose K and V fit into what is left beside everything else."""
+    """Conversations of USER_TOKENS whose K and V fit beside everything else."""
     speeds: tuple[Speed, ...]
     served_layers: int
     n_layer: int
     recommended: str
     why: str
     sentence: str
-    """What EdgeKV changes about the limit of this machine."""
+    """How EdgeKV changes the limit of this machine, in words."""
     flags: tuple[str, ...]
     notes: tuple[str, ...]
     busy: float = 0.0
-    """Cores that other programs kept busy during measurements: then speeds, and all that follows from them, are a guess. 0.0: none."""
+    """Cores that other programs kept busy during the measurements; above 0.0 speeds, and all that follows from them, are a guess."""
 
     def total(self, place: str = HOST) -> int:
         return total(self.parts, place)
 
 
 def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | None = None) -> Plan:
-    """Make a plan. host, device: measured rates; without them it has no speeds."""
+    """Make a plan. host, device: measured rates; None: the plan has no speeds. Raises ConfigError."""
     shape, kv = request.shape, in_tokens(request.shape, request.kv)
     request = replace(request, kv=kv)
     choice, problem = _context(request)
@@ -116,8 +116,8 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
 
 
 def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:
-    """Conversations of `n_tokens` whose K and V fit beside the weights, work buffers and the rest that does not grow with them; on a GPU
-    without EdgeKV, where all of them lie in its memory, and in host memory otherwise."""
+    """Conversations of `n_tokens` tokens whose K and V fit beside all fixed parts: in the memory of a GPU without EdgeKV, otherwise in host
+    memory."""
     each = home_bytes(request.shape, n_tokens, kv)
     fixed = [part for part in request.parts(n_tokens, kv.with_(mode=KvMode.OFF)) if not part.name.startswith("KV")]
     if request.room is not None and kv.mode is KvMode.OFF:
@@ -126,7 +126,7 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
 
 
 def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:
-    """The context to open, and why it does not fit."""
+    """The context to open, and why it does not fit; None: it fits."""
     try:
         return choose_context(request), None
     except DoesNotFit as error:
@@ -165,7 +165,7 @@ def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) 
     return roofline(mode, depth).decode or 0.0
 
 
-# ---- what it comes to -----------------------------------------------------------------------------------------------------------
+# ---- conclusions ----------------------------------------------------------------------------------------------------------------
 
 
 def _recommend(request: ContextRequest, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
@@ -227,7 +227,7 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
 
 
 def fitting_context(model: ModelFile, available: int) -> int:
-    """Tokens, up to those that the model was trained for, that fit on the host in mode exact; 0 where not even the weights do."""
+    """Tokens, up to the trained context, that fit on the host in mode exact; 0 where not even the weights fit."""
     exact, n_train = KvOptions(mode=KvMode.EXACT), model.geometry.n_ctx_train
     request = ContextRequest(model, exact, None, Slots(), available, n_threads=default_threads())
     return min(n_train, largest_context(lambda n: request.fits(n, exact), n_train))

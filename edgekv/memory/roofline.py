@@ -1,5 +1,4 @@
-"""How long a token takes, from what it has to read and compute and what this machine was measured to do: an estimate, before anything is
-loaded."""
+"""The estimated time of a token, before anything is loaded: from the bytes that it reads, its arithmetic and this machine's measured rates."""
 
 from __future__ import annotations
 
@@ -17,19 +16,18 @@ from edgekv.rates.host import HostRates, KernelRates, measured_head_dim
 from edgekv.vocab import KvMode
 
 ROWS = ((1800, 322), (7168, 403), (16_000, 503), (32_000, 598))
-"""(depth, rows that a KV head reads) in mode sparse at resolution 2,000: measured on the default model (LOG.md). Real texts and models
-differ."""
+"""(depth, rows that a KV head reads) in mode sparse at resolution 2,000, measured on the default model (LOG.md). Texts and models differ."""
 
 _ROWS_RESOLUTION = 2000.0
 
 DEPTHS = (4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 LEAST_TOKENS_PER_S = 5.0
-"""About as fast as a person reads: where decoding is slower, a machine without a GPU stops being useful."""
+"""About as fast as a person reads."""
 
 
 def rows_read(depth: int, resolution: float) -> int:
-    """Rows that a KV head reads of `depth` tokens in mode sparse, between and beyond the measured depths as a power of the depth."""
+    """Rows that a KV head reads of `depth` tokens in mode sparse; a power of the depth between and beyond the measured depths."""
     points = [(math.log(d), math.log(n)) for d, n in ROWS]
     x = math.log(max(depth, 1))
     (x0, y0), (x1, y1) = next((pair for pair in pairwise(points) if x <= pair[1][0]), (points[-2], points[-1]))
@@ -49,7 +47,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a layer's time depends on."""
+    """The properties on which a layer's time depends."""
 
     n_head_kv: int
     slides: bool
@@ -60,8 +58,8 @@ class _Layer:
 
 
 class HostRoofline:
-    """A model on this processor. The time of a token: its weights, a fixed part for each layer, and attention, which takes the larger of
-    what the kernel needs and what the bytes need."""
+    """A model on this processor. A token takes the time of its weights, a fixed time for each layer, and attention: the longer of the kernel's
+    time and that of reading the bytes."""
 
     def __init__(self, model: ModelFile, kv: KvOptions, rates: HostRates):
         self._model, self._kv, self._rates = model, kv, rates
@@ -71,7 +69,7 @@ class HostRoofline:
         types = (kv.cache.type_k.value, kv.cache.type_v.value)
         self._row_bytes = shape.kv_bytes_per_token(*types) // max(1, sum(shape.n_head_kv))
         layers = [_Layer(shape.n_head_kv[il], shape.swa[il], il in served) for il in range(shape.n_layer)]
-        self._layers = Counter(layers).items()  # many are alike
+        self._layers = Counter(layers).items()  # most layers are alike
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
                               for kind, n in self._traffic.decode_bytes.items())
@@ -87,7 +85,7 @@ class HostRoofline:
         return self._weights_s + sum(n * self._layer(layer, depth, mode) for layer, n in self._layers)
 
     def prompt_seconds(self, mode: KvMode, depth: int) -> float:
-        """Seconds of one prompt token, read with others behind `depth` tokens."""
+        """Seconds of one prompt token in a batch behind `depth` tokens."""
         rates = self._rates.attention
         stock = min(rates.flash.prompt, rates.plain.prompt)
         per_cell = [n * (stock if layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
@@ -102,7 +100,7 @@ class HostRoofline:
         return min(depth, self._model.geometry.sliding_window) if layer.slides else depth
 
     def _scale(self) -> float:
-        """Rates are those of heads as wide as K and V are on average; a shape that was not measured counts by its width."""
+        """The width of K and V over the width of the measured heads: other shapes take time in proportion."""
         shape = self._model.geometry
         measured = 2 * measured_head_dim(shape.head_dim_k, shape.head_dim_v)
         return (shape.head_dim_k + shape.head_dim_v) / measured if shape.head_dim_k else 1.0
@@ -119,13 +117,13 @@ class HostRoofline:
         return self._attended(layer, rates.exact, rates.row * read + rates.scan * cells, read)
 
     def _attended(self, layer: _Layer, kernel: KernelRates, head_s: float, n_rows: int) -> float:
-        """head_s: seconds of a KV head by the kernel's rates; n_rows: that it reads."""
+        """Seconds of a layer. head_s: a KV head's by the kernel's rates; n_rows: rows that it reads."""
         return kernel.layer + layer.n_head_kv * max(self._scale() * head_s, n_rows * self._row_bytes / self._rates.read)
 
 
 def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:
-    """The largest depth up to `most` where `speed(depth)`, which falls, is at least `tokens_per_s`; None: it is that fast at `most`; 0:
-    nowhere."""
+    """The largest depth below `most` with `speed(depth)` of at least `tokens_per_s`; None: `most` has it too; 0: no depth has. speed must fall
+    with depth."""
     if speed(most) >= tokens_per_s:
         return None
     low, high = 0, most

@@ -1,5 +1,4 @@
-"""Which layers EdgeKV's attention serves and why not the others, as far as a model's header tells. `edgekv doctor` opens a context and
-knows."""
+"""Which layers EdgeKV's attention serves, and why not the others, by a model's header. `edgekv doctor` opens a context to be certain."""
 
 from __future__ import annotations
 

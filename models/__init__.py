@@ -1,4 +1,4 @@
-"""What is known about a model before it is loaded: where the default one is, and what a GGUF file says about its shape."""
+"""Models before they are loaded: where they are, and what a GGUF file says about its shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that `edgekv chat` uses when none is named: the one inside the distribution that the extra `demo` installs."""
+"""The default model of `edgekv chat`, from the distribution that the extra `demo` installs."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _NOT_A_MODEL = {
     "imatrix": "an importance matrix",
 }
 
-# Sliding-window layers where the file does not list them: the pattern llama.cpp gives each architecture, as (period, which layer
-# of each period attends everything: the last, or the first).
+# llama.cpp's patterns of sliding-window layers, for files that do not list them: (period, which layer of each period attends everything,
+# the last or the first).
 _SWA_PATTERNS = {
     "gemma2": (2, "last"), "gpt-oss": (2, "last"), "gemma3": (6, "last"), "gemma3n": (5, "last"), "cohere2": (4, "last"),
     "cohere2moe": (4, "first"), "exaone4": (4, "last"), "exaone-moe": (4, "last"), "llama4": (4, "last"), "olmo2": (4, "last"),
@@ -41,7 +41,7 @@ _MAX_LAYERS = 512  # llama.cpp's own limit
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a model file says about itself. Tuples have one entry for each layer."""
+    """The shape of a model, as its file gives it. Tuples have one entry for each layer."""
 
     path: Path
     architecture: str
@@ -64,9 +64,9 @@ class Geometry:
     rope_dim: int
     sliding_window: int  # tokens; 0: none
     swa: tuple[bool, ...]  # layers that attend only the window
-    mla: bool  # one latent row in place of K and V
+    mla: bool  # one latent row instead of K and V
     chat_template: bool
-    recurrent_bytes: int = 0  # of one sequence, however long it is: the f32 state of recurrent layers and convolutions
+    recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 
     @property
     def n_layer_kv(self) -> int:
@@ -74,11 +74,11 @@ class Geometry:
         return sum(n > 0 for n in self.n_head_kv)
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
-        """KV cache bytes of one token over all layers, sliding-window ones included. Types are ggml names, e.g. "f16", "q8_0"."""
+        """KV cache bytes of one token over all layers, those with sliding windows included. Types are ggml names, e.g. "f16", "q8_0"."""
         return sum(self._layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
-        """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps its window only."""
+        """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps only its window."""
         return sum(
             self._layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
             for il in range(self.n_layer)
@@ -97,24 +97,24 @@ def _row_bytes(n_elements: int, type_name: str) -> int:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model file, or all parts of a split one, opened."""
+    """An opened model file, or all parts of a split one."""
 
     geometry: Geometry
     tensors: tuple[TensorInfo, ...]
     header: MetadataReader
-    """Of the first part, which has the metadata."""
+    """The header of the first part, which has the metadata."""
 
 
 def geometry(path: str | Path) -> Geometry:
-    """`open_model`'s geometry."""
+    """The geometry of a model file. Raises as `open_model`."""
     return open_model(path).geometry
 
 
 def open_model(path: str | Path, whole: bool = True) -> ModelFile:
-    """Read what a file says of a model that can chat. Without `whole` its header is enough: tensors may be missing.
+    """Read the header of a model that can chat. whole: its tensors must be there too.
 
-    Raises ModelError, with one sentence, if the file is missing, no GGUF, damaged or incomplete, or of a kind that cannot
-    generate text: a vocabulary without weights, an embedding model, an adapter, a projector.
+    Raises ModelError, with one sentence, where the file is missing, no GGUF, damaged or incomplete, or cannot generate text: a vocabulary
+    without weights, an embedding model, an adapter, a projector.
     """
     path = Path(path)
     reader = open_gguf(path, whole)
@@ -192,7 +192,7 @@ def _check_kind(path: Path, reader: MetadataReader) -> None:
 
 
 def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[MetadataReader]:
-    """The other files of a model that was split; llama.cpp loads them from the first one's name."""
+    """The other parts of a split model; llama.cpp finds them by the first one's name."""
     n_parts = int(reader.value("split.count", 0) or 0)
     if n_parts <= 1:
         return []

@@ -1,4 +1,4 @@
-"""Fetches GGUF files from Hugging Face, through huggingface_hub: it goes on where it was interrupted, and keeps them in its own cache."""
+"""Fetches GGUF files from Hugging Face through huggingface_hub, which resumes interrupted downloads and has its own cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
-"""Where nobody names a type of weights: the first of these that there is."""
+"""Types of weights to take where none is named; the first one that exists."""
 
 _ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -26,7 +26,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Raises ConfigError."""
+        """The address in a text. Raises ConfigError."""
         match = _ADDRESS.fullmatch(text.strip())
         if match is None:
             raise ConfigError(f"{text!r} is no address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
@@ -35,8 +35,8 @@ class Address:
 
 
 def choose(files: Sequence[str], quant: str | None, repo: str = "the repository") -> list[str]:
-    """The files of one model, all parts in order. quant: a part of the name, in any case; None: the first of PREFERRED. Raises
-    ModelError, which names what there is."""
+    """The files of one model, all parts in order. quant: a part of the name, in any case; None: the first of PREFERRED. Raises ModelError,
+    which names the files that exist."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         stem = file.removesuffix(".gguf")
@@ -55,8 +55,8 @@ def choose(files: Sequence[str], quant: str | None, repo: str = "the repository"
 
 
 def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Path:
-    """Fetch a model and return the path of its file, or of its first part. `say` gets a line for each file; huggingface_hub shows the
-    progress. Raises ConfigError where that is not installed, ModelError where there is no such model, EdgeKVError where the site
+    """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; huggingface_hub shows the
+    progress. Raises ConfigError where huggingface_hub is not installed, ModelError where there is no such model, EdgeKVError where the site
     cannot be reached."""
     hub = _library()
     try:
@@ -74,7 +74,7 @@ def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Pa
     except (hub.errors.HfHubHTTPError, OSError, ConnectionError) as error:
         raise EdgeKVError(f"{address.repo} could not be fetched: {_reason(error)}; what has come is kept, and the same command goes on with "
                           "it. `edgekv models list` shows the models that are here") from None
-    except Exception as error:  # the library's HTTP client has errors of its own, which differ between its versions
+    except Exception as error:  # the errors of the library's HTTP client differ between versions
         if "connect" not in type(error).__name__.lower() and "timeout" not in type(error).__name__.lower():
             raise
         raise EdgeKVError(f"{address.repo} could not be fetched: Hugging Face cannot be reached ({_reason(error)}); what has come is kept, "

@@ -1,4 +1,4 @@
-"""GGUF files that are on this machine already: the default model, and what other tools keep in their caches."""
+"""GGUF files on this machine: the default model, and those in other tools' caches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """Every model file in the known places, each once, in the order of the places. Files are looked at, not opened."""
+    """Every model file in the known places, each once, in the order of the places. No file is opened."""
     found: dict[Path, LocalModel] = {}
     for model in (*_default(), *_hub(), *_llama_cpp(), *_ollama(), *_lm_studio()):
         found.setdefault(model.path.resolve(), model)
@@ -36,7 +36,7 @@ def local_models() -> list[LocalModel]:
 
 
 def find_local(name: str) -> LocalModel:
-    """The one of `local_models` with this name, or the only one whose name has it as a part. Raises ModelError, which names them."""
+    """The one of `local_models` with this name, or the only one whose name contains it. Raises ModelError, which names the candidates."""
     models = local_models()
     exact = [model for model in models if model.name == name]
     found = exact or [model for model in models if name.lower() in model.name.lower()]
@@ -57,7 +57,7 @@ def _default() -> Iterator[LocalModel]:
 
 
 def hub_folder() -> Path:
-    """Where huggingface_hub keeps what it fetches."""
+    """The folder of huggingface_hub's cache."""
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder)
     return Path(os.environ.get("HF_HOME") or _cache() / "huggingface") / "hub"
@@ -82,7 +82,7 @@ def _llama_cpp() -> Iterator[LocalModel]:
 
 
 def _ollama() -> Iterator[LocalModel]:
-    """Blobs are named by their contents; the manifests say what people call them. Other blobs are no models."""
+    """Models in Ollama's cache: manifests map names to blobs, which are named by their contents. Blobs without a manifest are no models."""
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama/models")
     names: dict[str, str] = {}
     for manifest in sorted((root / "manifests").rglob("*")):
@@ -97,7 +97,7 @@ def _model_layers(manifest: Path) -> list[str]:
     try:
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         return [layer["digest"].replace(":", "-") for layer in layers if layer["mediaType"] == _LAYER]
-    except (OSError, ValueError, KeyError, TypeError):  # another tool's file, or one that is being written
+    except (OSError, ValueError, KeyError, TypeError):  # another tool's file, or an unfinished one
         return []
 
 
@@ -108,7 +108,7 @@ def _lm_studio() -> Iterator[LocalModel]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """GGUF files below a folder but for later parts and projectors."""
+    """GGUF files below a folder, without projectors and later parts of split models."""
     for path in sorted(folder.rglob("*.gguf")):
         if not _LATER_PART.search(path.name) and "mmproj" not in path.name.lower() and _is_gguf(path):
             yield path

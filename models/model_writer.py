@@ -1,8 +1,8 @@
-"""Writes a model of a known shape with random weights: streamed, so that its size does not matter, and all of it or nothing.
+"""Writes a model of a known shape with random weights, of any size, completely or not at all.
 
-A matrix is made of blocks of 32 numbers, drawn from a bank of `_N_BLOCKS` blocks that were quantised once. That is as fast as a disk
-writes, and no two rows are alike. The bank holds normally distributed numbers of mean zero: blocks of evenly random bits have another
-mean, which would grow from layer to layer.
+A matrix consists of blocks of 32 numbers, drawn from a bank of `_N_BLOCKS` blocks that are quantised once. That is as fast as a disk
+writes, and no two rows are alike. The bank's numbers are normally distributed with mean zero: blocks of random bits have another mean, which
+would grow from layer to layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgekv.models.shapes import WEIGHT_TYPES, ModelShape, Weights
 from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
 
 Progress = Callable[[int, int], None]
-"""Bytes written, and in all."""
+"""Called with the bytes written, and all bytes."""
 
 _BLOCK = 32  # numbers
 _N_BLOCKS = 1 << 16
@@ -40,23 +40,23 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
                 progress: Progress = lambda done, total: None) -> Path:
     """Write a GGUF file of `shape` whose matrices are of `weight_type`; the same arguments give the same bytes.
 
-    It grows as `<path>.part` and gets its name when it is complete; an interrupt or an error removes it. Raises ConfigError for a
-    type or path that cannot be, DoesNotFit where the disk has no room for it.
+    The file is `<path>.part` until it is complete; an interrupt or an error removes it. Raises ConfigError for an impossible type or path,
+    DoesNotFit where the disk has no room.
     """
     _check_type(weight_type)
     return _whole(shape, path, weight_type, lambda writer, total: _write_tensors(writer, shape, path, weight_type, seed, progress, total))
 
 
 def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0]) -> Path:
-    """Write the header alone: it says what tensors there are, and holds none of them. `edgekv plan` reads such a file; nothing can run
-    it. Raises as `write_model` does."""
+    """Write a header that lists the tensors, without their data. `edgekv plan` reads such a file; nothing can run it. Raises as
+    `write_model`."""
     _check_type(weight_type)
     return _whole(shape, path, weight_type, lambda writer, total: None, header_only=True)
 
 
 def write_empty(shape: ModelShape, path: Path, weight_type: str) -> Path:
-    """Write a model whose weights are zero bytes, for measurements of speed and memory; any ggml type whose blocks divide the rows. The
-    file has holes where the weights are, which take no disk until they are read."""
+    """Write a model whose weights are zero bytes, for measurements of speed and memory. weight_type: any ggml type whose blocks divide the
+    matrix rows. The weights are holes in the file, which take no disk."""
     return _whole(shape, path, weight_type, lambda writer, total: _extend(_file_of(writer), total))
 
 
@@ -66,7 +66,7 @@ def _check_type(weight_type: str) -> None:
 
 
 def _file_of(writer: gguf.GGUFWriter) -> BinaryIO:
-    """Open since the header was written."""
+    """The writer's file, open since the header was written."""
     if not writer.fout:
         raise EdgeKVError("a model could not be written: the header comes first")
     return writer.fout[0]
@@ -77,7 +77,7 @@ def _extend(file: BinaryIO, n_bytes: int) -> None:
 
 
 def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf.GGUFWriter, int], None], header_only: bool = False) -> Path:
-    """A header and what `body` writes behind it, all of it or nothing. body: the writer, bytes of all tensors with their padding."""
+    """Write a header and then `body`, completely or not at all. body(writer, bytes of all tensors with their padding)."""
     if path.exists():
         raise ConfigError(f"{path} exists; remove it, or name another file with -o")
     if not path.parent.is_dir():
@@ -85,7 +85,7 @@ def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf
     part = path.with_name(path.name + _PART)
     writer = gguf.GGUFWriter(part, shape.architecture)
     try:
-        part.unlink(missing_ok=True)  # of a process that was killed
+        part.unlink(missing_ok=True)  # left by a killed process
         body(writer, _write_header(writer, shape, weight_type, header_only))
         writer.close()
         part.rename(path)
@@ -101,7 +101,7 @@ def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf
 
 
 def _write_header(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str, header_only: bool) -> int:
-    """Returns the bytes of all tensors with their padding."""
+    """Write the header; return the bytes of all tensors with their padding."""
     _add_metadata(writer, shape, weight_type)
     if header_only:
         writer.add_bool(HEADER_ONLY, True)
@@ -188,17 +188,17 @@ class _Bank:
             self._blocks = quantised.view([("scaled", np.float16), ("codes", np.uint8, codes)])[:, 0]
 
     def scaled(self, std: float) -> np.ndarray:
-        """Blocks [_N_BLOCKS] of numbers with this standard deviation; both quantised types have their scale in front."""
+        """Blocks [_N_BLOCKS] of numbers with this standard deviation. Both quantised types begin with their scale."""
         if self._plain is not None:
-            upper = ((self._plain * np.float32(std)).view(np.uint32) >> 16).astype(np.uint16)  # the half of an f32 that bf16 is
+            upper = ((self._plain * np.float32(std)).view(np.uint32) >> 16).astype(np.uint16)  # bf16 is the upper half of an f32
             return upper.view(f"V{upper.itemsize * _BLOCK}")[:, 0]
         blocks = self._blocks.copy()
         blocks["scaled"] = blocks["scaled"].astype(np.float32) * std
-        return blocks.view(f"V{blocks.dtype.itemsize}")  # bytes that NumPy gathers without looking at their fields
+        return blocks.view(f"V{blocks.dtype.itemsize}")  # NumPy gathers plain bytes faster than fields
 
 
 def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
-    """The bytes of a tensor, a few MiB at a time. A stream of random numbers for each tensor: changing one leaves the others."""
+    """The bytes of a tensor, a few MiB at a time. Each tensor has its own random stream, so that changing one leaves the others alone."""
     random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
     if tensor.is_vector:
         values = tensor.mean + tensor.std * random.standard_normal(tensor.n_in, dtype=np.float32)
@@ -217,7 +217,7 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
             chosen = random.integers(0, _N_BLOCKS, (n, per_row), dtype=np.uint16)
             if tensor.shared:
                 common_here = random.random((n, per_row), dtype=np.float32) < tensor.shared
-                common_here[:, 0] = False  # or short rows would be alike altogether
+                common_here[:, 0] = False  # otherwise short rows would all be equal
                 chosen = np.where(common_here, common, chosen)
             yield blocks.take(chosen.ravel(), mode="clip")
             left -= n

@@ -1,7 +1,7 @@
-"""Opens a GGUF file for its metadata, fast, and says in one sentence what is wrong with a file that is none.
+"""Reads the metadata of a GGUF file, fast, and says in one sentence what is wrong with any other file.
 
-`gguf.GGUFReader` makes several NumPy arrays for each element of each array: seconds for a vocabulary and its merges. Here
-an array stays one view of the mapped file, and tensors are described, not mapped.
+`gguf.GGUFReader` makes several NumPy arrays for each element of an array, which takes seconds for a vocabulary and its merges. Here an array
+stays one view of the mapped file, and tensors are described, not mapped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, ReaderField
 from edgekv.errors import ModelError
 
 HEADER_ONLY = "edgekv.header_only"
-"""In a file that was written without its tensors, for planning."""
+"""Key of files that were written without their tensors, for planning."""
 
 _LENGTH = struct.Struct("<Q")
 
@@ -43,10 +43,10 @@ _FOREIGN = [
 @dataclass(frozen=True)
 class TensorInfo:
     name: str
-    shape: tuple[int, ...]  # in GGUF order: the first number is the length of a row
+    shape: tuple[int, ...]  # in GGUF order: the row length comes first
     type: gguf.GGMLQuantizationType
     n_bytes: int
-    end: int  # offset in the file of the byte after the last one
+    end: int  # file offset one past the last byte
 
     @property
     def n_elements(self) -> int:
@@ -58,9 +58,9 @@ class _Truncated(ValueError):
 
 
 class MetadataReader(gguf.GGUFReader):
-    """`fields` as in GGUFReader, except that arrays are one part; `tensor_infos` in place of `tensors`.
+    """Use `value()` and `length()`; arrays of strings have only a length.
 
-    Use `value()` and `length()`. Arrays of strings have a length only.
+    `fields` is as in GGUFReader, except that an array is one part; `tensor_infos` replaces `tensors`.
     """
 
     tensor_infos: list[TensorInfo]
@@ -129,8 +129,7 @@ def _strings_end(data: np.ndarray, offset: int, count: int) -> int:
 
 
 def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
-    """Open a model file and check that all of it is there; without `whole`, that its header is. Raises ModelError with one sentence
-    otherwise."""
+    """Open a model file and check that its header is complete, and with `whole` its tensors too. Raises ModelError with one sentence."""
     if not path.exists():
         raise ModelError(f"there is no file {path}; give the path of a GGUF model")
     if path.is_dir():
@@ -185,6 +184,6 @@ def _looks_like(path: Path, head: bytes) -> str:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:  # a character cut in two at the end is no sign of anything
+        if error.start < len(head) - 3:  # a character cut in two at the end says nothing
             return "some other binary file"
     return "some other binary file" if b"\0" in head else "text"

@@ -1,4 +1,4 @@
-"""Layers without a KV cache: which they are, and the state that they keep in its place."""
+"""Layers without a KV cache, and the state that they keep instead."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from edgekv.models.reader import MetadataReader
 
 _INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-"""Of so many layers the last one attends, and the others are recurrent, where the file does not list them (llama.cpp: src/models)."""
+"""For files that do not list recurrent layers: in each run of so many layers only the last one attends (llama.cpp: src/models)."""
 
 _BOTH = frozenset({"falcon-h1"})
-"""Every layer attends and has a state besides."""
+"""Architectures in which every layer attends and also has a state."""
 
 
 def attending(arch: str, reader: MetadataReader, n_head_kv: tuple[int, ...]) -> tuple[int, ...]:
-    """KV heads of each layer, 0 for one that keeps a state in their place."""
+    """KV heads of each layer; 0 for a layer that keeps a state instead."""
     if arch not in _INTERVALS:
         return n_head_kv
     interval = int(reader.value(f"{arch}.full_attention_interval", _INTERVALS[arch]))
@@ -22,11 +22,11 @@ def attending(arch: str, reader: MetadataReader, n_head_kv: tuple[int, ...]) -> 
 
 
 def recurrent_bytes(arch: str, reader: MetadataReader, n_embd: int, n_head: tuple[int, ...], n_head_kv: tuple[int, ...]) -> int:
-    """Bytes of the state of one sequence, f32: as llama_hparams::n_embd_r and n_embd_s count it."""
+    """Bytes of one sequence's state, f32, as llama_hparams::n_embd_r and n_embd_s count it."""
     per_layer = 4 * _numbers(lambda key, default=0: reader.value(f"{arch}.{key}", default), n_embd, max(n_head))
     widths = reader.value(f"{arch}.feed_forward_length", 1)
     widths = widths if isinstance(widths, list) else [widths] * len(n_head_kv)
-    # a hybrid may have layers that are neither: a feed-forward network alone (nemotron_h)
+    # some layers of a hybrid are neither, only a feed-forward network (nemotron_h)
     alone = arch.startswith("nemotron_h")
     recurrent = [arch in _BOTH or not n and not (alone and widths[il]) for il, n in enumerate(n_head_kv)]
     return per_layer * sum(recurrent)

@@ -1,4 +1,4 @@
-"""Shapes of known models, for files of random weights (`edgekv models synth`): what costs time and memory is the shape alone."""
+"""Shapes of known models, for files of random weights (`edgekv models synth`): time and memory depend on the shape alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgekv.errors import ConfigError
 WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")
 """Types of the matrices, the default first."""
 
-# What makes random weights behave like trained ones where it matters to measurements (tried on the shape of qwen3-0.6b, 12 layers, 4,096
-# tokens: two correct kernels 1e-3 apart in KL divergence, an eighth of the pages 93 % of the attention):
+# These make random weights behave like trained ones where measurements need it. Tried on the shape of qwen3-0.6b with 12 layers and 4,096
+# tokens: two correct kernels were 1e-3 apart in KL divergence, and an eighth of the pages had 93 % of the attention.
 _ATTENTION_GAIN = 2.25  # standard deviation of a query's and a key's entries; logits have its square. Less: attention is nearly uniform
 _EMBEDDING_STD = 1.0    # all layers together add about as much. Much less: rounding errors grow from layer to layer into other answers
 _SHARED = 0.7           # of each token's embedding, the same for all: queries of successive steps have something in common
@@ -23,7 +23,7 @@ _LOGIT_STD = 4.0
 
 @dataclass(frozen=True)
 class Weights:
-    """One tensor: `n_out` rows of `n_in` numbers of a standard deviation; a vector of `n_in` numbers around `mean` for `n_out` 0."""
+    """One tensor: `n_out` rows of `n_in` numbers of standard deviation `std`; for n_out 0 a vector of `n_in` numbers around `mean`."""
 
     name: str
     n_out: int
@@ -31,11 +31,11 @@ class Weights:
     std: float
     mean: float = 0.0
     shared: float = 0.0
-    """The share of each row of a matrix, in blocks, that all rows have alike."""
+    """The share of a matrix row's blocks that all rows have in common."""
     any_sign: bool = False
-    """Half of the numbers of a vector, at random, are negative."""
+    """A random half of a vector's numbers is negative."""
     n_stacked: int = 0
-    """So many matrices of that size in one tensor, one for each expert; 0: one matrix."""
+    """Matrices of this size in one tensor, one for each expert; 0: one matrix."""
     is_f32: bool = False
     """A matrix that no model quantises."""
 
@@ -45,7 +45,7 @@ class Weights:
 
     @property
     def n_rows(self) -> int:
-        """Of all stacked matrices together; 1 for a vector."""
+        """Rows of all stacked matrices together; 1 for a vector."""
         return max(1, self.n_stacked) * max(1, self.n_out)
 
     @property
@@ -54,7 +54,7 @@ class Weights:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """As NumPy has them: rows last."""
+        """NumPy's shape: the row length comes last."""
         return (*([self.n_stacked] if self.n_stacked else []), *([self.n_out] if self.n_out else []), self.n_in)
 
     def type_in(self, weight_type: str) -> str:
@@ -62,13 +62,13 @@ class Weights:
         return "f32" if self.is_vector or self.is_f32 else weight_type
 
     def n_bytes(self, weight_type: str) -> int:
-        """Bytes in such a file."""
+        """Bytes in a file whose matrices are of `weight_type`."""
         return row_bytes(self.n_elements, self.type_in(weight_type))
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of one model. Each row of a matrix is a multiple of 32 numbers, a block of the quantised types."""
+    """Sizes of one model. Matrix rows are multiples of 32 numbers, a block of the quantised types."""
 
     name: str
     architecture: str  # of llama.cpp: llama, qwen3, qwen3moe, gemma3 or lfm2
@@ -112,8 +112,8 @@ class ModelShape:
         return sum(row_bytes(n * self.head_dim, kind) for n in self.heads_kv for kind in (type_k, type_v))
 
     def weights(self) -> Iterator[Weights]:
-        """Every tensor in the order of the file. Matrices map inputs of unit variance to outputs of unit variance, but for those that
-        end in the residual stream: there all layers together have it."""
+        """Every tensor in the order of the file. Matrices map inputs of unit variance to outputs of unit variance. Those that end in the
+        residual stream have unit variance over all layers together."""
         yield Weights("token_embd.weight", self.n_vocab, self.n_embd, _EMBEDDING_STD, shared=_SHARED)
         # Any sign: a head that is the embedding would otherwise predict the token it has just seen.
         gain = _LOGIT_STD / (_EMBEDDING_STD * self.n_embd ** 0.5)
@@ -159,7 +159,7 @@ class ModelShape:
 
     @property
     def _residual(self) -> float:
-        """What a layer adds: all together add as much as an embedding has."""
+        """The standard deviation that a layer adds to the residual stream: all layers together add as much as an embedding has."""
         return self.n_layer ** -0.5
 
 
@@ -194,11 +194,11 @@ SHAPES = {shape.name: shape for shape in (
     ModelShape("qwen3-32b", "qwen3", 64, 5120, 25_600, 64, 8, 128, 151_936, 40_960, 1e6, norm_epsilon=1e-6),
     ModelShape("llama-3-70b", "llama", 80, 8192, 28_672, 64, 8, 128, 128_256, 131_072, 500_000.0),
 )}
-"""Every shape by name. The contexts of llama-3-8b and llama-3-70b are those of Llama 3.1, and RoPE is not scaled: random weights do not mind."""
+"""Every shape by name. llama-3-8b and llama-3-70b have the contexts of Llama 3.1 without its RoPE scaling, which random weights do not need."""
 
 
 def find_shape(name: str) -> ModelShape:
-    """Raises ConfigError, which names the shapes there are."""
+    """The shape of that name. Raises ConfigError, which lists the shapes."""
     try:
         return SHAPES[name]
     except KeyError:

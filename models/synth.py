@@ -1,7 +1,7 @@
-"""Tiny models with random weights, written as GGUF files that llama.cpp loads: for tests and benchmarks, never for their prose.
+"""Tiny GGUF models with random weights that llama.cpp loads, for tests and benchmarks.
 
-Each is a function of its path, its `SyntheticShape` and a seed; the same three give the same bytes. Weights are scaled so that attention
-is far from uniform and the best token is far from the second, which makes a wrong kernel visible in the logits.
+The same path, `SyntheticShape` and seed give the same bytes. Weights are scaled so that attention is far from uniform and the best token is
+far from the second: logits then show a wrong kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONTROL, _UNKNOWN, _NORMAL, _BYTE = (
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` is free of `n_embd`."""
+    """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` does not depend on `n_embd`."""
 
     n_layer: int = 2
     n_head: int = 4
@@ -70,11 +70,11 @@ class _Model:
         self.gguf.add_rope_freq_base(s.rope_base)
 
     def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0, dtype: str | None = None) -> None:
-        """Maps unit-variance input to outputs of standard deviation `gain`."""
+        """Add a matrix that maps inputs of unit variance to outputs of standard deviation `gain`."""
         self.tensor(name, self._normal(name, n_out, n_in) * (gain / np.sqrt(n_in)), dtype or self.shape.dtype)
 
     def embedding(self, name: str, gain: float) -> None:
-        """One row for each token. Control tokens and bytes that are no text get small rows: they are hardly ever sampled."""
+        """Add the embedding. Control tokens and bytes that are no text get small rows, so that they are hardly ever sampled."""
         s = self.shape
         rows = self._normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
         rows[:FIRST_PRINTABLE] *= 0.1
@@ -117,19 +117,17 @@ class _Model:
         return self.path
 
     def _normal(self, name: str, *shape: int) -> np.ndarray:
-        # A stream for each tensor: changing one size leaves the other tensors as they were.
+        # Each tensor has its own random stream: changing one size leaves the other tensors alone.
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
 
 
 FIRST_PRINTABLE = 3 + 256
-"""Tokens before this one are control tokens and bytes."""
+"""The first token of text; those before it are control tokens and bytes."""
 
 
 def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
-    """SentencePiece with byte fallback: a token for each printable ASCII character of a text, one for each byte otherwise.
-
-    The rest of the vocabulary are words that no text holds. A chat template comes with it.
-    """
+    """Add a SentencePiece tokenizer with byte fallback, and a chat template: a token for each printable ASCII character, and one for each
+    byte. The rest of the vocabulary are words that no text has."""
     tokens, types = ["<unk>", "<s>", "</s>"], [_UNKNOWN, _CONTROL, _CONTROL]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
     types += [_BYTE] * 256
@@ -158,7 +156,7 @@ def llama(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -
 
 
 def longrope(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
-    """Plain attention; its rotary embedding has other factors in contexts longer than a quarter of those it was trained on."""
+    """Plain attention; contexts longer than a quarter of the trained one have other rotary factors."""
     m = _decoder(path, "llama", shape, seed)
     m.gguf.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
     m.gguf.add_rope_scaling_orig_ctx_len(shape.n_ctx_train // 4)
@@ -178,7 +176,7 @@ def _llama(m: _Model, n_head_kv: list[int] | None = None) -> Path:
 
 
 def deci(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
-    """Plain attention, but odd layers have a KV head for each query head."""
+    """Plain attention; odd layers have a KV head for each query head."""
     n_head_kv = [shape.n_head if il % 2 else shape.n_head_kv for il in range(shape.n_layer)]
     return _llama(_decoder(path, "deci", shape, seed, n_head_kv=n_head_kv), n_head_kv)
 
@@ -207,7 +205,7 @@ def gemma2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) 
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", shape.n_embd)
         m.qkv(block)
-        # The head is tied to the embedding: without the gain each token would only predict itself.
+        # The head is tied to the embedding: without the gain each token would predict itself.
         m.norm(f"{block}.post_attention_norm", shape.n_embd, gain=8.0)
         m.norm(f"{block}.ffn_norm", shape.n_embd)
         m.ffn(block)
@@ -216,7 +214,7 @@ def gemma2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) 
 
 
 def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
-    """Attention sinks (a logit for each head that takes weight and gives nothing), iSWA, two experts of which one is used."""
+    """Attention sinks (each head has a logit that takes weight and adds nothing), iSWA, two experts of which one is used."""
     m = _decoder(path, "gpt-oss", shape, seed)
     m.gguf.add_sliding_window(shape.sliding_window)
     m.gguf.add_expert_count(2)
@@ -240,7 +238,7 @@ def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0)
 
 
 def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
-    """Compressed K and V (MLA): one latent row of a token for all heads, and no V. `head_dim` is that of a head after it is expanded."""
+    """Compressed K and V (MLA): a token has one latent row for all heads, and no V. `head_dim` is an expanded head's."""
     m, s = _Model(path, "deepseek2", shape, seed), shape
     n_rope, n_latent, n_q = s.head_dim // 2, 2 * s.head_dim, s.n_embd // 2
     m.gguf.add_head_count(s.n_head)
@@ -371,7 +369,7 @@ def _decoder(
     path: Path, arch: str, shape: SyntheticShape, seed: int, output: bool = True, n_head_kv: list[int] | None = None,
     norm: str = "output_norm",
 ) -> _Model:
-    """What every attending architecture has: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
+    """The common parts of attending architectures: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
     m = _Model(path, arch, shape, seed)
     m.attention(n_head_kv)
     m.text_tokenizer()
@@ -392,7 +390,7 @@ GENERATES_TEXT = ("llama", "deci", "qwen3", "gemma2", "gpt-oss", "lfm2", "mamba"
 
 
 def write(kind: str, path: Path, seed: int = 0, **sizes: object) -> Path:
-    """Write a model of one of the `KINDS`; `sizes` are fields of `SyntheticShape` that differ from the kind's default."""
+    """Write a model of one of the `KINDS`. sizes: fields of `SyntheticShape` that differ from the kind's default."""
     function = KINDS[kind]
     default = inspect.signature(function).parameters["shape"].default
     return function(path, replace(default, **sizes), seed)

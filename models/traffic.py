@@ -1,4 +1,4 @@
-"""What of a model's weights a token reads: the part of its time that no KV cache changes."""
+"""The weights that a token reads: the part of its time that no KV cache changes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from edgekv.models.geometry import ModelFile
 
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
-"""One row is looked up for each token."""
+"""Tensors of which a token reads one row."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """By ggml type of the tensors, in lower case."""
+    """Amounts by ggml type of the tensors, in lower case."""
 
     decode_bytes: Mapping[str, int]
-    """Read for one decoded token, the head included."""
+    """Bytes that one decoded token reads, the head included."""
     prompt_weights: Mapping[str, int]
-    """Numbers that each token of a prompt is multiplied with. The head is not among them, nor what comes behind the last layer's attention: the
-    last token alone needs them."""
+    """Numbers that each token of a prompt is multiplied with. Only the last token needs the head and the weights after the last layer's
+    attention: they do not count."""
 
     @property
     def active_bytes(self) -> int:
@@ -27,7 +27,7 @@ class Traffic:
 
 
 def traffic(model: ModelFile) -> Traffic:
-    """Of a mixture of experts, those count that a token is sent to."""
+    """The weights that a token reads; of a mixture of experts only those that it is sent to."""
     arch = model.geometry.architecture
     n_expert, n_used = (int(model.header.value(f"{arch}.{key}", 0) or 0) for key in ("expert_count", "expert_used_count"))
     is_tied = not any(tensor.name == "output.weight" for tensor in model.tensors)

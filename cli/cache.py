@@ -1,4 +1,4 @@
-"""`edgekv cache`: the prefixes of conversations that are kept in a folder."""
+"""`edgekv cache`: the stored prefixes of conversations in a folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BLOCK_COLUMNS = [
 ]
 
 N_SHOWN = 32
-"""Of the first tokens."""
+"""First tokens that `show` lists."""
 
 folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=click.Path(path_type=Path, file_okay=False),
                        help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
@@ -214,7 +214,7 @@ def unpin(name: str, folder: Path | None) -> None:
 
 
 def _forget(name: str, folder: Path) -> int:
-    """Bytes that went of a kept chat. Raises ConfigError where nothing says which they are."""
+    """Remove a kept chat's prefixes; return their bytes. Raises ConfigError where the chat does not name them."""
     from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.store.conversations import forget, knows
 

@@ -1,4 +1,4 @@
-"""`edgekv completion`: the scripts that let a shell complete command lines, and how each shell is answered."""
+"""`edgekv completion`: the scripts with which shells complete command lines, and the answers to them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from edgekv.cli.common.examples import examples
 from edgekv.errors import EdgeKVError
 
 VARIABLE = "_EDGEKV_COMPLETE"
-"""By click's rule. The shell sets it when it calls the program at a TAB, and main() then answers in place of the command."""
+"""The variable, named by click's rule, with which a shell calls the program at a TAB; main() then answers instead of the command."""
 
 _PLAIN = "plain"
 
 
 class _Whole(ShellComplete):
-    """Answers with whole words, `--kv=sparse` too. click's own scripts lose what stands before the equals sign, put a space behind a
-    folder, and cannot show files of one ending alone; so each shell has a script of ours, which leaves files to the shell."""
+    """Answers with whole words, `--kv=sparse` too. click's own scripts lose the part before the equals sign, put a space behind a folder, and
+    cannot filter files by ending. So each shell has a script of ours, in which the shell finds files."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        if "--" in args:  # another program's options
+        if "--" in args:  # the options behind it are another program's
             return [CompletionItem(incomplete, type="file")]
         name, equals, _ = incomplete.partition("=")
         before = name + equals if equals and name.startswith("-") else ""
         try:
             found = super().get_completions(args, incomplete)
-        except EdgeKVError:  # a folder that cannot be read, say: the command will tell
+        except EdgeKVError:  # the command itself will report it
             return []
         return [CompletionItem(before + item.value, help=item.help) if item.type == _PLAIN else item for item in found]
 
 
 class Bash(_Whole, BashComplete):
-    """Bash breaks words at = and : too and replaces only the last part; it hands over the line as it is, and what it breaks at."""
+    """Bash also breaks words at = and : and replaces only the last part; its script passes the line and the characters it breaks at."""
 
     source_template = f"""\
 %(complete_func)s() {{
@@ -137,7 +137,7 @@ SHELLS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh, "fish": Fish
 
 
 def register() -> None:
-    """Have click answer these shells with the classes here."""
+    """Register these classes with click."""
     for name, shell in SHELLS.items():
         add_completion_class(shell, name)
 

@@ -30,7 +30,7 @@ _SECRETS = {"api-key"}
 
 
 def commands() -> dict[str, click.Command]:
-    """Those that read the file."""
+    """The commands that read the file."""
     return {name: getattr(importlib.import_module(_MODULES[name]), name) for name in COMMANDS}
 
 
@@ -69,7 +69,7 @@ def init(force: bool) -> int:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
-        with os.fdopen(os.open(file, flags, 0o600), "w", encoding="utf-8") as out:  # it may come to hold a key
+        with os.fdopen(os.open(file, flags, 0o600), "w", encoding="utf-8") as out:  # it may later hold an API key
             out.write(template())
     except FileExistsError:
         raise ConfigError(f"there is a file {file}; edit it, or write over it with --force") from None
@@ -125,7 +125,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def default_text(parameter: click.Parameter) -> str | None:
-    """The default as the help gives it; None where there is none to give."""
+    """The default as the help shows it; None: no default."""
     if said := re.search(r"\[default: (.*)\]$", getattr(parameter, "help", None) or ""):
         return said[1]
     default = parameter.to_info_dict().get("default")
@@ -156,7 +156,7 @@ def _entry(name: str, parameter: click.Parameter) -> Sequence[str]:
 
 
 def _example(parameter: click.Parameter) -> str:
-    """The default, or in quotes what belongs there."""
+    """The default, or a placeholder in quotes."""
     default = parameter.to_info_dict().get("default")
     if getattr(parameter, "is_flag", False):
         return "true" if default is None else str(default).lower()

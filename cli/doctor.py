@@ -1,4 +1,4 @@
-"""`edgekv doctor`: what is installed, what is used, and what a model would get."""
+"""`edgekv doctor`: this installation, and its plans for a model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows", "EDGEKV
 
 
 def _print_weights(weights: dict[str, str | None]) -> None:
-    """Which quantised types the processor multiplies fast. llama.cpp takes the first layout that a type can have, its best."""
+    """Print the quantised types that the processor multiplies fast. llama.cpp takes a type's first layout, which is its best."""
     of: dict[str, list[str]] = {}
     slow: list[str] = []
     for name, layout in weights.items():
@@ -136,7 +136,7 @@ def _print_gpu(gpu: dict[str, Any]) -> None:
 def _print_device(device: dict[str, Any]) -> None:
     free = f"{size(device['free_bytes'])} of {size(device['total_bytes'])} free"
     label = f"device {device['index']}"
-    if device["arch"]:  # an emulated device has none
+    if device["arch"]:  # an emulated device has no architecture
         _line(label, f"{device['name']}, compute capability {device['arch'] // 10}.{device['arch'] % 10}, {device['n_sm']} multiprocessors")
         _line("", f"driver for CUDA {_cuda(device['driver'])}, this build is of CUDA {_cuda(device['runtime'])}; {free}")
     else:

@@ -119,7 +119,7 @@ def _replayed(path: Path, recent: int) -> tuple[str, HeadMass, list[str]]:
 def _observed(
     model: Path | None, prompt: str | None, last: int, recent: int, ctx: int | None, threads: int | None
 ) -> tuple[str, HeadMass, list[str]]:
-    """The model's name, what its heads attended, and the text of each page."""
+    """The model's name, its heads' mass, and the text of each page."""
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError("there is no prompt; give one with -p TEXT or on standard input")
@@ -130,7 +130,7 @@ def _observed(
     from edgekv.vocab import KvMode
 
     model = model_path(model)
-    # Never more than a token for each byte, plus the one at the start; the context is only as large as it has to be.
+    # A text has at most one token for each byte, plus one at the start; the context is no larger than it must be.
     n_ctx = ctx or min(geometry(model).n_ctx_train, len(prompt.encode()) + 8)
     options: dict[str, Any] = {} if threads is None else {"n_threads": threads, "n_threads_batch": threads}
     llama = Llama(str(model), kv=KvMode.EXACT, observe=True, n_ctx=n_ctx, verbose=False, **options)
@@ -143,7 +143,7 @@ def _observed(
 
 
 def _print_map(mass: HeadMass, chosen: list[int]) -> None:
-    """A line for each head with a letter for each layer, as many layers as the terminal is wide."""
+    """Print a line for each head with a letter for each layer, in blocks as wide as the terminal."""
     from edgekv.lab.heads.roles import ROLES, UNKNOWN
 
     known = mass.profile.roles()[chosen]
@@ -172,7 +172,7 @@ _COLOURS = {"retrieval": "red", "anchor": "blue", "recency": "green", "other": "
 
 
 def _ruler(layers: list[int]) -> str:
-    """Numbers above the letters of the first layer and of each tenth, where they have room."""
+    """Layer numbers above the first letter and every tenth, where there is room."""
     line = ""
     for column, il in enumerate(layers):
         if (column == 0 or il % 10 == 0) and len(line) <= max(0, column - 1):
@@ -230,7 +230,7 @@ def _snippet(text: str) -> str:
 
 
 def _layer_list(spec: str | None, n_layer: int) -> list[int]:
-    """Layers of a list such as "0,4-7"; all of them for None."""
+    """The layers of a list such as "0,4-7"; None: all."""
     if spec is None:
         return list(range(n_layer))
     chosen: set[int] = set()

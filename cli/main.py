@@ -17,7 +17,7 @@ from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name: (module, attribute, help); the help stands here so that `--help` imports nothing.
+# name: (module, attribute, help); with the help here `--help` imports no command.
 COMMANDS = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and help, and imports the module of the one that is called."""
+    """Knows its commands' names and helps, and imports only the module of the called one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -96,7 +96,7 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    if "_EDGEKV_COMPLETE" in os.environ:  # a shell asks, at TAB
+    if "_EDGEKV_COMPLETE" in os.environ:  # a shell asks at a TAB
         from edgekv.cli.completion import register
 
         register()

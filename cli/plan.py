@@ -28,7 +28,7 @@ SPEED_COLUMNS = [
 ]
 
 BUSY = "measured busy"
-"""The mark of every line that rests on rates of a busy machine."""
+"""The mark of lines that depend on the rates of a busy machine."""
 
 
 @click.command(epilog=examples(

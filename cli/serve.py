@@ -33,7 +33,7 @@ def _hosts(text: str) -> tuple[str, ...]:
 
 
 class _PassesOn(click.Command):
-    """Keeps what stands after `--` for llama.cpp's server; click would take the first of it for MODEL."""
+    """Keeps the arguments after `--` for llama.cpp's server; click would take the first for MODEL."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -105,7 +105,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
         _announce(server, how_to_stop)
         server.wait()
     except KeyboardInterrupt as interrupt:
-        if not server.ready:  # a load cannot be stopped, and nothing is lost
+        if not server.ready:  # a load cannot be stopped; ending the process loses nothing
             _leave_at_once(interrupt.args[0], "loading")
         _say("stopping")
     finally:
@@ -114,9 +114,9 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
 
 
 def _stop_on_signals() -> str:
-    """The first SIGINT or SIGTERM is a KeyboardInterrupt, the second ends the process. Returns how a person sends the first.
+    """Make the first SIGINT or SIGTERM a KeyboardInterrupt; the second ends the process. Returns how a person sends the first.
 
-    A shell that starts a script's command with & has it ignore SIGINT, and Ctrl-C does not reach it; one that is sent counts there too.
+    A script's command started with & ignores SIGINT, and Ctrl-C does not reach it; here a SIGINT that is sent counts all the same.
     """
     in_background = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     seen: list[int] = []
@@ -142,7 +142,7 @@ def _leave_at_once(number: int, meanwhile: str) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    """On standard error, at once: a signal may come in between, and what is buffered cannot be written by its handler too."""
+    """Print to standard error, unbuffered: a signal handler that interrupts a buffered write cannot write too."""
     os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 

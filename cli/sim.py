@@ -48,7 +48,7 @@ _FIGURES = [
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
 _LOADED_BYTES = GIB
-"""A trace up to this size is read once for all scenarios; a larger one is read anew for each."""
+"""Traces up to so many bytes are read once for all scenarios, larger ones anew for each."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
@@ -145,7 +145,7 @@ def _settings(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _used(rows: list[dict[str, Any]]) -> list[Column]:
-    """Without what no row has, and what does not matter where all rows have the same."""
+    """The columns that some row has, without those of settings that all rows share."""
     def needed(key: str) -> bool:
         values = {row.get(key) for row in rows}
         if key in _ONLY_IF_THEY_DIFFER:

@@ -15,7 +15,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 
-WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")  # as in edgekv.models.shapes, which would take NumPy into every `--help`
+WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")  # as in edgekv.models.shapes, which imports NumPy: too slow for `--help`
 
 
 SHAPE_COLUMNS = [
@@ -50,7 +50,7 @@ def shapes(output: str) -> None:
     print_rows(rows, SHAPE_COLUMNS, output)
 
 
-# Variables of their own: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
+# These have their own variables: EDGEKV_OUTPUT is a format elsewhere, EDGEKV_LAYERS a list, EDGEKV_SEED the sampler's.
 @click.command(epilog=examples(
     "edgekv models synth llama-3-8b --header-only",
     "edgekv plan synthetic-llama-3-8b-header-q4_0.gguf",
@@ -96,7 +96,7 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error where that is a terminal; bytes, rate and time left."""
+    """Show bytes, rate and time left in a bar on standard error, where that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

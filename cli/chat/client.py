@@ -1,4 +1,4 @@
-"""The HTTP side of a chat: messages go out, pieces of the answer come in. Any llama.cpp server will do, in any process."""
+"""The HTTP side of a chat: messages go out, pieces of the answer come in. It works with any llama.cpp server in any process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from edgekv.errors import ContextOverflow, EdgeKVError
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
-_QUICK_S = 60.0  # for what is no more than text processing
+_QUICK_S = 60.0  # for requests that only process text
 
 PLACES = ("slot", "shared", "ram", "disk", "remote")
-"""Where tokens of a prompt can be known from: the slot's own cache, and the tiers of the prefix store."""
+"""Where known tokens of a prompt come from: the slot's own cache, or a tier of the prefix store."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the prompt has been read, in tokens; `n_cached` were known from the turn before and cost nothing."""
+    """Tokens of the prompt that have been read; `n_cached` of them were known from the turn before and cost nothing."""
 
     n_total: int
     n_cached: int
@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of one request: tokens and milliseconds. Of llama.cpp's servers their own measurement, of others this side's."""
+    """Timings of one request, in tokens and milliseconds: measured by llama.cpp's servers themselves, for others on this side."""
 
     n_cached: int
     n_prompt: int  # without the cached ones
@@ -59,17 +59,17 @@ class Timings:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request as the server counts them, and how many of the prompt's it knew from where."""
+    """Tokens of one request as the server counts them, and where it knew the prompt's from."""
 
     n_prompt: int  # the cached ones included
     n_predicted: int
     n_cached: int = 0
     origins: tuple[tuple[str, int], ...] = ()
-    """(place, tokens) of the cached ones, where the server tells: one of PLACES."""
+    """(one of PLACES, tokens) of the cached tokens, where the server tells."""
 
     @classmethod
     def parse(cls, usage: dict[str, Any]) -> Usage | None:
-        """None for what does not look like a usage."""
+        """The usage of an answer; None where it does not look like one."""
         details = usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
         ours = usage.get("edgekv")
@@ -86,7 +86,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class AnswerPiece:
-    """What one event of the stream brought; most bring only `text`."""
+    """The content of one event of the stream; most have only `text`."""
 
     text: str = ""
     thought: str = ""  # of a reasoning model
@@ -99,8 +99,8 @@ class AnswerPiece:
 class ChatClient:
     """Talks to the chat endpoint below `url` (without /v1). `sampling` are request fields, e.g. {"temperature": 0}.
 
-    elsewhere: not the server of this process: a proxy may be needed, certificates count, and llama.cpp's own fields are left out until
-    `is_llama` says that it knows them.
+    elsewhere: the server is not this process's: a proxy may be needed, certificates count, and llama.cpp's own fields are left out until
+    `is_llama` says that the server knows them.
     """
 
     def __init__(self, url: str, api_key: str | None = None, sampling: dict[str, Any] | None = None, elsewhere: bool = False):
@@ -111,15 +111,15 @@ class ChatClient:
             base_url=url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(10.0, read=None),  # a prompt can take minutes to read
-            # A proxy has no business between this machine and itself; loading the certificates takes time.
+            # No proxy stands between this machine and itself; loading the certificates takes time.
             trust_env=elsewhere and not _is_here(url),
             verify=url.startswith("https:"),
         )
 
     def stream(self, messages: list[Message]) -> Iterator[AnswerPiece]:
-        """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work on it.
+        """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work.
 
-        Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
+        Raises ContextOverflow where the prompt does not fit, EdgeKVError where the server refuses, fails or is gone.
         """
         body = {**self.sampling, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         if self.is_llama:
@@ -143,15 +143,15 @@ class ChatClient:
             raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
 
     def prompt(self, messages: list[Message]) -> str:
-        """The text that the model's chat template makes of `messages`. Raises EdgeKVError where the template refuses them."""
+        """`messages` as text, by the model's chat template. Raises EdgeKVError where the template refuses them."""
         return self._post("/apply-template", {"messages": messages})["prompt"]
 
     def n_tokens(self, text: str) -> int:
-        """How many tokens a prompt that begins with `text` begins with."""
+        """The number of tokens of `text` at the start of a prompt."""
         return len(self._post("/tokenize", {"content": text, "add_special": True})["tokens"])
 
     def get(self, path: str, timeout: float = _QUICK_S) -> tuple[int, Any]:
-        """(status, JSON) of a GET; None in the place of what is no JSON. Raises httpx.HTTPError where nothing answers."""
+        """(status, JSON) of a GET; None instead of anything that is not JSON. Raises httpx.HTTPError where nothing answers."""
         response = self._http.get(path, timeout=timeout)
         try:
             return response.status_code, response.json()
@@ -172,7 +172,7 @@ class ChatClient:
 
 
 class _Watch:
-    """Measures on this side of the line what a server does not tell."""
+    """Measures on this side the timings that a server does not tell."""
 
     def __init__(self) -> None:
         self._begun = self._last = time.monotonic()
@@ -188,7 +188,7 @@ class _Watch:
             self._first = self._first or self._last
 
     def timings(self) -> Timings | None:
-        """None where the server told its own, or did not say how many tokens there were."""
+        """The measured timings; None where the server told its own, or did not count its tokens."""
         if self._told or self._usage is None:
             return None
         first, usage = self._first or self._last, self._usage

@@ -23,14 +23,14 @@ _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 _NEWEST = ""  # --resume without a name
 
 _STORE_SHARE = 1 / 8
-"""Of the free memory, for the prefix store of a chat, up to its usual size."""
+"""The share of the free memory that a chat's prefix store may take, up to its usual size."""
 
 _SAMPLING = {"max_tokens": "max_tokens", "temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
              "repeat_penalty": "repeat_penalty", "seed": "seed"}
-"""Parameter: field of the request."""
+"""Fields of the request, by parameter."""
 
 _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_file", "resume", "no_keep", *_SAMPLING}
-"""Parameters that mean something where the model is elsewhere too."""
+"""Parameters that also have a meaning with a server elsewhere."""
 
 
 @click.command(epilog=examples(
@@ -100,7 +100,7 @@ def chat(
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
         model_path(model), **split_kv_options(settings), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
-        cache_shared=True,  # the key is another one each time
+        cache_shared=True,  # each chat has another key
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
@@ -136,7 +136,7 @@ def _question(prompt: str | None) -> str | None:
 
 
 def _check_place(url: str | None) -> None:
-    """UsageError for options on the command line that do nothing where the model is; variables are not checked."""
+    """Raise UsageError for options on the command line that have no effect where the model is; variables are not checked."""
     context = click.get_current_context()
     given = [parameter for parameter in context.command.params
              if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE]
@@ -151,13 +151,13 @@ def _check_place(url: str | None) -> None:
 
 
 def _name_there(model: Path | None) -> str | None:
-    """What EDGEKV_MODEL names is a file of this machine, and has no business there."""
+    """The model's name on the server, from the command line alone: EDGEKV_MODEL names a file of this machine."""
     source = click.get_current_context().get_parameter_source("model")
     return str(model) if model is not None and source is ParameterSource.COMMANDLINE else None
 
 
 def _key(key: str | None, file: Path | None) -> str | None:
-    """Raises ConfigError for two keys on the command line, and for a file without one."""
+    """The API key. Raises ConfigError for two keys on the command line, and for a file without one."""
     if file is None:
         return key
     source = click.get_current_context().get_parameter_source
@@ -175,8 +175,8 @@ def _key(key: str | None, file: Path | None) -> str | None:
 
 
 def _store(on_disk: bool) -> StoreSettings:
-    """The prefix store, so that a conversation that comes back is not read again: on disk too where the conversation is kept there. On a small
-    machine it leaves the memory to the model."""
+    """The prefix store, which spares reading a resumed conversation again; on disk too where the conversation is kept. On a small machine it
+    leaves the memory to the model."""
     from edgekv.memory.available import available_bytes
     from edgekv.store.settings import StoreSettings, default_folder
 

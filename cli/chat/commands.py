@@ -24,11 +24,11 @@ _CHATS = [
 ]
 
 COMMANDS: dict[str, tuple[str, Command]] = {}
-"""Name with its slash: (what goes after it, the function)."""
+"""Name with its slash: (its argument as help shows it, the function)."""
 
 
 def run(loop: ChatLoop, line: str) -> None:
-    """Run the command in `line`, which starts with a slash. Raises EdgeKVError with a sentence for anything that is wrong."""
+    """Run the command in `line`, which starts with a slash. Raises EdgeKVError with a sentence."""
     name, _, argument = line.strip().partition(" ")
     argument = argument.strip()
     if name not in COMMANDS:

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from edgekv.cli.chat.views import Span
     from edgekv.live.runtime import Runtime
 
-_PROPS_S = 5.0  # /props is for the footer alone: an answer is not kept waiting for it
+_PROPS_S = 5.0  # only the footer needs /props: an answer must not wait for it
 _MOST_NAMES = 12
 
 
 def base_url(url: str) -> str:
-    """The address without /v1 and the slash at its end. Raises ConfigError for what is no address of a server."""
+    """The address without /v1 and a slash at its end. Raises ConfigError where it is not a server's address."""
     try:
         parts = urlsplit(url)
         well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -36,12 +36,12 @@ def base_url(url: str) -> str:
 
 
 class RemoteServer:
-    """What can be known of a server at an address: by /v1/models which models it has, by /props of llama.cpp's servers the context, and
-    by the `edgekv` part of that the KV cache."""
+    """The facts about a server at an address: its models by /v1/models, a llama.cpp server's context by /props, and the KV cache by the
+    `edgekv` part of /props."""
 
     def __init__(self, client: ChatClient, model: str | None = None):
-        """model: its name there; None: the only one that is there. Raises EdgeKVError with a sentence where there is nothing to talk to,
-        and ModelError where the model is not there."""
+        """model: its name on the server; None: the only one. Raises EdgeKVError with a sentence where nothing answers, ModelError where the
+        server does not have the model."""
         self._client = client
         self.name = self._choose(self._models(), model)
         client.sampling = {"model": self.name, **client.sampling}
@@ -57,7 +57,7 @@ class RemoteServer:
 
     @property
     def n_ctx_train(self) -> None:
-        """A longer context is not for this side to choose."""
+        """None: this side cannot choose a longer context."""
 
     @property
     def runtime(self) -> Runtime | None:
@@ -65,7 +65,7 @@ class RemoteServer:
 
     @property
     def gone(self) -> None:
-        """It may come back, and the conversation is here."""
+        """None: the server may come back, and the conversation is here."""
 
     def summary(self) -> str:
         context = f", context {self.n_ctx:,}" if self.n_ctx else ""
@@ -76,7 +76,7 @@ class RemoteServer:
         pass
 
     def converse(self, conversation: str) -> None:
-        """It keeps what it keeps."""
+        """Nothing to do: the server keeps what it wants."""
 
     def forget(self, conversation: str) -> None:
         conversations.forget(default_folder(), conversation)
@@ -133,7 +133,7 @@ class RemoteServer:
         return wanted or models[0]
 
     def _read_props(self) -> dict[str, Any]:
-        """Empty where it is not told."""
+        """The server's /props; empty where it does not tell."""
         try:
             status, body = self._client.get("/props", timeout=_PROPS_S)
         except httpx.HTTPError:
@@ -163,7 +163,7 @@ def _count(where: Any, key: str) -> int | None:
 
 
 def _tier_rows(tiers: Any) -> list[Row]:
-    """Name and bytes of each tier, and how much of them holds something."""
+    """Name and bytes of each tier, and how many of them are in use."""
     rows: list[Row] = []
     for tier in tiers if isinstance(tiers, list) else []:
         name, n_bytes, used = _text(tier, "tier"), _count(tier, "bytes"), _count(tier, "used_bytes")
@@ -173,7 +173,7 @@ def _tier_rows(tiers: Any) -> list[Row]:
 
 
 def _rows(figures: dict[str, Any], before: str = "") -> list[Row]:
-    """Figures as lines, groups with the group's name before theirs; *_bytes as sizes. Lists are for machines."""
+    """Figures as lines; members of a group have its name in front, *_bytes are shown as sizes. Lists are left out."""
     rows: list[Row] = []
     for key, value in figures.items():
         name = f"{before}{key}".replace("_", " ")

@@ -28,7 +28,7 @@ class ChatInput:
     """Reads messages from the terminal; `note` shows a line beside the conversation."""
 
     def __init__(self, commands: list[str], note: Callable[[str], None], styled: bool, chats: Callable[[], list[str]] = list):
-        """chats: gives the names of kept conversations."""
+        """chats(): the names of kept conversations."""
         self._note, self._styled = note, styled
         history, problem = _history()
         if problem:
@@ -37,11 +37,11 @@ class ChatInput:
             history=history, multiline=True, key_bindings=_keys(), completer=_Commands(commands, chats), complete_while_typing=False,
             prompt_continuation=lambda width, *_: " " * width, enable_history_search=False,
         )
-        self._session.app.ttimeoutlen = 0.1  # a lone Escape is not waited for long
+        self._session.app.ttimeoutlen = 0.1  # a lone Escape acts soon
         self._armed = False  # Ctrl-C was pressed on an empty line
 
     def read(self, prompt: str, text: str = "") -> str | None:
-        """The next message, with `text` already typed; None when the person leaves. KeyboardInterrupt never passes."""
+        """The next message; `text` is typed already. None: the person leaves. Never raises KeyboardInterrupt."""
         while True:
             try:
                 message = self._session.prompt(FormattedText([("bold" if self._styled else "", prompt)]), default=text)
@@ -64,7 +64,7 @@ class ChatInput:
 
 
 class _Commands(Completer):
-    """Completes command names, file names after the commands that take one, and names of conversations after /chats."""
+    """Completes commands, files after the commands that take one, and conversations after /chats."""
 
     def __init__(self, commands: list[str], chats: Callable[[], list[str]]):
         self._commands, self._chats = commands, chats

@@ -1,4 +1,4 @@
-"""Conversations that are kept by themselves: one file each, under a name made from the first words."""
+"""Conversations that are kept automatically: one file each, named after their first words."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ENDING = ".json"
 _NAME_WORDS, _NAME_LETTERS = 5, 40
 _FIRST_LETTERS = 60
 _MOST_LISTED = 5
-_NOT_NAMES = ("", "rm")  # "rm" is what /chats takes for a command
-_TOKENS = "tokens"  # beside role and content of the last message: what was in the context after it
-_ID = "conversation"  # beside those of the first: what its K and V are kept under
+_NOT_NAMES = ("", "rm")  # /chats takes "rm" as a command
+_TOKENS = "tokens"  # key of the last message: tokens in the context after it
+_ID = "conversation"  # key of the first message: the id under which its K and V are kept
 _ID_LETTERS = re.compile(r"[0-9a-f]{16}")
 
 
@@ -32,7 +32,7 @@ def kept_folder() -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """One kept conversation. `n_tokens` of its context after the last answer, None where nobody said."""
+    """One kept conversation. n_tokens: in its context after the last answer; None: unknown."""
 
     name: str
     n_turns: int
@@ -48,7 +48,7 @@ class KeptChats:
         self.folder = folder
 
     def names(self) -> list[str]:
-        """The newest first."""
+        """Names of the conversations, newest first."""
         try:
             found = [(stamp, path.name) for path in self.folder.iterdir() if _is_kept(path) and (stamp := _stamp(path)) is not None]
         except FileNotFoundError:
@@ -58,14 +58,14 @@ class KeptChats:
         return [name.removesuffix(_ENDING) for _, name in sorted(found, reverse=True)]
 
     def newest(self) -> str:
-        """Raises EdgeKVError where nothing is kept."""
+        """The newest name. Raises EdgeKVError where nothing is kept."""
         names = self.names()
         if not names:
             raise EdgeKVError(f"no conversation is kept yet in {self.folder}")
         return names[0]
 
     def entries(self) -> tuple[list[Entry], list[str]]:
-        """The conversations, the newest first, and a sentence for each file that is none."""
+        """The conversations, newest first, and a sentence for each file that is none."""
         entries, problems = [], []
         for name in self.names():
             path = self.folder / f"{name}{_ENDING}"
@@ -78,7 +78,7 @@ class KeptChats:
         return entries, problems
 
     def path(self, name: str) -> Path:
-        """Raises EdgeKVError where there is no conversation of this name."""
+        """The file of a conversation. Raises EdgeKVError where there is none of this name."""
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -86,16 +86,16 @@ class KeptChats:
         return self.folder / f"{name}{_ENDING}"
 
     def id_of(self, name: str) -> str | None:
-        """What its K and V are kept under; None where that was never said. Raises EdgeKVError where it is not there or damaged."""
+        """The id under which its K and V are kept; None: it has none. Raises EdgeKVError where the file is missing or damaged."""
         found = next(iter(read_records(self.path(name))), {}).get(_ID)
         return found if isinstance(found, str) and _ID_LETTERS.fullmatch(found) else None
 
     def remove(self, name: str, rows: KeepsRows) -> None:
-        """With its K and V. Raises EdgeKVError."""
+        """Remove a conversation with its K and V. Raises EdgeKVError."""
         path = self.path(name)
         try:
             conversation = self.id_of(name)
-        except EdgeKVError:  # damaged, which is no reason to keep it
+        except EdgeKVError:  # a damaged one goes too
             conversation = None
         if conversation is not None:
             rows.forget(conversation)
@@ -105,7 +105,7 @@ class KeptChats:
             raise EdgeKVError(f"{path} cannot be removed: {error.strerror or error}") from None
 
     def add(self, messages: list[dict[str, Any]]) -> Path:
-        """Write a new conversation, under a name of its own. Raises EdgeKVError where it cannot be written."""
+        """Write a new conversation under a new name. Raises EdgeKVError where it cannot be written."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -126,17 +126,17 @@ class KeptChats:
 
 
 class KeepsRows(Protocol):
-    """Who keeps K and V of conversations."""
+    """Keeps K and V of conversations."""
 
     def converse(self, conversation: str) -> None:
-        """What is kept from now on belongs to this conversation."""
+        """Keep K and V for this conversation from now on."""
 
     def forget(self, conversation: str) -> None:
-        """What is kept of a conversation, and of no other, goes. Raises EdgeKVError."""
+        """Remove the K and V that only this conversation has. Raises EdgeKVError."""
 
 
 class Keeper:
-    """Keeps one conversation after each turn, if it is to be kept at all."""
+    """Writes one conversation after each turn, where it is to be kept."""
 
     def __init__(self, conversation: Conversation, kept: KeptChats, rows: KeepsRows, keeping: bool = True):
         self.kept = kept
@@ -153,11 +153,11 @@ class Keeper:
 
     @property
     def name(self) -> str | None:
-        """None before the first answer, and where nothing is kept."""
+        """The conversation's name; None before the first answer, and where nothing is kept."""
         return None if self._path is None else self._path.name.removesuffix(_ENDING)
 
     def open(self, name: str) -> int:
-        """Go on with a kept conversation; returns the number of its messages. Raises EdgeKVError where it is not there or damaged."""
+        """Resume a kept conversation; returns the number of its messages. Raises EdgeKVError where the file is missing or damaged."""
         path = self.kept.path(name)
         seen = _stamp(path)
         n_messages = self.conversation.load(path)
@@ -166,13 +166,13 @@ class Keeper:
         return n_messages
 
     def begin(self) -> None:
-        """What follows is another conversation, with a name of its own."""
+        """Begin another conversation, with a new name."""
         self._path = self._seen = None
         self._go_on(None)
 
     def keep(self) -> None:
-        """Write the conversation as it is now. One that another chat has written since is left to it, and this one gets a new name.
-        Raises EdgeKVError where it cannot be written."""
+        """Write the present conversation. Where another chat has written the file since, that one keeps it and this one gets a new name. Raises
+        EdgeKVError where it cannot be written."""
         if not self.keeping:
             return
         if self._path is not None and _stamp(self._path) != self._seen:
@@ -199,7 +199,7 @@ def _listed(names: list[str]) -> str:
 
 
 def name_from(text: str) -> str:
-    """A file's name from the first words of a text: letters and digits of any script, small, with dashes between words."""
+    """A file name from the first words of a text: letters and digits of any script, in lower case, words joined by dashes."""
     words = re.findall(r"[^\W_]+", text.lower())[:_NAME_WORDS]
     while len(words) > 1 and len("-".join(words)) > _NAME_LETTERS:
         words.pop()
@@ -211,7 +211,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes when somebody writes the file; None where it is not there."""
+    """A stamp that changes when somebody writes the file; None: there is no file."""
     try:
         found = path.stat()
     except OSError:

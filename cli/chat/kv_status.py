@@ -1,4 +1,4 @@
-"""What the KV cache of this process's server is doing, for the footer and the /memory and /stats commands."""
+"""The state of the KV cache in this process's server, for the footer and the commands /memory and /stats."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ Row = tuple[str, str]
 
 @dataclass(frozen=True)
 class KvStatus:
-    """`mode` is the one in force, and says so if only some layers are served by our kernel; bytes are of K and V together. None is what
-    a server elsewhere does not tell."""
+    """mode: the one in force, with the layers where our kernel serves only some; bytes: of K and V together. None: a server elsewhere does not
+    tell."""
 
     mode: str | None
     used_bytes: int | None
     total_bytes: int | None
     n_ctx: int | None
     selection: SelectionReport | None = None
-    """Mode sparse: what the last answer read."""
+    """Mode sparse: the reads of the last answer."""
     tiers: TierReport = TierReport()
     kept: tuple[int, int] | None = None
-    """Mode evict: tokens that are kept, of how many."""
+    """Mode evict: (kept tokens, all tokens)."""
 
 
 class KvWatch:
-    """Follows the cache from answer to answer."""
+    """Reports the cache's state after each answer."""
 
     def __init__(self, server: Server):
         self._server = server
         self._before = SelectionReport()
 
     def begin(self) -> None:
-        """An answer begins."""
+        """Note that an answer begins."""
         attached = self._server.runtime
         self._before = SelectionReport() if attached is None else attached.selection()
 
     def status(self, n_used: int) -> KvStatus:
-        """The state of the cache with `n_used` tokens in it, after an answer."""
+        """The state of the cache after an answer, with `n_used` tokens in it."""
         context, kv = self._server.context, self._server.options.kv
         attached = self._server.runtime
         if attached is None:
@@ -74,7 +74,7 @@ def mode_text(attached: Runtime) -> str:
 
 
 def mode_summary(server: Server) -> str:
-    """The mode with what it is set to, for a line that says what was started."""
+    """The mode with its settings, for a line that says what was started."""
     attached = server.runtime
     if attached is None:
         return KvMode.OFF.value
@@ -95,7 +95,7 @@ def mode_summary(server: Server) -> str:
 
 
 def memory_rows(server: Server) -> list[Row]:
-    """What the KV cache and the model occupy; in mode sparse also which pages live where and why."""
+    """Memory of the KV cache and the model; in mode sparse also where pages live, and why."""
     attached = server.runtime
     model = ("model", _bytes(server.model.tensor_bytes))
     if attached is None:
@@ -109,7 +109,7 @@ def memory_rows(server: Server) -> list[Row]:
 
 
 def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]:
-    """Bytes of each tier: allocated, and for arena and home how much of it holds pages."""
+    """Allocated bytes of each tier, and those that hold pages in arena and home."""
     rows = []
     if tiers.n_slots:
         n_taken = tiers.n_resident + tiers.n_moving
@@ -126,7 +126,7 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]
 
 
 def page_rows(tiers: TierReport) -> list[Row]:
-    """Pages by the tier they live in, and why they are there; a page is one of a layer and KV head."""
+    """Pages by tier, and why they are there; a page belongs to one layer and KV head."""
     places = (("resident", "in the arena", tiers.n_resident), ("moving", "on the way there", tiers.n_moving),
               ("home", "only at home", tiers.n_home), ("filling", "being filled", tiers.n_filling))
     rows = []
@@ -138,20 +138,20 @@ def page_rows(tiers: TierReport) -> list[Row]:
 
 
 def kept_rows(n_kept: int, n_tokens: int, tiers: TierReport) -> list[Row]:
-    """Mode evict: what of the conversation is still there."""
+    """Mode evict: the kept part of the conversation."""
     heads = f"; {tiers.n_dropped:,} pages of 1 layer and KV head that others keep are not attended by theirs" if tiers.n_dropped else ""
     return [("kept", f"{n_kept:,} of {n_tokens:,} tokens{heads}"), ("dropped", f"{tiers.n_freed:,} tokens since the start, for good")]
 
 
 def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
-    """What was read since the start, how far off that is, and what moved."""
+    """Reads since the start, their estimated error, and what moved."""
     moved = (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
              f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
     if not selection.n_selections:
         return [("reads", "everything so far: the context is short"), ("moved", moved)]
     by_mass = f", {percent(selection.hit_rate_mass)} % of the attention mass" if selection.mass else ""
     rows = [("reads", f"{reads_text(selection)}: {percent(selection.attended)} %")]
-    if selection.error is not None:  # they are sampled
+    if selection.error is not None:  # tokens are sampled
         rows[0] = ("reads", f"{rows[0][1]}, of these {percent(selection.certain)} % for certain")
         rows.append(("error", f"~{rough_percent(selection.error)} of a head's output (estimated)"))
     if tiers.n_slots:
@@ -160,12 +160,12 @@ def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
 
 
 def reads_text(selection: SelectionReport) -> str:
-    """ "474 of 7,168 tokens a head": what a KV head reads for a query token, on average, of those in view."""
+    """ "474 of 7,168 tokens a head": the visible tokens that a KV head reads for a query token, on average."""
     return f"{selection.rows_per_head:,.0f} of {selection.visible_per_head:,.0f} tokens a head"
 
 
 def layer_rows(server: Server) -> list[Row]:
-    """Which layers our kernel serves, and why it does not serve the others, grouped by the reason."""
+    """The layers that our kernel serves and those that it does not, grouped by the reason."""
     attached = server.runtime
     if attached is None:
         return [("mode", "off: stock llama.cpp attention")]

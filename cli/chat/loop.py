@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ChatLoop:
-    """What the commands work on."""
+    """The state of a session; commands work on it."""
 
     def __init__(self, server: ServerView, conversation: Conversation, renderer: Renderer, keeper: Keeper):
         self.server = server
@@ -33,7 +33,7 @@ class ChatLoop:
         self._not_kept = ""
 
     def run(self) -> None:
-        """Until the person leaves. Raises EdgeKVError when the server is gone."""
+        """Run until the person leaves. Raises EdgeKVError when the server is gone."""
         keyboard = ChatInput(list(commands.COMMANDS), self.renderer.note, self.renderer.styled, self.keeper.kept.names)
         while not self.leaving:
             try:
@@ -44,7 +44,7 @@ class ChatLoop:
                 if self.server.gone is not None:
                     raise
                 self.renderer.error(str(error))
-            except KeyboardInterrupt:  # between an answer and the prompt: there is nothing to stop
+            except KeyboardInterrupt:  # between an answer and the prompt there is nothing to stop
                 continue
         if self.keeper.name is not None:
             self.renderer.note(f"kept as {self.keeper.name}; `edgekv chat --resume` goes on")
@@ -64,7 +64,7 @@ class ChatLoop:
 
     def turn(self, answer_with: Callable[[Callable[[AnswerPiece], None]], ChatAnswer]) -> None:
         """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""
-        self.apply_pins()  # what the answer's tokens read must not depend on when they came to be pinned
+        self.apply_pins()  # pins that appear during an answer would change what its tokens read
         with self.renderer.turn() as show:
             answer = answer_with(show)
         if answer.interrupted and not answer.text:
@@ -76,7 +76,7 @@ class ChatLoop:
         self.renderer.note("")
 
     def keep(self) -> None:
-        """Keep the conversation; where that fails it goes on, and a line says so once."""
+        """Keep the conversation; where that fails, say so once and go on."""
         try:
             self.keeper.keep()
         except EdgeKVError as error:
@@ -85,7 +85,7 @@ class ChatLoop:
                 self.renderer.error(f"this conversation is not kept: {error}")
 
     def sparse_runtime(self) -> Runtime:
-        """The Runtime in mode sparse or evict. Raises EdgeKVError in the other modes, in which there is nothing to pin."""
+        """The Runtime in mode sparse or evict. Raises EdgeKVError in other modes, which have nothing to pin."""
         attached = self.server.runtime
         if attached is None and not isinstance(self.server, OwnServer):
             raise EdgeKVError("a server elsewhere does not let a chat pin messages; leave --url out to have the model here")
@@ -95,6 +95,6 @@ class ChatLoop:
         return attached
 
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:
-        """Bring the pins in the cache up to date, between two answers: see `Pins.apply`."""
+        """Update the pins in the cache between two answers: see `Pins.apply`."""
         attached = self.server.runtime
         return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(self.server)

@@ -1,4 +1,4 @@
-"""Which messages of a conversation are pinned, and where their tokens stand in the context."""
+"""The pinned messages of a conversation, and the positions of their tokens in the context."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 
 
 def message_span(client: ChatClient, messages: list[Message], index: int) -> tuple[int, int] | None:
-    """(first, last) position of the content of message `index`, as the next prompt has it; None where the template leaves it out.
+    """(first, last) position of message `index`'s content in the next prompt; None where the template leaves it out.
 
-    A template is a program: what it makes of a message can depend on all the others. So the whole is rendered, once as it is
-    and once with another content in this place, and the content is where the two differ.
+    A template is a program: its output for a message may depend on all others. So all messages are rendered twice, once with another content
+    in this place; the content is where the two texts differ.
     """
     if messages[-1]["role"] != "user":
-        messages = [*messages, _QUESTION]  # an answer at the end would be continued, without the template's end of it
+        messages = [*messages, _QUESTION]  # the template would leave an answer at the end open
     other = [*messages[:index], {**messages[index], "content": _OTHER}, *messages[index + 1:]]
     prompt, changed = client.prompt(messages), client.prompt(other)
     start = len(commonprefix([prompt, changed]))  # noqa: RUF071 (of text, character by character)
@@ -38,14 +38,13 @@ def message_span(client: ChatClient, messages: list[Message], index: int) -> tup
 
 
 class Pins:
-    """The pinned messages of a conversation, which keeps them. They stay pinned as long as they are part of it; the system message is at
-    first."""
+    """The pinned messages of a conversation. They stay pinned while they are part of it; the system message is pinned from the start."""
 
     def __init__(self, conversation: Conversation):
         self._conversation = conversation
 
     def add(self, which: str) -> None:
-        """Pin message `which`: its number, "last" or "system". Raises EdgeKVError where there is none."""
+        """Pin message `which`: a number, "last" or "system". Raises EdgeKVError where there is none."""
         if which == SYSTEM:
             if self._conversation.system is None:
                 raise EdgeKVError("there is no system prompt to pin; /system TEXT sets one")
@@ -70,8 +69,8 @@ class Pins:
         return any(message is pinned for pinned in self._conversation.pinned)
 
     def apply(self, server: ServerView) -> dict[int, Span | None]:
-        """Pin in the server's cache what is pinned here, also what has no tokens there yet. Returns the span of each pinned message by its index
-        in the conversation's messages; None: its tokens are not in the context yet."""
+        """Pin these messages in the server's cache, also those whose tokens are still to come. Returns each pinned message's span by its index
+        in the conversation; None: its tokens are not in the context yet."""
         conversation = self._conversation
         conversation.pinned = [message for message in conversation.pinned if any(message is turn for turn in conversation.turns)]
         wanted = {index: message_span(conversation.client, conversation.messages, index)

@@ -1,4 +1,4 @@
-"""What a person sees of a chat: the answer on standard output, and the progress bar, the footer and notes on standard error."""
+"""Shows a chat: the answer on standard output; progress, footer and notes on standard error."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from edgekv.errors import ContextOverflow
 from edgekv.reports import SelectionReport
 
 BAR_FROM_TOKENS = 512
-"""Prompts with fewer tokens to read get no progress bar: it would only flicker."""
+"""Prompts with fewer tokens to read get no progress bar, which would flicker."""
 
 _LFLAG = 3  # of termios.tcgetattr()
 
-# What a model writes must not steer the terminal.
+# A model's output must not steer the terminal.
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\N{REPLACEMENT CHARACTER}") | {0x09: "\t", 0x0A: "\n", 0x0D: None}
 
 
 Part = list[tuple[int, str]]
-"""Forms of a part of the footer, the longest first, each with a rank: on a narrow terminal the lowest gives way first."""
+"""(rank, text) for each form of a part of the footer, the longest first; on a narrow terminal the lowest rank gives way first."""
 
 _LAST = 9
 
 
 class KvSource(Protocol):
-    """Where the footer's figures of the KV cache come from: a `ServerView`."""
+    """The source of the footer's KV figures: a `ServerView`."""
 
     def begin(self) -> None: ...
 
@@ -49,7 +49,7 @@ class Renderer:
     """Shows one turn after the other. Plain text where a stream is not a terminal; no styles with NO_COLOR."""
 
     def __init__(self, kv: KvSource | None, footer: bool):
-        """kv None: there is none yet; it is set before the first turn."""
+        """kv: None: it is set before the first turn."""
         self.kv = kv
         self._footer = footer
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -62,12 +62,12 @@ class Renderer:
 
     @property
     def styled(self) -> bool:
-        """Whether colours and weights are wanted."""
+        """Whether to use colours and bold text."""
         return self.console.color_system is not None
 
     @contextmanager
     def turn(self) -> Iterator[Callable[[AnswerPiece], None]]:
-        """Gives the function that shows pieces; leaves the cursor at the start of a line, whatever happens inside."""
+        """Yields the function that shows pieces; leaves the cursor at the start of a line in any case."""
         turn = _Turn(self)
         if self.kv is not None:
             self.kv.begin()
@@ -196,7 +196,7 @@ class _Turn:
 
 
 def _termios() -> ModuleType | None:
-    """None on Windows, which has none."""
+    """The module termios; None on Windows."""
     try:
         return import_module("termios")
     except ImportError:
@@ -205,7 +205,7 @@ def _termios() -> ModuleType | None:
 
 @contextmanager
 def _unseen_keys() -> Iterator[None]:
-    """Keys typed meanwhile, Ctrl-C too, do not print themselves into the answer; they wait for the next prompt."""
+    """Inside the block typed keys, Ctrl-C too, are not echoed into the answer; they wait for the next prompt."""
     termios = _termios()
     if termios is None or not sys.stdin.isatty():
         yield
@@ -221,7 +221,7 @@ def _unseen_keys() -> Iterator[None]:
 
 
 def one_line(parts: list[Part], width: int | None) -> str:
-    """The parts side by side, as long as `width` characters allow; None: each in its longest form."""
+    """The parts side by side within `width` characters; None: each in its longest form."""
     while True:
         line = " · ".join(forms[0][1] for forms in parts if forms[0][1])
         long = [forms for forms in parts if len(forms) > 1]
@@ -253,7 +253,7 @@ def _kv_parts(kv: KvStatus) -> list[Part]:
 
 
 def _known(usage: Usage) -> Part:
-    """How much of the prompt was not read again, and where it came from."""
+    """The part of the prompt that was not read again, and where it came from."""
     if not usage.origins:
         return [(0, f"prompt {usage.n_prompt:,}: {usage.n_cached:,} known"), (_LAST, "")]
     places = ", ".join(f"{n:,} from {place}" for place, n in usage.origins)
@@ -262,7 +262,7 @@ def _known(usage: Usage) -> Part:
 
 
 def _reads(mode: str, selection: SelectionReport) -> Part:
-    """What each head read, and how far off its output is by its own estimate."""
+    """Tokens that each head read, and the estimated error of its output."""
     if not selection.n_selections:
         return [(_LAST, f"KV {mode} reads all tokens")]
     share = f"KV {mode} {100 * selection.attended:.1f} %"
@@ -280,8 +280,8 @@ def _ending(answer: ChatAnswer, timings: Timings, n_ctx: int | None) -> list[str
 
 
 def overflow_advice(error: ContextOverflow, n_ctx_train: int | None, in_session: bool) -> str:
-    """The error with what to do about it: shorten, or open a larger context where the model has one. n_ctx_train None: the context is
-    not for this side to choose."""
+    """The error and its remedy: shorten, or open a larger context where the model has one. n_ctx_train: None: this side cannot choose the
+    context."""
     wanted = -(-((error.n_prompt_tokens or 0) + 256) // 1024) * 1024
     advice = "shorten the message (it is kept), /undo or /clear" if in_session else "shorten the prompt"
     if n_ctx_train is None:

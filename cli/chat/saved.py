@@ -1,4 +1,4 @@
-"""Conversations in files: a JSON list of messages, written whole or not at all."""
+"""Conversations in files: a JSON list of messages, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_text(path: Path) -> str:
-    """A text file's content. Raises EdgeKVError with a sentence for everything that is none."""
+    """A text file's content. Raises EdgeKVError with a sentence for any other file."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -28,12 +28,12 @@ def read_text(path: Path) -> str:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """The messages in `path`, with role and content alone. Raises EdgeKVError for a file that is no saved conversation."""
+    """The messages in `path`, with only role and content. Raises EdgeKVError for a file that is no saved conversation."""
     return [{"role": message["role"], "content": message["content"]} for message in read_records(path)]
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The messages with all that stands beside role and content; checked as in `read_messages`."""
+    """The messages in `path` with all their keys. Raises as `read_messages`."""
     problem = f"{path} is not a saved conversation"
     try:
         messages = json.loads(read_text(path))
@@ -54,9 +54,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def write_messages(path: Path, messages: Sequence[Message | dict[str, Any]], new: bool = False) -> None:
-    """Write the messages, whole or not at all, for the owner's eyes (0600).
+    """Write the messages completely or not at all, readable by the owner only (0600).
 
-    Raises EdgeKVError where the file cannot be written, and FileExistsError where it must be `new` and is not.
+    Raises EdgeKVError where the file cannot be written, FileExistsError where it must be `new` and exists.
     """
     path = path.resolve()  # a link stays a link
     text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
@@ -77,12 +77,12 @@ def write_messages(path: Path, messages: Sequence[Message | dict[str, Any]], new
         raise EdgeKVError(f"{path} cannot be written: {error.strerror or error}; nothing was saved") from None
     finally:
         if temporary is not None:
-            with suppress(OSError):  # it has become the file itself
+            with suppress(OSError):  # it was renamed to the file
                 temporary.unlink()
 
 
 def _move_new(temporary: Path, path: Path) -> None:
-    """Raises FileExistsError where `path` is there, also where another process was quicker."""
+    """Rename to a new path. Raises FileExistsError where `path` exists, also where another process was quicker."""
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""A conversation: its messages, and what happens to them when an answer is cut, refused or taken back."""
+"""A conversation's messages, also after an answer was cut, refused or taken back."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Us
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.errors import EdgeKVError
 
-_PINNED = "pinned"  # beside role and content of a message
+_PINNED = "pinned"  # key of a message
 
 
 @dataclass
 class Draft:
-    """The next message while it is being made: typed text, and files that go before it."""
+    """The next message: typed text, and files that go before it."""
 
     text: str = ""
     files: list[tuple[str, str]] = field(default_factory=list)  # (name, text)
@@ -28,7 +28,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """How one turn went. `interrupted` by the person; `finish_reason` "length" where a limit cut it."""
+    """One turn's answer. interrupted: by the person; finish_reason: "length" where a limit cut it."""
 
     text: str
     timings: Timings | None
@@ -45,7 +45,7 @@ class Conversation:
         self.system = system
         self.turns: list[Message] = []
         self.pinned: list[Message] = []
-        """Of the turns, by identity: the same text may have been said twice."""
+        """Pinned messages of the turns, compared by identity: two messages may have the same text."""
         self.system_pinned = True
         self.draft = Draft()
         self.last: ChatAnswer | None = None
@@ -56,7 +56,7 @@ class Conversation:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The messages as files have them: with what a person pinned or unpinned."""
+        """The messages as files have them, with their pins."""
         records: list[dict[str, Any]] = [dict(message) for message in self.messages]
         if self.system and not self.system_pinned:
             records[0][_PINNED] = False
@@ -68,8 +68,8 @@ class Conversation:
     def send(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Send the draft and stream the answer into `show`.
 
-        An answer that is interrupted stays as far as it came. If there is none yet, or the prompt does not fit, the message goes
-        back into the draft and the conversation is as before: ContextOverflow and EdgeKVError pass through.
+        An interrupted answer stays as far as it came. Where there is none yet, or the prompt does not fit, the message goes back into the draft
+        and the conversation is as before; ContextOverflow and EdgeKVError pass through.
         """
         before, draft = list(self.turns), self.draft
         try:
@@ -99,7 +99,7 @@ class Conversation:
         return answer
 
     def undo(self) -> str:
-        """Take the files of the draft back, or else the last question and its answer; returns the names or the question."""
+        """Remove the draft's files, or else the last question and its answer; returns the file names or the question."""
         if self.draft.files:
             names = ", ".join(name for name, _ in self.draft.files)
             self.draft.files.clear()
@@ -134,9 +134,9 @@ class Conversation:
         return self.last
 
     def save(self, path: Path) -> int:
-        """Write the messages as JSON, whole or not at all; returns their number.
+        """Write the messages as JSON, completely or not at all; returns their number.
 
-        Raises EdgeKVError if the file cannot be written, or exists and is not a saved conversation.
+        Raises EdgeKVError where the file cannot be written, or exists and is not a saved conversation.
         """
         if not self.turns:
             raise EdgeKVError("there is nothing to save yet")
@@ -149,7 +149,7 @@ class Conversation:
         return len(self.messages)
 
     def load(self, path: Path) -> int:
-        """Put the conversation saved in `path` in the place of this one; returns its number of messages."""
+        """Replace this conversation by the one saved in `path`; returns its number of messages."""
         records = read_records(path)
         messages: list[Message] = [{"role": record["role"], "content": record["content"]} for record in records]
         self.clear()

@@ -1,4 +1,4 @@
-"""What is to be said, whoever answers: one question, or a conversation."""
+"""One question or a conversation, with any server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekv.store.settings import default_folder
 
 @dataclass(frozen=True)
 class Talk:
-    """`question` None: a conversation at the terminal. `resumed` is the name of a kept conversation that goes on."""
+    """question: None: a conversation at the terminal. resumed: the name of a kept conversation that goes on."""
 
     renderer: Renderer
     kept: KeptChats
@@ -24,7 +24,7 @@ class Talk:
     system: str | None
     resumed: str | None
     wanted: bool = True
-    """Whether a person wants anything kept."""
+    """The person wants conversations kept."""
 
     def __post_init__(self) -> None:
         if self.resumed is not None:
@@ -32,11 +32,11 @@ class Talk:
 
     @property
     def keeping(self) -> bool:
-        """One question alone is no conversation: scripts ask them by the thousand."""
+        """Whether the conversation is kept. A single question is not: scripts ask them by the thousand."""
         return self.wanted and (self.question is None or self.resumed is not None)
 
     def run(self, server: ServerView, client: ChatClient) -> int:
-        """Returns the exit code. Raises EdgeKVError."""
+        """Run to the end; returns the exit code. Raises EdgeKVError."""
         conversation = Conversation(client, self.system)
         keeper = Keeper(conversation, self.kept, server, self.keeping)
         if self.resumed is not None:
@@ -51,7 +51,7 @@ class Talk:
                                "/chats lists them, /chats rm NAME deletes one, --no-keep keeps none")
         if self.resumed is not None:
             self.renderer.note(f"going on with {self.resumed}, {len(conversation.messages)} messages")
-        from edgekv.cli.chat.loop import ChatLoop  # brings the line editor, which one question does without
+        from edgekv.cli.chat.loop import ChatLoop  # imports the line editor, which one question does not need
 
         ChatLoop(server, conversation, self.renderer, keeper).run()
         return EXIT_OK

@@ -1,4 +1,4 @@
-"""What a chat needs to know of the server that answers, and the one that runs in this process."""
+"""A chat's view of the server that answers, and that of the server in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Span = tuple[int, int]
 
 
 class ServerView(Protocol):
-    """Lengths are in tokens; None is what nobody here can know."""
+    """Lengths are in tokens; None: unknown here."""
 
     @property
     def n_ctx(self) -> int | None: ...
@@ -28,29 +28,29 @@ class ServerView(Protocol):
 
     @property
     def runtime(self) -> Runtime | None:
-        """What hangs on the context that answers, where that is in this process."""
+        """The Runtime of the context that answers; None: it is not in this process."""
 
     @property
     def gone(self) -> str | None:
-        """Why there will be no more answers, ever; None while there may be."""
+        """Why there can be no more answers; None: there can."""
 
     def summary(self) -> str:
-        """The model, its context and KV mode, for the line that a chat begins with."""
+        """The model, its context and KV mode, for a chat's first line."""
 
     def begin(self) -> None:
-        """An answer begins."""
+        """Note that an answer begins."""
 
     def converse(self, conversation: str) -> None:
-        """What is kept from now on belongs to this conversation."""
+        """Keep K and V for this conversation from now on."""
 
     def forget(self, conversation: str) -> None:
-        """K and V that are kept on this machine of a conversation, and of no other, go. Raises EdgeKVError."""
+        """Remove the K and V that only this conversation has on this machine. Raises EdgeKVError."""
 
     def pin(self, spans: list[Span]) -> list[Span | None]:
-        """Pin these positions and no others; what of each is in the context now. Where `runtime` is None there is nothing to pin."""
+        """Pin these positions and no others; returns the part of each span that is in the context. Without a `runtime` nothing is pinned."""
 
     def status(self, n_used: int) -> KvStatus:
-        """The state of the KV cache with `n_used` tokens in it, after an answer."""
+        """The state of the KV cache after an answer, with `n_used` tokens in it."""
 
     def model_rows(self) -> list[Row]: ...
 
@@ -60,7 +60,7 @@ class ServerView(Protocol):
 
 
 class OwnServer:
-    """The server of this process: everything can be known."""
+    """The server of this process, of which everything is known."""
 
     def __init__(self, server: Server):
         self._server, self._watch = server, KvWatch(server)
@@ -117,8 +117,8 @@ class OwnServer:
 
 
 def pin_only(runtime: Runtime, spans: list[Span]) -> list[Span | None]:
-    """Pin these positions and no others, also those whose tokens are still to come; what of each is in the context now. Only while nothing
-    decodes."""
+    """Pin these positions and no others, also those whose tokens are still to come; returns the part of each span that is in the context. Call it
+    only while nothing decodes."""
     runtime.unpin_all()
     n_positions = runtime.n_positions
     return [(first, min(last, n_positions - 1)) if runtime.pin(first, last, ahead=True) else None for first, last in spans]

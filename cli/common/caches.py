@@ -1,4 +1,4 @@
-"""Options that say where prefixes of conversations are kept, so that coming back to one does not read it again."""
+"""The options of the prefix store, which spares reading a conversation again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OPTIONS = [
 
 
 def cache_options(function: F) -> F:
-    """--cache-ram and what belongs to it, as parameters: see `split_cache_options()`."""
+    """Add --cache-ram and its companions as parameters: see `split_cache_options()`."""
     for one in reversed(_OPTIONS):
         function = one(function)
     return function
@@ -73,14 +73,14 @@ def _on_command_line(name: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """An address as it may be shown."""
+    """An address without its password, to be shown."""
     scheme, _, rest = url.partition("://")
     user, at, place = rest.rpartition("@")
     return f"{scheme}://{'...@' if at and user else ''}{place}"
 
 
 def caches_text(store: StoreSettings | None) -> str:
-    """What keeps prefixes, for a line that says what was started."""
+    """The prefix store in words, for a line that says what was started."""
     if store is None:
         return "none"
     parts = [f"{size(store.ram_bytes)} of RAM"] if store.ram_bytes else []

@@ -1,4 +1,4 @@
-"""What an option or an argument can be, for shell completion. Names come from where they are kept, which is imported at the TAB alone."""
+"""Values of options and arguments, for shell completion. Modules that know the names are imported only at the TAB."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Complete = Callable[[click.Context, click.Parameter, str], list["CompletionItem"]]
-"""As click's `shell_complete=` takes it: context, parameter, and the value as far as it is typed."""
+"""A function for click's `shell_complete=`: context, parameter, and the typed part of the value."""
 
 GGUF = "gguf"
-"""A type of CompletionItem, beside click's "file" and "dir": files of this ending, and folders. The shell finds them."""
+"""A type of CompletionItem, beside click's "file" and "dir": GGUF files and folders, which the shell finds."""
 
 TEXTS = ("prose", "code", "dialogue")
 """As in edgekv.lab.texts, which would load the libraries."""
 
 
 def items(values: Mapping[str, str | None] | Iterable[str], incomplete: str, separator: str = "") -> list[CompletionItem]:
-    """Those of `values`, with what each maps to as its help, that begin like the last part of `incomplete`; what stands before that part
-    stays."""
+    """The `values` that begin with the last part of `incomplete`, each with the rest of `incomplete` in front; a mapping gives their help."""
     from click.shell_completion import CompletionItem
 
     start = incomplete.rfind(separator) + 1 if separator else 0
@@ -37,7 +36,7 @@ def gguf_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
 
 def model_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """As `edgekv models list` has them."""
+    """The names of `edgekv models list`."""
     from edgekv.models.local import local_models
 
     return items({model.name: model.source for model in local_models()}, incomplete)
@@ -71,7 +70,7 @@ def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 
 def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the models of these."""
+    """Names of the models of the stored conversations."""
     from edgekv.store.listing import list_chains
     from edgekv.store.settings import default_folder
 
@@ -79,7 +78,7 @@ def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names that pin some."""
+    """Names that pin stored conversations."""
     from edgekv.store.named import read_pins
     from edgekv.store.settings import default_folder
 
@@ -87,7 +86,7 @@ def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Joined by plus signs."""
+    """Names of policies, joined by plus signs."""
     from edgekv.policies import POLICIES
 
     return items({name: POLICIES.describe(name) for name in POLICIES}, incomplete, "+")
@@ -126,4 +125,4 @@ OF_OPTION: dict[str, Complete] = {
     "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
     "--text": _texts, "--tasks": _tasks, "--model": gguf_files,
 }
-"""Options that mean the same in every command that has them. Choices, files and folders are known to click."""
+"""Completions of options that mean the same in every command. click itself completes choices, files and folders."""

@@ -22,22 +22,22 @@ else:
 
 VARIABLE = "EDGEKV_CONFIG"
 COMMANDS = ("chat", "serve")
-"""Those that read the file."""
+"""Commands that read the file."""
 
 _ONLY_SAID = {"prompt"}
-"""Options that belong to one call."""
+"""Options of a single call, which the file cannot set."""
 _READ = "edgekv.config_file"
 
 
 def config_path() -> Path:
-    """Where the file is, or would be."""
+    """The path of the file, which may not exist."""
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser()
     return platformdirs.user_config_path("edgekv", appauthor=False) / "config.toml"
 
 
 def use_config_file(context: click.Context, commands: Mapping[str, click.Command]) -> None:
-    """Make what the file says the defaults of `commands`, which run below `context`. Raises ConfigError."""
+    """Take the defaults of `commands`, which run below `context`, from the file. Raises ConfigError."""
     values = read(commands)
     if values is None:
         return
@@ -46,13 +46,13 @@ def use_config_file(context: click.Context, commands: Mapping[str, click.Command
 
 
 def file_read() -> Path | None:
-    """The file that this call took defaults from; None: there is none."""
+    """The file that this call took defaults from; None: no file."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_READ)
 
 
 def keys(command: click.Command) -> dict[str, click.Parameter]:
-    """What the file can say for a command."""
+    """The file's possible keys for a command, with their parameters."""
     return {key(parameter): parameter for parameter in command.params
             if parameter.name not in _ONLY_SAID and not getattr(parameter, "is_eager", False)}
 
@@ -64,7 +64,7 @@ def key(parameter: click.Parameter) -> str:
 
 
 def read(commands: Mapping[str, click.Command]) -> dict[str, Any] | None:
-    """The file's keys and values, checked; None where there is no file. Raises ConfigError: one sentence with the file's name."""
+    """The file's keys and values, checked; None: no file. Raises ConfigError: one sentence with the file's name."""
     path = config_path()
     try:
         text = path.read_bytes().decode("utf-8")
@@ -94,7 +94,7 @@ def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter
     if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
         raise ConfigError(f"{path}: {name} is {value!r}; it must be {noun}")
     if isinstance(parameter.type, click.Path) and value != "-":
-        value = str(path.parent / Path(str(value)).expanduser())  # from the file's folder, wherever the command runs
+        value = str(path.parent / Path(str(value)).expanduser())  # relative to the file's folder, not to where the command runs
     if bool in allowed:
         return value
     try:
@@ -105,7 +105,7 @@ def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter
 
 
 def _kind(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:
-    """The types that TOML may have there, and what a person calls them."""
+    """The TOML types that a parameter accepts, and their name for a person."""
     if getattr(parameter, "is_flag", False):
         return (bool,), "true or false"
     if isinstance(parameter.type, (click.IntRange, click.types.IntParamType)):
@@ -118,12 +118,12 @@ def _kind(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:
 
 
 def _defaults(command: click.Command, values: dict[str, Any]) -> dict[str, Any]:
-    """For click's default_map. A variable goes first, also one that is read later (EDGEKV_KV and its like)."""
+    """A command's part of click's default_map. Options whose variable is set are left out, also where it is read later (EDGEKV_KV)."""
     return {str(parameter.name): [values[name]] if parameter.multiple else values[name] for name, parameter in keys(command).items()
             if name in values and not variable_set(parameter)}
 
 
 def variable_set(parameter: click.Parameter) -> str | None:
-    """The name of its environment variable, where that is set."""
+    """The name of a parameter's environment variable, where that is set."""
     names = [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
     return next((name for name in names if os.environ.get(name)), None)

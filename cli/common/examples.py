@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 _HEADING = "Examples:"
-_AS_IT_IS = "\b"  # click fills other paragraphs
+_AS_IT_IS = "\b"  # click rewraps other paragraphs
 
 
 def examples(*lines: str) -> str:
-    """`lines` of a shell, each as somebody would type it, for click's `epilog=`."""
+    """Shell lines for click's `epilog=`, each as a person types it."""
     return "\n".join([_AS_IT_IS, _HEADING, *(f"  {line}" for line in lines)])
 
 
 def examples_of(epilog: str | None) -> list[str]:
-    """The lines again."""
+    """The lines that `examples` got."""
     _, _, lines = (epilog or "").partition(f"{_HEADING}\n")
     return [line.strip() for line in lines.splitlines()]

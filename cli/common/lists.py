@@ -1,4 +1,4 @@
-"""Parameters that are lists, written with commas."""
+"""Types of parameters that are comma-separated lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CommaList(click.ParamType):
-    """A list such as "512,4096", each item of another parameter type."""
+    """A list such as "512,4096" with items of another parameter type."""
 
     def __init__(self, item: click.ParamType, name: str):
         self.item, self.name = item, name
@@ -28,7 +28,7 @@ class CommaList(click.ParamType):
         return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The items that its item type knows, behind the last comma."""
+        """Completions of the item behind the last comma."""
         known = self.item.shell_complete(ctx, param, "")
         return items([item.value for item in known], incomplete, ",")
 
@@ -43,7 +43,7 @@ class ModeList(click.ParamType):
 
 
 def _share(text: str) -> float:
-    """Above zero, such as 12.5% or 0.125. Raises ConfigError."""
+    """A share above zero, such as 12.5% or 0.125. Raises ConfigError."""
     share = parse_share(text)
     if share == 0:
         raise ConfigError("the share must be above 0")

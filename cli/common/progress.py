@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar where that is a terminal, elsewhere a line every now and then."""
+"""Progress on standard error: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import click
 from edgekv.amounts import duration
 
 EVERY_SECONDS = 30.0
-"""Between two lines within a part."""
+"""Seconds between two lines within a part."""
 
 LEAST_SECONDS = 2.0
-"""Between two lines at all: short runs are silent, and many short parts do not make a line each."""
+"""Least seconds between any two lines: short runs stay silent, and many short parts do not make a line each."""
 
 LATEST = 3
-"""Parts of a prompt that its speed is taken over."""
+"""The last parts of a prompt, over which its speed is measured."""
 
 Show = Callable[..., None]
-"""Called with (what is being done, how much of it is done, how much there is), and with the seconds that are left where the caller knows
-better than a rule of three."""
+"""Called with (what is being done, amount done, whole amount), and with the seconds left where the caller knows them better than by
+proportion."""
 
 
 @contextmanager
 def progress_bar() -> Iterator[Show]:
-    """Gives the function that shows what is being done. What stands before ": " in that is a part of the run."""
+    """Yields the function that shows progress. A text up to ": " names a part of the run."""
     if not sys.stderr.isatty():
         lines = Lines()
         yield lines
@@ -47,11 +47,11 @@ def progress_bar() -> Iterator[Show]:
 
 
 class ReadingBar:
-    """A prompt while it is read: its speed of late, and the time left. Behind a longer cache a token takes longer, so that the time is
-    fitted to what the parts have taken so far: in a token, linear in what stands before it."""
+    """Progress of reading a prompt: the recent speed and the time left. A token takes longer behind a longer cache, so the time is fitted to
+    the parts so far: the time of a token is linear in the tokens before it."""
 
     def __init__(self, n_total: int, n_cached: int, clock: Callable[[], float] = time.monotonic):
-        """The first `n_cached` of `n_total` tokens are there already. `clock` gives seconds."""
+        """n_cached: the first tokens of n_total, which are known already. clock(): seconds."""
         from edgekv.lab.engine.effort import Effort, Kind, Work
 
         self._work = lambda position, n_tokens: Work.after(Kind.READ, position, n_tokens)
@@ -59,7 +59,7 @@ class ReadingBar:
         self._clock, self._latest = clock, deque([(clock(), n_cached)], maxlen=LATEST + 1)
 
     def at(self, n_tokens: int) -> None:
-        """`n_tokens` are there now."""
+        """Say that `n_tokens` have been read."""
         now, (before, n_before) = self._clock(), self._latest[-1]
         if n_tokens > n_before:
             self._effort.add(self._work(n_before, n_tokens - n_before), now - before)
@@ -73,12 +73,12 @@ class ReadingBar:
 
     @property
     def seconds_left(self) -> float | None:
-        """None before the second part: one says nothing of how much longer the others take."""
+        """The estimated seconds left; None before the second part: one part does not show how the time grows."""
         return self._effort.seconds_left() if len(self._latest) > 2 else None
 
 
 class Lines:
-    """For logs: a line when a part is finished, and every EVERY_SECONDS within one. `clock` gives seconds, `say` gets the lines."""
+    """For logs: a line at the end of each part, and every EVERY_SECONDS within one. clock(): seconds; say(line)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, say: Callable[[str], None] = lambda line: click.echo(line, err=True)):
         self._clock, self._say = clock, say
@@ -100,7 +100,7 @@ class Lines:
         self._line(f"{f'{finished} finished; ' if finished else ''}{what}, {100 * done // max(1, total)} % done{left}", now)
 
     def close(self) -> None:
-        """The last part is finished."""
+        """Finish the last part."""
         if self._said:
             self._line(f"{self._part} finished, after {duration(self._clock() - self._begun)} in all", self._clock())
 

@@ -1,4 +1,4 @@
-"""Options that commands share. Each option of each command also reads an environment variable, which its help names."""
+"""Options that commands share. Every option also reads an environment variable, which its help names."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ENV_PREFIX = "EDGEKV_"
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS. Shells complete it as
-    edgekv.cli.common.choices says."""
+    """`click.option` with the environment variable EDGEKV_<LONG NAME>: `--max-tokens` reads EDGEKV_MAX_TOKENS. edgekv.cli.common.choices
+    completes it."""
     long = next(name for name in names if name.startswith("--"))
     if (values := OF_OPTION.get(long)) is not None:
         settings.setdefault("shell_complete", values)
@@ -51,13 +51,13 @@ def _model(names: Complete) -> Callable[[F], F]:
 
 
 model_argument = _model(gguf_files)
-"""MODEL: the path of a GGUF file; none for the default model. Hand it to `model_path()`."""
+"""MODEL: the path of a GGUF file; None: the default model. Pass it to `model_path()`."""
 model_or_name_argument = _model(models)
 """The same, or a name of `edgekv models list`."""
 
 
 def model_path(model: Path | None) -> Path:
-    """The model to use. Raises ModelError if none is named and the default one is not installed."""
+    """The model to use. Raises ModelError where none is named and the default one is not installed."""
     if model is not None:
         return model
     from edgekv.models import default_model
@@ -72,7 +72,7 @@ threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU
 
 
 class Parsed(click.ParamType):
-    """A value that a function reads, of edgekv.config or beside the option; its ConfigError is the message."""
+    """A value that a function reads; its ConfigError is the message."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]):
         self.name, self._parse = name, parse
@@ -87,7 +87,7 @@ class Parsed(click.ParamType):
 
 
 class _KvOption(click.Option):
-    """Its variable is read by `KvOptions.from_env`, for library and command line alike; here it only stands in the help."""
+    """An option whose variable `KvOptions.from_env` reads, for library and command line alike; here only the help names it."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return None
@@ -186,7 +186,7 @@ _KV_OPTIONS = [
 
 
 def kv_options(function: F) -> F:
-    """--ctx, --threads, --weights-from-disk and what KvOptions has, as parameters: see `split_kv_options()`."""
+    """Add --ctx, --threads, --weights-from-disk and the options of KvOptions as parameters: see `split_kv_options()`."""
     for one in reversed(_KV_OPTIONS):
         function = one(function)
     return function
@@ -194,10 +194,10 @@ def kv_options(function: F) -> F:
 
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
-    Where no mode is asked for, it is the one that won in measuring (`devices.measured_mode`).
+    Where no mode is asked for, it is `devices.measured_mode`.
 
-    What the command line does not say comes from the environment, then from the file, then from the defaults of KvOptions. A GPU that is there and
-    will not be used is told on standard error. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
+    Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
+    error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
     """
     from edgekv import policies
     from edgekv.memory.devices import measured_mode, place
@@ -215,9 +215,9 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
         kv = kv.with_(**dict.fromkeys(automatic))
     placement = None
     if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
-        placement = place(kv)  # is the same for mode sparse
+        placement = place(kv)  # the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement))
-    # what the command line names; a variable may be without effect
+    # only options on the command line: a variable may have no effect
     kv.check_effect(named, {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__)
     policies.check_live(kv.placement.policy)
     PREFETCHERS.get(kv.placement.prefetch)

@@ -1,4 +1,4 @@
-"""One line about what a model needs of what is free: the first that `chat` and `serve` show; and for the log, once it is there."""
+"""One line about a model's memory and the free memory: `chat` and `serve` begin with it, and log it once the model is loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",
           "loaded later": "loaded later"}
-"""Part: what it is called here; the others are buffers."""
+"""Names of parts in the line; all others are buffers."""
 
 
 def summary_line(server: Server, runtime: Runtime | None = None) -> str:
-    """What a context needs, by part, and what was free before; a line more where parts of it lie on a GPU. runtime: of the context that is
-    open now, whose own figures replace the estimates of what it keeps: "takes" in place of "needs".
+    """The memory of a context by part, and the free memory before; with parts on a GPU a second line. runtime: of the opened context: its
+    figures replace the estimates, and the line says "takes" instead of "needs".
 
     "needs 366.7 MiB (weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB, buffers 40.1 MiB), 20.9 GiB are free"
     """
@@ -38,9 +38,9 @@ def summary_line(server: Server, runtime: Runtime | None = None) -> str:
 
 
 def with_measured(parts: Sequence[MemoryPart], memory: MemoryReport) -> list[MemoryPart]:
-    """The same parts, with the figures of a context that is open for what it keeps itself."""
+    """The parts, with an opened context's own figures instead of estimates."""
     home = sum(part.bytes for part in parts if part.name == "KV home")
-    others = max(0, home - memory.home_bytes) if memory.home_bytes else home  # caches that llama.cpp keeps alone
+    others = max(0, home - memory.home_bytes) if memory.home_bytes else home  # caches of llama.cpp's other layers
     found = {"KV home": memory.home_bytes + others, "sketches": memory.sketch_bytes, "arena": memory.arena_bytes,
              "tables": memory.table_bytes + memory.observation_bytes, "work space": memory.workspace_bytes}
     return [replace(part, bytes=found.get(part.name, part.bytes)) for part in parts]

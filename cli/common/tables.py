@@ -1,4 +1,4 @@
-"""Rows as a table, JSON, CSV or Markdown: one way for every command that answers with rows."""
+"""Prints rows as a table, JSON, CSV or Markdown, for all commands that answer with rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `show` turns a value into text; None and NaN are shown as a dash without asking it."""
+    """A column of a table. show(value): its text; None and NaN are dashes."""
 
     key: str
     title: str
@@ -32,20 +32,20 @@ class Column:
 
 
 def output_option(*formats: str) -> Callable[[Callable], Callable]:
-    """`-o/--output`, with "table" first and as default."""
+    """The option `-o/--output`; "table" is the first choice and the default."""
     choices = ("table", *formats)
     return option("-o", "--output", type=click.Choice(choices), default="table", show_default=True, help="How to print.")
 
 
 def print_measured(rows: Sequence[Row], columns: list[Column], output: str) -> None:
-    """`print_rows` of measured rows: above a table stands where and when they were measured, which JSON and CSV have in each row."""
+    """`print_rows`, with a line above a table that says where and when the rows were measured; JSON and CSV say it in each row."""
     if output in ("table", "md"):
         click.echo(measured_on(rows) + "\n")
     print_rows(rows, columns, output)
 
 
 def measured_on(rows: Iterable[Row]) -> str:
-    """Processor, date, model and version of rows, each once; several where the rows differ."""
+    """Processor, date, model and version of the rows, each value once."""
     rows = list(rows)
     parts = (("cpu", "{}"), ("cores", "{} cores"), ("date", "{}"), ("model", "{}"), ("version", "EdgeKV {}"), ("isa", "{} kernels"))
     return "; ".join(form.format(", ".join(found)) for key, form in parts
@@ -73,7 +73,7 @@ def print_json(value: Any) -> None:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN; what is not known is null."""
+    """The value with null for NaN, which JSON does not have."""
     if isinstance(value, float):
         return None if math.isnan(value) or math.isinf(value) else value
     if isinstance(value, Mapping):

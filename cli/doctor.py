@@ -219,7 +219,7 @@ def _by_folder(libraries: dict[str, str]) -> list[tuple[Path, list[str]]]:
 def _grouped(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each run of layers that differ in nothing but their number."""
     rows = []
-    for _, group in groupby(layers, key=lambda layer: {key: value for key, value in layer.items() if key not in ("il", "row")}):
+    for _, group in groupby(layers, key=lambda layer: {key: value for key, value in layer.items() if key not in ("il", "index")}):
         run = list(group)
         first, last = run[0], run[-1]
         rows.append({

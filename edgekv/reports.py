@@ -18,8 +18,8 @@ class LayerReport:
     head_dim: int
     type_k: str
     type_v: str
-    row: int = -1
-    """In arrays by layer; -1: it has none."""
+    index: int = -1
+    """Its place in arrays by layer, among the hooked layers; -1: it has none."""
     refused: bool = False
     """EdgeKV would attend it, but memory is missing."""
 

@@ -241,7 +241,7 @@ def layers(handle: Handle) -> list[LayerReport]:
         _check(lib.edgekv_get_layer(handle, il, out))
         found.append(LayerReport(
             il, hooked=out.state == lib.EDGEKV_LAYER_HOOKED, reason=ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), n_head=out.n_head,
-            n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), row=out.row,
+            n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), index=out.row,
             refused=out.state == lib.EDGEKV_LAYER_NO_MEMORY))
     return found
 

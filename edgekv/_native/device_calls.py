@@ -94,7 +94,7 @@ class Plane:
     n_cells: int
     """Cells of a stream."""
     rows: int
-    """Address of one edgekv_device_row for each row (`edgekv.arrays.move.ROW`)."""
+    """Address of one edgekv_device_row for each row (`edgekv.arrays.move.LAYER`)."""
     budget_bytes: int
     fixed_bytes: int
     """The fixed part of it: sketches, tables, observation, and `staging_bytes` for prompts."""

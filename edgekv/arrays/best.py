@@ -6,7 +6,7 @@ from edgekv.arrays.ops import Array, Ops
 
 
 def best(ops: Ops, values: Array, n: int) -> Array:
-    """bool [row, head, page]: the n largest `values` (float [row, head, page], not negative) of each head that are above zero, and all that
+    """bool [layer, head, page]: the n largest `values` (float [layer, head, page], not negative) of each head that are above zero, and all that
     equal the n-th."""
     n_pages = values.shape[2]
     if n >= n_pages:

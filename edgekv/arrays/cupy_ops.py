@@ -125,15 +125,15 @@ class CupyOps(Ops):
     def _find(self, values: Array, end: int, n: int, state: Array | None, among: State, pins: Array | None = None,
               smallest: bool = False) -> Later[_Found]:
         """Queue the search and the copy of its result to the host. Arguments as for `Ops.top`; pins: pages that are left out."""
-        n_rows, n_heads, n_pages = values.shape
-        n_blocks = max(1, min(512, n_rows * n_heads * end // (8 * _THREADS)))
+        n_layers, n_heads, n_pages = values.shape
+        n_blocks = max(1, min(512, n_layers * n_heads * end // (8 * _THREADS)))
         question = np.zeros(1, _QUESTION)
         question["values"] = values.data.ptr
         for name, array in (("state", state), ("pins", pins)):
             if array is not None:
                 question[name] = array.data.ptr
         question["pins_stride"] = 0 if pins is None or pins.ndim == 1 else n_pages
-        for name, value in (("among", among), ("n_heads", n_rows * n_heads), ("n_pages", n_pages), ("end", end), ("n", n),
+        for name, value in (("among", among), ("n_heads", n_layers * n_heads), ("n_pages", n_pages), ("end", end), ("n", n),
                             ("smallest", smallest)):
             question[name] = value
         result = _result(n_blocks, n)
@@ -160,7 +160,7 @@ class CupyOps(Ops):
         with self._device, stream.cupy:  # type: ignore[attr-defined]  # a stream of this device
             queued = self._cupy.asarray(np.ascontiguousarray(moves).view(np.int32))
             self._gather((_GATHER_BLOCKS,), (_THREADS,), (
-                np.uint64(places.rows), queued, np.int32(len(moves)), np.uint64(places.arena), np.uint64(places.slot_bytes),
+                np.uint64(places.layers), queued, np.int32(len(moves)), np.uint64(places.arena), np.uint64(places.slot_bytes),
                 np.int32(places.page_tokens), np.int32(places.n_cells), np.int32(places.pages_per_stream)))
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_ROW_FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
+_FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
                "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")
-ROW = np.dtype([(name, np.uint64) for name in _ROW_FIELDS])
+LAYER = np.dtype([(name, np.uint64) for name in _FIELDS])
 """One edgekv_device_row: device addresses of a layer's home, and the layout of its pages in a slot."""
 
-MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
+MOVE = np.dtype([("layer", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
 """One edgekv_move."""
 
 
@@ -19,9 +19,9 @@ MOVE = np.dtype([("row", np.int32), ("head", np.int32), ("page", np.int32), ("sl
 class Places:
     """Where the pages of a context lie, as device addresses."""
 
-    rows: int
-    """Address of ROW [n_rows]."""
-    n_rows: int
+    layers: int
+    """Address of LAYER [n_layers]."""
+    n_layers: int
     arena: int
     slot_bytes: int
     page_tokens: int
@@ -36,18 +36,18 @@ def gather_pages(view, places: Places, moves: np.ndarray) -> None:
 
     view(address, dtype, shape): a writable array over memory.
     """
-    rows = view(places.rows, ROW, (places.n_rows,))
+    layers = view(places.layers, LAYER, (places.n_layers,))
     for move in moves:
-        row = {name: int(rows[move["row"]][name]) for name in _ROW_FIELDS}
-        if move["head"] >= row["n_heads"]:
+        layer = {name: int(layers[move["layer"]][name]) for name in _FIELDS}
+        if move["head"] >= layer["n_heads"]:
             continue
         stream, page = divmod(int(move["page"]), places.pages_per_stream)
         first = page * places.page_tokens
         n = min(places.page_tokens, places.n_cells - first)
         slot = places.arena + int(move["slot"]) * places.slot_bytes
-        for kind, offset in (("k", 0), ("v", row["v_offset"])):
-            stride, row_bytes = row[f"{kind}_stride_cell"], row[f"{kind}_row_bytes"]
-            home = row[kind] + stream * row[f"{kind}_stride_stream"] + int(move["head"]) * row[f"{kind}_stride_head"] + first * stride
+        for kind, offset in (("k", 0), ("v", layer["v_offset"])):
+            stride, row_bytes = layer[f"{kind}_stride_cell"], layer[f"{kind}_row_bytes"]
+            home = layer[kind] + stream * layer[f"{kind}_stride_stream"] + int(move["head"]) * layer[f"{kind}_stride_head"] + first * stride
             if n > 0:
                 cells = view(home, np.uint8, ((n - 1) * stride + row_bytes,))
                 cells = np.lib.stride_tricks.as_strided(cells, (n, row_bytes), (stride, 1))

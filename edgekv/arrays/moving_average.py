@@ -23,7 +23,7 @@ def weights(alpha: float, n_tokens: int) -> tuple[np.float32, np.float32]:
 def ema(scores: np.ndarray, mass: np.ndarray, new: np.float32, old: np.float32, scratch: np.ndarray) -> None:
     """scores = new * mass + old * scores, each product and the sum rounded to float32. scores, mass: float32 of one shape; scratch: flat
     float32 of at least `scratch_elements`, overwritten."""
-    step = _rows_of_block(scores.shape)
+    step = _layers_of_block(scores.shape)
     for start in range(0, len(scores), step):
         part = scores[start : start + step]
         weighted = np.multiply(mass[start : start + step], new, out=scratch[: part.size].reshape(part.shape))
@@ -36,7 +36,7 @@ def scratch_elements(shape: tuple[int, ...]) -> int:
     return min(math.prod(shape), max(BLOCK, math.prod(shape[1:])))
 
 
-def _rows_of_block(shape: tuple[int, ...]) -> int:
+def _layers_of_block(shape: tuple[int, ...]) -> int:
     return max(1, min(shape[0], BLOCK // max(1, math.prod(shape[1:]))))
 
 

@@ -1,6 +1,6 @@
 """The operations on per-page arrays, by NumPy: the reference that any faster backend is tested against.
 
-Arrays are float32 [row, head, page] unless a docstring says otherwise. They live where the data plane of a context runs: in host memory
+Arrays are float32 [layer, head, page] unless a docstring says otherwise. They live where the data plane of a context runs: in host memory
 (an emulated device's memory is host memory) or on a CUDA device (`cupy_ops`). Policies, prefetchers and planner use only these operations and
 the functions of `xp`, so that the same file runs on both. Pins and page states are small and always NumPy arrays.
 
@@ -84,7 +84,7 @@ class Ops:
             flush(scores, least)
 
     def clear(self, scores: Array, pages: np.ndarray) -> None:
-        """scores = 0 on these pages (int [n]), for all rows and heads."""
+        """scores = 0 on these pages (int [n]), for all layers and heads."""
         scores[:, :, pages] = 0
 
     # ---- what plans ask ------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Ops:
 
     def top(self, values: Array, end: int, n: int, state: np.ndarray | None = None, among: State = State.HOME) -> Later[Top]:
         """The n pages before `end` with the largest values above zero, largest first; of equal ones the lower id first. state: uint8
-        [row, head, page], to take only pages in the state `among`."""
+        [layer, head, page], to take only pages in the state `among`."""
         values, n_pages = values[:, :, :end], values.shape[2]
         mask = values > 0
         if state is not None:

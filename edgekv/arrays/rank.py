@@ -36,7 +36,7 @@ class Home(Protocol):
 
     end: int
     mask: np.ndarray
-    """bool [row, head, :end]"""
+    """bool [layer, head, :end]"""
 
     def holds(self, ids: np.ndarray) -> np.ndarray:
         """bool [n]: whether it has each of these."""
@@ -66,7 +66,7 @@ class Ranking(Protocol):
 
 
 class HostRanking:
-    """Ranks scores in host memory (float32 [row, head, page]; None: all zero) when it is asked. The scores must not change meanwhile."""
+    """Ranks scores in host memory (float32 [layer, head, page]; None: all zero) when it is asked. The scores must not change meanwhile."""
 
     def __init__(self, scores: np.ndarray | None, pins: np.ndarray | None, residency: Residency):
         held = residency.state == State.RESIDENT

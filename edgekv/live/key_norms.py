@@ -10,12 +10,12 @@ from edgekv.pages.shape import PageShape
 
 
 class KeyNorms:
-    """values: float32 [row, head, page], mean L2 norms; 0: the page is empty. It reads home, in host memory."""
+    """values: float32 [layer, head, page], mean L2 norms; 0: the page is empty. It reads home, in host memory."""
 
     def __init__(self, handle: core.Handle, shape: PageShape):
         self._shape = shape
-        layers = [layer for layer in core.layers(handle) if layer.row >= 0]
-        self._keys = [(layer.row, layer.n_head_kv, core.rows(handle, layer.il, value=False)) for layer in layers]
+        layers = [layer for layer in core.layers(handle) if layer.index >= 0]
+        self._keys = [(layer.index, layer.n_head_kv, core.rows(handle, layer.il, value=False)) for layer in layers]
         self._positions = [core.cells(handle, stream).positions for stream in range(shape.n_streams)]
         self.values = np.zeros(shape.axes, np.float32)
 
@@ -30,7 +30,7 @@ class KeyNorms:
             n = min(len(run), self._shape.pages_per_stream - first)
             cells = slice(first * size, (first + n) * size)
             valid = self._positions[stream][cells] >= 0
-            for row, n_heads, keys in self._keys:
-                self.values[row, :n_heads, run[0] : run[0] + n] = page_norms(keys[stream, cells], valid, size).T
+            for index, n_heads, keys in self._keys:
+                self.values[index, :n_heads, run[0] : run[0] + n] = page_norms(keys[stream, cells], valid, size).T
             if n < len(run):  # the run goes on in the next stream
                 self.update(run[n:])

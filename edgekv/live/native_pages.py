@@ -31,7 +31,7 @@ class NativePages:
         plane, shape = device_calls.plane(self._handle), self._shape
         if plane is None:
             raise TierError("the context has no device any more")
-        places = Places(plane.rows, shape.n_rows, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
+        places = Places(plane.rows, shape.n_layers, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
         self._ops.gather(places, self._moves(ids, slots), stream)
 
     def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:
@@ -59,6 +59,6 @@ class NativePages:
 def moves_of(shape: PageShape, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
     """MOVE [n] for page ids and their slots; -1: no slot."""
     moves = np.empty(len(ids), MOVE)
-    moves["row"], moves["head"], moves["page"] = shape.places(ids)
+    moves["layer"], moves["head"], moves["page"] = shape.places(ids)
     moves["slot"] = slots
     return moves

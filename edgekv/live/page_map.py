@@ -61,7 +61,7 @@ class MapMaker:
         mass = runtime.mass()
         first = stream * (mass.shape[2] // max(1, runtime.cells.n_stream))
         if self._layers is None:
-            self._layers = [layer for layer in runtime.layers if layer.row >= 0]
+            self._layers = [layer for layer in runtime.layers if layer.index >= 0]
         layers = self._layers
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
         residency = runtime.residency()
@@ -71,14 +71,14 @@ class MapMaker:
         else:  # the table learns of new pages only at the end of a run of the policy
             state = residency.state[:, :, first : first + n_pages]
             state = np.where(in_use & (state == State.FREE), np.uint8(State.FILLING), state)
-        lines = [(row, head) for row, layer in enumerate(layers) for head in range(0, layer.n_head_kv, heads)]
+        lines = [(index, head) for index, layer in enumerate(layers) for head in range(0, layer.n_head_kv, heads)]
         at = np.array(lines, np.intp).reshape(-1, 2)
         if width == heads == 1:
             place = _PLACE_OF[state[at[:, 0], at[:, 1]]]
         else:
             place = _places(_blocks(state == State.RESIDENT, at, heads, width), _blocks(state != State.FREE, at, heads, width))
         mass = _blocks(mass[:, :, first : first + n_pages], at, heads, width)
-        return PageMap(tuple(layers[row].il for row, _ in lines), place.shape[1], width, heads, n_used,
+        return PageMap(tuple(layers[index].il for index, _ in lines), place.shape[1], width, heads, n_used,
                        place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), self._levels(stream, mass, max(1, -(-n_used // width)))))
 
     def _levels(self, stream: int, mass: np.ndarray, n_columns: int) -> np.ndarray:
@@ -114,7 +114,7 @@ def _heads_per_line(n_heads: list[int]) -> int:
 
 
 def _blocks(values: np.ndarray, at: np.ndarray, heads: int, width: int) -> np.ndarray:
-    """float32 [line, column]: values [row, head, page], summed over `heads` heads from each (row, head) of `at` on and over `width` pages."""
+    """float32 [line, column]: values [layer, head, page], summed over `heads` heads from each (layer, head) of `at` on and over `width` pages."""
     values = values.astype(np.float32, copy=False)
     if width > 1:
         values = np.add.reduceat(values, np.arange(0, values.shape[2], width), axis=2)

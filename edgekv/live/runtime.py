@@ -45,14 +45,14 @@ class Runtime:
         self._handle: core.Handle | None = handle
         self._options = options
         self.page_tokens: int = core.get_params(handle)[1]
-        # the rows of the observation are fixed when the context is attached
-        self._rows = tuple(layer.il for layer in core.layers(handle) if layer.row >= 0)
+        # the layers of the observation are fixed when the context is attached
+        self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
         self._ops = operations(handle)
         self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.tokens = Tokens(self._native_handle, self.cells)
-        self.observers = Observers(self._rows, self._observation.read, self._ops.download, self._watch)
+        self.observers = Observers(self._hooked, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
         self.after_step: Callable[[], None] | None = None
         """Called on the decoding thread after each step: at the end of each run of the policy, or of each ubatch (`follow`)."""
@@ -187,7 +187,7 @@ class Runtime:
         tokens that mode sparse leaves behind count as sampled."""
         unlabelled = self.tokens.on_device and self.mode is KvMode.SPARSE
         leaves = unlabelled and options.mode is not KvMode.SPARSE
-        if self._rows and (leaves or sparse_with(options) != sparse_with(self._options)):
+        if self._hooked and (leaves or sparse_with(options) != sparse_with(self._options)):
             core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
             self.tokens.settings_change(unlabelled)
 
@@ -197,7 +197,7 @@ class Runtime:
             return
         handle = self._native_handle()
         limits = core.limits(handle)
-        if not self._rows:
+        if not self._hooked:
             raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
         if limits.n_seq_max > 1:
             raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
@@ -247,7 +247,7 @@ class Runtime:
     def selection(self, stream: int | None = None) -> SelectionReport:
         """What mode sparse read so far, and its own estimate of its outputs' error. stream: None: all. A device with several streams does not
         count them apart: the report of one is empty."""
-        return selection_report(self._native_handle(), len(self._rows), self._n_heads, stream)
+        return selection_report(self._native_handle(), len(self._hooked), self._n_heads, stream)
 
     def tiers(self) -> TierReport:
         """Where pages live; empty where the mode has no tiers."""
@@ -255,13 +255,13 @@ class Runtime:
 
     def layer_selection(self) -> np.ndarray:
         """What mode sparse read so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
-        return paging.selected(self._native_handle(), len(self._rows), self._n_heads)
+        return paging.selected(self._native_handle(), len(self._hooked), self._n_heads)
 
-    def last_rows(self, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    def last_rows(self, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The rows that a query token of the last step read in one KV head of a hooked layer, with the option `keep_rows`: int32 [n] cells of
         stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was attended. Raises
         ConfigError for a layer, head or token that does not exist."""
-        return paging.last_rows(self._native_handle(), row, head, token)
+        return paging.last_rows(self._native_handle(), layer, head, token)
 
     # ---- pins ---------------------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Runtime:
     def _tell_refused(self, n_layers: int) -> None:
         if n_layers > self._n_refused:
             log.warning("there is no memory for what attends %d of %d layers: stock llama.cpp attends all that they see, until there is",
-                        n_layers, len(self._rows))
+                        n_layers, len(self._hooked))
         self._n_refused = n_layers
 
     def follow(self, closely: bool) -> None:

@@ -105,10 +105,10 @@ class Tiering:
         native.set_arena(handle, 0)
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
-        layers = [layer for layer in core.layers(handle) if layer.row >= 0]
+        layers = [layer for layer in core.layers(handle) if layer.index >= 0]
         exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
-            exists[layer.row, : layer.n_head_kv] = True
+            exists[layer.index, : layer.n_head_kv] = True
         self.shape = PageShape(*view.shape, page_tokens=observed.page_tokens, pages_per_stream=observed.pages_per_stream, exists=exists)
         self.slot_bytes = view.slot_bytes
         self._ships = rates is None or ship_or_read(self.slot_bytes, rates) is ColdPage.SHIP
@@ -226,9 +226,9 @@ class Tiering:
             reasons=tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
 
 
-def selection_report(handle: core.Handle, n_rows: int, n_heads: int, stream: int | None = None) -> SelectionReport:
+def selection_report(handle: core.Handle, n_layers: int, n_heads: int, stream: int | None = None) -> SelectionReport:
     """Sums over all hooked layers and KV heads. stream: None: all."""
-    of = native.selected(handle, n_rows, n_heads, stream)
+    of = native.selected(handle, n_layers, n_heads, stream)
     count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
     total = {name: float(of[name].sum()) for name in ("mass", "mass_hits", "error", "covered")}
     return SelectionReport(

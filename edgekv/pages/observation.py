@@ -12,7 +12,7 @@ class Observation:
     """The tokens since the last run. Arrays are views, valid during the call."""
 
     mass_sum: np.ndarray
-    """float32 [row, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse with
+    """float32 [layer, head, page]: attention mass, summed over the query heads of the group and over the query tokens. In mode sparse with
     sketches it is an estimate from the rows that were read, right on average over tokens; without sketches unattended pages have zero."""
     mass_max: np.ndarray
     """The same, the maximum over the query heads."""
@@ -31,7 +31,7 @@ class Observation:
     n_budget: int = 0
     """Pages that a head may keep, attend or have in the arena on average, those that are always taken included. 0: unknown."""
     key_norms: np.ndarray | None = None
-    """float32 [row, head, page]: mean L2 norm of the page's keys, zero where it is empty; None: no policy needs it."""
+    """float32 [layer, head, page]: mean L2 norm of the page's keys, zero where it is empty; None: no policy needs it."""
     n_unobserved: int = 0
     """Tokens of the run that were not observed: all of a prompt but the last ones of each stream. They come before those whose mass this is."""
     in_prompt: bool = False

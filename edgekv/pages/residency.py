@@ -61,9 +61,9 @@ class Residency:
 
     shape: PageShape
     state: np.ndarray
-    """uint8 State [row, head, page]."""
+    """uint8 State [layer, head, page]."""
     slot: np.ndarray
-    """int32 [row, head, page]: the slot that a RESIDENT page has or a MOVING page will have; -1: none."""
+    """int32 [layer, head, page]: the slot that a RESIDENT page has or a MOVING page will have; -1: none."""
     owner: np.ndarray
     """int64 [slot]: flat id of the page in the slot or on the way to it; -1: free."""
     n_free: int

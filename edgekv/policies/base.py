@@ -60,13 +60,13 @@ class Policy:
 
     @property
     def scores(self) -> Array | None:
-        """float32 [row, head, page], higher = keep, in attention mass per token, as a plan's limits are. Pages from the last observation's
+        """float32 [layer, head, page], higher = keep, in attention mass per token, as a plan's limits are. Pages from the last observation's
         n_used_end on have no meaning."""
         return self._scores
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool [page], for all rows and heads, or [row, head, page]: pages that are never demoted, and in mode evict never dropped."""
+        """bool [page], for all layers and heads, or [layer, head, page]: pages that are never demoted, and in mode evict never dropped."""
         return None
 
     def update(self, observation: Observation) -> None:
@@ -77,6 +77,6 @@ class Policy:
         return n_budget
 
     def forget(self, pages: np.ndarray) -> None:
-        """Forget these pages (int [n]) in all rows and heads: their cells hold other tokens now, or none."""
+        """Forget these pages (int [n]) in all layers and heads: their cells hold other tokens now, or none."""
         if self._scores is not None:
             self.ops.clear(self._scores, pages)

@@ -12,7 +12,7 @@ from edgekv.prefetch.prefetcher import NOTHING, Prefetcher, only_home
 
 
 class Neighbour(Prefetcher):
-    """The next and the previous page of each of the `limit` pages with most attention mass in the last run, in the same row, head and stream:
+    """The next and the previous page of each of the `limit` pages with most attention mass in the last run, in the same layer, head and stream:
     a text that is attended tends to be read on."""
 
     def wanted(self, observation: Observation, residency: Residency, limit: int) -> Later[np.ndarray]:

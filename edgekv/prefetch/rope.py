@@ -17,7 +17,7 @@ from edgekv.prefetch.prefetcher import Prefetcher, Rope, only_home
 
 class RopeDistance(Prefetcher):
     """Pages in the order of the prior of their distance (`arrays.rotary.distance_prior`, averaged over a page's positions), the same for all
-    rows and heads. It knows nothing of the text: it serves the cold start and ties."""
+    layers and heads. It knows nothing of the text: it serves the cold start and ties."""
 
     def __init__(self, shape: PageShape, rope: Rope | None, ops: Ops):
         super().__init__(shape, rope, ops)
@@ -34,5 +34,5 @@ class RopeDistance(Prefetcher):
         pages = np.flatnonzero((positions >= 0) & (residency.state[:, :, : len(positions)] == State.HOME).any(axis=(0, 1)))
         distance = np.maximum(observation.position - positions[pages], 0) // self.shape.page_tokens
         best = pages[largest(self.prior[np.minimum(distance, len(self.prior) - 1)], min(limit, len(pages)))]
-        rows, heads = np.nonzero(self.shape.exists)
-        return Later.now(only_home(self.shape.ids(rows, heads, best[:, None]).reshape(-1), residency, limit))
+        layers, heads = np.nonzero(self.shape.exists)
+        return Later.now(only_home(self.shape.ids(layers, heads, best[:, None]).reshape(-1), residency, limit))

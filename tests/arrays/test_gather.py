@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.array_libraries import address_of, on
 
-from edgekv.arrays.move import MOVE, ROW, Places
+from edgekv.arrays.move import LAYER, MOVE, Places
 from edgekv.arrays.ops import Ops
 
 
@@ -25,7 +25,7 @@ def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens:
     slot_bytes = -(-(v_offset + page_tokens * row_bytes[1]) // 64) * 64
     home = [homes(rng, n_stream, n_cells, n_heads, row_bytes) for _ in range(n_rows)]
     there = [[pinned(ops, array) for array in row] for row in home]
-    rows = np.zeros(n_rows, ROW)
+    rows = np.zeros(n_rows, LAYER)
     for row, arrays in zip(rows, there):
         for kind, (_, address), array in zip("kv", arrays, home[0]):
             row[kind] = address
@@ -35,7 +35,7 @@ def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens:
 
     n_slots = 40
     moves = np.zeros(30, MOVE)
-    moves["row"], moves["head"] = rng.integers(0, n_rows, 30), rng.integers(0, n_heads, 30)
+    moves["layer"], moves["head"] = rng.integers(0, n_rows, 30), rng.integers(0, n_heads, 30)
     moves["page"], moves["slot"] = rng.integers(0, n_stream * pages_per_stream, 30), rng.permutation(n_slots)[:30]
     moves["page"][:2] = pages_per_stream - 1, 2 * pages_per_stream - 1
     expected = np.full((n_slots, slot_bytes), 7, np.uint8)

@@ -109,7 +109,7 @@ def test_top(ops: Ops, n_pages: int, values: Callable):
 
 
 def table_of(rng: np.random.Generator, shape: PageShape, n_used: int):
-    table = settled(shape, int(shape.n_rows * shape.n_heads * n_used // 2), n_used)
+    table = settled(shape, int(shape.n_layers * shape.n_heads * n_used // 2), n_used)
     home = np.flatnonzero(table.residency.state == State.HOME)
     promote(table, rng.choice(home, len(home) // 3, replace=False))
     table.reserve(np.flatnonzero(table.residency.state == State.HOME)[:3], Reason.HOT)

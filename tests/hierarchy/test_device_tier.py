@@ -14,7 +14,7 @@ from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 
 from edgekv._native import core, device_calls, paging
-from edgekv.arrays.move import ROW
+from edgekv.arrays.move import LAYER
 from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
 from edgekv.errors import TierError
@@ -266,7 +266,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     rng = np.random.default_rng(0)
     n_heads, n_pages, n_cells, row_bytes = 2, 8, 120, 64
     home = rng.integers(0, 256, (2, 2, n_cells, n_heads, row_bytes), dtype=np.uint8)  # row, K or V
-    rows = np.zeros(2, ROW)
+    rows = np.zeros(2, LAYER)
     for row, arrays in zip(rows, home):
         for kind, array in zip("kv", arrays):
             row[kind], row[f"{kind}_stride_cell"], row[f"{kind}_stride_head"] = array.ctypes.data, array.strides[0], array.strides[1]
@@ -282,7 +282,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     for module, functions in (
         (device_calls, {"plane": lambda handle: place}),
         (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
-                "layers": lambda handle: [types.SimpleNamespace(row=row, n_head_kv=n, head_dim=32)
+                "layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells),
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
@@ -319,7 +319,7 @@ def test_tiering_on_an_emulated_plane(plane):
     begun = np.concatenate([moves for what, moves in plane.said if what == "begin"])
     published = np.concatenate([moves for what, moves in plane.said if what == "publish"])
     assert sorted(begun.tolist()) == sorted(published.tolist()) and len(begun) == 10
-    assert (begun["head"] < np.where(begun["row"] == 0, 2, 1)).all()
+    assert (begun["head"] < np.where(begun["layer"] == 0, 2, 1)).all()
     for row, head, page, slot in published.tolist():
         cells = plane.home[row, :, page * 16 : page * 16 + 16, head]
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)

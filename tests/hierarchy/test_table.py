@@ -29,10 +29,10 @@ def test_ids():
     np.testing.assert_array_equal(SHAPE.widen(np.arange(12), 3), part.reshape(-1))
 
 
-@pytest.mark.parametrize("wrong", [dict(n_rows=-1), dict(pages_per_stream=3), dict(exists=np.ones((1, 2)))])
+@pytest.mark.parametrize("wrong", [dict(n_layers=-1), dict(pages_per_stream=3), dict(exists=np.ones((1, 2)))])
 def test_shape_is_checked(wrong):
     with pytest.raises(ConfigError):
-        PageShape(**{"n_rows": 2, "n_heads": 2, "n_pages": 8} | wrong)
+        PageShape(**{"n_layers": 2, "n_heads": 2, "n_pages": 8} | wrong)
 
 
 def test_life_of_a_page():

@@ -64,7 +64,7 @@ def test_random_events(synthetic, monkeypatch, caplog, seed: int, bounded: bool)
         n_checked = 0
 
         def drop_pages(handle, moves) -> None:
-            shadow[moves["row"], moves["head"], moves["page"]] = True
+            shadow[moves["layer"], moves["head"], moves["page"]] = True
             real(handle, moves)
 
         def look(step) -> None:

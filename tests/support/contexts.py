@@ -106,5 +106,5 @@ def dropped(run: Runtime) -> np.ndarray:
 def drop(run: Runtime, mask: np.ndarray) -> None:
     """Drop the pages of bool [row, head, page], as a decision would."""
     moves = np.zeros(int(mask.sum()), MOVE)
-    moves["row"], moves["head"], moves["page"] = np.nonzero(mask)
+    moves["layer"], moves["head"], moves["page"] = np.nonzero(mask)
     paging.drop_pages(run._native_handle(), moves)

@@ -74,7 +74,7 @@ class FakeArena:
 
     def change(self, pages: np.ndarray) -> None:
         """Cells of these pages change, for all rows and heads."""
-        ids = (np.arange(self.shape.n_rows * self.shape.n_heads)[:, None] * self.shape.n_pages + np.asarray(pages)).reshape(-1)
+        ids = (np.arange(self.shape.n_layers * self.shape.n_heads)[:, None] * self.shape.n_pages + np.asarray(pages)).reshape(-1)
         self.home[ids] += 1
         for i in ids:
             self.table.pop(int(i), None)

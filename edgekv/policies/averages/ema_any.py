@@ -24,7 +24,7 @@ class EmaAny(Policy):
 
     def __init__(self, shape: PageShape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        one = PageShape(shape.n_rows, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
+        one = PageShape(shape.n_layers, 1, shape.n_pages, shape.page_tokens, shape.pages_per_stream)
         self._of_layer = ops.zeros(one.axes, np.float32)
         self._ema = Ema(one, settings, ops, self._of_layer)
         self._mass = ops.zeros(one.axes, np.float32)

@@ -112,7 +112,7 @@ class S3Fifo(Policy):
         return (np.int32(self._oldest) - age) * np.int32(self.shape.n_pages + 1) + self._pages[:end]
 
     def _smallest(self, values: Array, among: Array, n: Array) -> Array:
-        """int32 [row, head, 1]: the n-th smallest value of each head where `among` is set. Below all values where n < 1, above all where
+        """int32 [layer, head, 1]: the n-th smallest value of each head where `among` is set. Below all values where n < 1, above all where
         there are fewer than n."""
         xp = self.ops.xp
         in_order = xp.sort(xp.where(among, values, np.int32(_NONE)), axis=2)

@@ -25,7 +25,7 @@ class PromptWindow:
         self._shape, self._ops = shape, ops
         self._n_window = n_window
         self.mass = ops.zeros(shape.axes, np.float32)
-        """float32 [row, head, page], summed over `n_tokens`."""
+        """float32 [layer, head, page], summed over `n_tokens`."""
         self.n_tokens = 0
         self._begins = True
         self._in_prompt = False  # the last run was in a prompt

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from edgekv.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[1]
 METADATA = importlib.metadata.metadata("edgekv")
 OLDEST = re.fullmatch(r">=(3\.\d+)", METADATA["Requires-Python"])[1]
 NEEDS = [Requirement(text) for text in importlib.metadata.requires("edgekv")]
@@ -42,3 +47,14 @@ def test_it_carries_its_licence_and_those_of_what_it_contains():
         "vendor/hash/sha256/LICENSE": "Igor Pavlov", "vendor/hash/xxhash/LICENSE": "Yann Collet",
     }.items():
         assert author in texts[f"llama.cpp/{name}"], name
+
+
+def test_everything_names_the_same_version():
+    """The installed package, its sources, the command, the newest release in CHANGELOG and the wheel that README installs."""
+    version = METADATA["Version"]
+    said = {path: (ROOT / path).read_text(encoding="utf-8") for path in ("pyproject.toml", "CHANGELOG.md", "README.md")}
+    assert re.search(r'^version = "(.+)"$', said["pyproject.toml"], re.MULTILINE)[1] == version
+    assert CliRunner().invoke(cli, ["--version"]).output.split()[-1] == version
+    releases = re.findall(r"^## (\S+) - (\d{4}-\d{2}-\d{2})$", said["CHANGELOG.md"], re.MULTILINE)
+    assert releases[0][0] == version and releases[0][1] == max(date for _, date in releases)
+    assert set(re.findall(r"edgekv-([\d.]+)-", said["README.md"])) == {version}

@@ -34,3 +34,9 @@ def within(shape: PageShape, observation: Observation, n_tokens: int) -> np.ndar
     """bool [page]: the page has one of the n_tokens newest positions of its stream."""
     # an empty page is at -1, which is never above the bound
     return observation.page_positions > np.maximum(by_page(shape, newest(shape, observation)) - n_tokens, -1)
+
+
+def begins_before(shape: PageShape, page_positions: np.ndarray, n_tokens: int) -> np.ndarray:
+    """bool [page]: the page has tokens and begins before position n_tokens. page_positions: as in `Observation`."""
+    # a full page begins page_tokens - 1 before its newest position
+    return (page_positions >= 0) & (page_positions < (n_tokens + shape.page_tokens - 1 if n_tokens else 0))

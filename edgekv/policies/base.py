@@ -56,7 +56,14 @@ class Policy:
         self.shape = shape
         self.settings = settings
         self.ops = ops
-        self._scores: Any = (ops.zeros(shape.axes, np.float32) if scores is None else scores) if self.scoring else None
+        self._remembered: list[Array] = []
+        self._scores: Any = self._remember(scores) if self.scoring else None
+        self._pins: np.ndarray | None = None
+
+    def _remember(self, array: Array | None = None) -> Array:
+        """float32 [layer, head, page]: zeros, or `array`, that `forget` sets to zero."""
+        self._remembered.append(self.ops.zeros(self.shape.axes, np.float32) if array is None else array)
+        return self._remembered[-1]
 
     @property
     def scores(self) -> Array | None:
@@ -67,7 +74,7 @@ class Policy:
     @property
     def pins(self) -> np.ndarray | None:
         """bool [page], for all layers and heads, or [layer, head, page]: pages that are never demoted, and in mode evict never dropped."""
-        return None
+        return self._pins
 
     def update(self, observation: Observation) -> None:
         """Take in the tokens since the last run. Every run calls it, also where no mass was observed."""
@@ -78,5 +85,5 @@ class Policy:
 
     def forget(self, pages: np.ndarray) -> None:
         """Forget these pages (int [n]) in all layers and heads: their cells hold other tokens now, or none."""
-        if self._scores is not None:
-            self.ops.clear(self._scores, pages)
+        for array in self._remembered:
+            self.ops.clear(array, pages)

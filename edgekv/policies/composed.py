@@ -26,7 +26,7 @@ class Composed(Policy):
         of_members = [array for member in scoring if (array := member.scores) is not None]
         self._added = of_members if len(of_members) > 1 else []
         if self._added:
-            self._scores = ops.zeros(shape.axes, np.float32) if scores is None else scores
+            self._scores = self._remember(scores)
         elif of_members:
             self._scores = of_members[0]  # nothing to add up
 
@@ -50,7 +50,6 @@ class Composed(Policy):
         return max((member.most(n_budget) for member in self.members if member.scoring), default=n_budget)
 
     def forget(self, pages: np.ndarray) -> None:
-        if self._added:
-            super().forget(pages)
+        super().forget(pages)
         for member in self.members:
             member.forget(pages)

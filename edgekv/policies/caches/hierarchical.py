@@ -42,7 +42,7 @@ class Hierarchical(Policy):
 
     def __init__(self, shape: PageShape, settings: HierarchicalSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._levels, self._last, self._counts = (ops.zeros(shape.axes, np.float32) for _ in range(3))
+        self._levels, self._last, self._counts = (self._remember() for _ in range(3))
         self._n_tokens = 0
 
     def update(self, observation: Observation) -> None:
@@ -61,8 +61,3 @@ class Hierarchical(Policy):
         count = xp.maximum(last, counts)
         worth = levels + count / (count + np.float32(self.settings.window_tokens))
         xp.multiply(worth, np.float32(self.settings.access_mass / (len(FROM_COUNTS) + 1)), out=self._scores[:, :, :end])
-
-    def forget(self, pages: np.ndarray) -> None:
-        super().forget(pages)
-        for array in (self._levels, self._last, self._counts):
-            self.ops.clear(array, pages)

@@ -24,7 +24,7 @@ class Lfu(Policy):
 
     def __init__(self, shape: PageShape, settings: AccessSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._counts = ops.zeros(shape.axes, np.float32)
+        self._counts = self._remember()
         self._n_tokens = 0
 
     def update(self, observation: Observation) -> None:
@@ -35,7 +35,3 @@ class Lfu(Policy):
         counts = self._counts[:, :, :end]
         counts += (observation.mass_sum[:, :, :end] > access_mass * n) * np.float32(n)
         self.ops.xp.multiply(counts, np.float32(access_mass / self._n_tokens), out=self._scores[:, :, :end])
-
-    def forget(self, pages: np.ndarray) -> None:
-        super().forget(pages)
-        self.ops.clear(self._counts, pages)

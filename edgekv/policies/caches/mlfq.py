@@ -42,7 +42,7 @@ class Mlfq(Policy):
 
     def __init__(self, shape: PageShape, settings: MlfqSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._counts, self._levels, self._idle = (ops.zeros(shape.axes, np.float32) for _ in range(3))
+        self._counts, self._levels, self._idle = (self._remember() for _ in range(3))
 
     def update(self, observation: Observation) -> None:
         if not observation.observed:
@@ -58,8 +58,3 @@ class Mlfq(Policy):
         idle[...] = xp.where(accessed | sinks, np.float32(0), idle)
         worth = (levels + np.float32(1) / (np.float32(1) + idle)) * np.float32(access_mass / N_LEVELS)
         xp.multiply(worth, counts > 0, out=self._scores[:, :, :end])
-
-    def forget(self, pages: np.ndarray) -> None:
-        super().forget(pages)
-        for array in (self._counts, self._levels, self._idle):
-            self.ops.clear(array, pages)

@@ -38,13 +38,8 @@ class H2O(Policy):
 
     def __init__(self, shape: PageShape, settings: H2OSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._sums = ops.zeros(shape.axes, np.float32)
+        self._sums = self._remember()
         self._n_tokens = 0
-        self._pins = np.zeros(shape.n_pages, bool)
-
-    @property
-    def pins(self) -> np.ndarray:
-        return self._pins
 
     def update(self, observation: Observation) -> None:
         """Pins follow positions, also where no mass was observed."""
@@ -62,7 +57,3 @@ class H2O(Policy):
             return self.settings.recent_tokens
         n_in_use = int((newest(self.shape, observation) >= 0).sum())
         return observation.n_budget * self.shape.page_tokens // (2 * max(1, n_in_use))
-
-    def forget(self, pages: np.ndarray) -> None:
-        super().forget(pages)
-        self.ops.clear(self._sums, pages)

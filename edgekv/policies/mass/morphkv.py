@@ -42,16 +42,11 @@ class MorphKv(Policy):
 
     def __init__(self, shape: PageShape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._pins = np.zeros(shape.n_pages, bool)
         self._chunk_tokens = max(1, settings.n_window // N_CHUNKS)
         self._older = ops.zeros(shape.axes, np.float32)  # the sum of the full chunks
         self._full: deque[tuple[Array, int]] = deque()
         self._filling, self._n_filling = ops.zeros(shape.axes, np.float32), 0
         self._free: list[Array] = []
-
-    @property
-    def pins(self) -> np.ndarray:
-        return self._pins
 
     def update(self, observation: Observation) -> None:
         """Pins follow positions, also where no mass was observed."""

@@ -33,7 +33,7 @@ class TreeKv(Policy):
 
     def __init__(self, shape: PageShape, settings: Settings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)
-        self._sums, self._kept = ops.zeros(shape.axes, np.float32), ops.zeros(shape.axes, np.float32)
+        self._sums, self._kept = self._remember(), self._remember()
         self._hand = ops.zeros((*shape.axes[:2], 1), np.int32)  # kept pages before the next pair
         self._pages = ops.upload(np.arange(shape.n_pages, dtype=np.int32))
         self._n_tokens = np.zeros(shape.n_pages)
@@ -84,5 +84,3 @@ class TreeKv(Policy):
         super().forget(pages)
         self._known[pages] = False
         self._n_tokens[pages] = 0
-        for array in (self._sums, self._kept):
-            self.ops.clear(array, pages)

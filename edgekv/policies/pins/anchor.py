@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
-from edgekv.pages.shape import PageShape
+from edgekv.policies.age import begins_before
 from edgekv.policies.base import Policy, Settings, at_least
 
 
@@ -25,20 +22,5 @@ class Anchor(Policy):
     settings: AnchorSettings
     settings_of = AnchorSettings
 
-    def __init__(self, shape: PageShape, settings: AnchorSettings, ops: Ops, scores: Array | None = None):
-        super().__init__(shape, settings, ops, scores)
-        self._pins = np.zeros(shape.n_pages, bool)
-
-    @property
-    def pins(self) -> np.ndarray:
-        return self._pins
-
     def update(self, observation: Observation) -> None:
-        n_tokens = self.settings.sink_tokens
-        # page_positions has each page's newest position: a full page begins page_tokens - 1 earlier
-        newest = n_tokens + self.shape.page_tokens - 1 if n_tokens else 0
-        end = observation.n_used_end
-        positions = observation.page_positions[:end]
-        self._pins[end:] = False
-        np.less(positions, newest, out=self._pins[:end])
-        self._pins[:end] &= positions >= 0
+        self._pins = begins_before(self.shape, observation.page_positions, self.settings.sink_tokens)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
-from edgekv.pages.shape import PageShape
 from edgekv.policies.age import within
 from edgekv.policies.base import Policy, Settings, at_least
 
@@ -24,14 +20,6 @@ class Recent(Policy):
 
     settings: RecentSettings
     settings_of = RecentSettings
-
-    def __init__(self, shape: PageShape, settings: RecentSettings, ops: Ops, scores: Array | None = None):
-        super().__init__(shape, settings, ops, scores)
-        self._pins = np.zeros(shape.n_pages, bool)
-
-    @property
-    def pins(self) -> np.ndarray:
-        return self._pins
 
     def update(self, observation: Observation) -> None:
         self._pins = within(self.shape, observation, self.settings.recent_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
-from edgekv.policies.age import KEPT, recency
+from edgekv.policies.age import KEPT, begins_before, recency
 from edgekv.policies.base import Policy, Settings, at_least
 from edgekv.vocab import Split
 
@@ -39,10 +39,7 @@ class Streaming(Policy):
     def update(self, observation: Observation) -> None:
         end = observation.n_used_end
         scores = recency(self.shape, observation)
-        positions = observation.page_positions[:end]
-        n_sink = self._sink_tokens()
-        # page_positions has each page's newest position: a full page begins page_tokens - 1 earlier
-        scores[(positions >= 0) & (positions < n_sink + self.shape.page_tokens - 1) & (n_sink > 0)] = KEPT
+        scores[begins_before(self.shape, observation.page_positions[:end], self._sink_tokens())] = KEPT
         self._scores[:, :, :end] = self.ops.upload(scores)
 
 

@@ -47,7 +47,7 @@ class SnapKv(Policy):
             raise ConfigError(f"kernel_tokens is {k}; it may be at most {2 * p + 1}, as pages have {p} tokens")
         self._edge = reach * (reach + 1) / (2 * k * p)
         self._window = PromptWindow(shape, settings.n_window, ops)
-        self._kept = ops.zeros(shape.axes, np.float32)
+        self._kept = self._remember()
 
     def update(self, observation: Observation) -> None:
         in_window = self._window.take(observation)
@@ -75,4 +75,3 @@ class SnapKv(Policy):
     def forget(self, pages: np.ndarray) -> None:
         super().forget(pages)
         self._window.forget(pages)
-        self.ops.clear(self._kept, pages)

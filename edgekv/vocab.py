@@ -22,25 +22,25 @@ FULL = "exact"
 """Full attention in our kernel. A sparse mode's predictions are compared with it, and with stock."""
 
 
-class KvMode(str, enum.Enum):
+class Described(str, enum.Enum):
+    """Words with a sentence about each: NAME = value, description."""
+
+    _value_: str
+    description: str
+
+    def __new__(cls, value: str, description: str = ""):
+        member = str.__new__(cls, value)
+        member._value_, member.description = value, description
+        return member
+
+
+class KvMode(Described):
     """What each token attends, and what the mode promises."""
 
-    EXACT = "exact"
-    SPARSE = "sparse"
-    EVICT = "evict"
-    OFF = "off"
-
-    @property
-    def description(self) -> str:
-        return _MODE_DESCRIPTIONS[self]
-
-
-_MODE_DESCRIPTIONS = {
-    KvMode.EXACT: "each token attends every visible page, in our kernel: the answers of stock llama.cpp, faster",
-    KvMode.SPARSE: "each token attends what matters and a weighted sample of the rest; nothing is lost, and the error is reported",
-    KvMode.EVICT: "each token attends what the policy kept; the rest is dropped for good: a hard bound on memory, however long the context",
-    KvMode.OFF: "stock llama.cpp attention",
-}
+    EXACT = "exact", "each token attends every visible page, in our kernel: the answers of stock llama.cpp, faster"
+    SPARSE = "sparse", "each token attends what matters and a weighted sample of the rest; nothing is lost, and the error is reported"
+    EVICT = "evict", "each token attends what the policy kept; the rest is dropped for good: a hard bound on memory, however long the context"
+    OFF = "off", "stock llama.cpp attention"
 
 
 class DeviceKind(str, enum.Enum):
@@ -52,59 +52,27 @@ class DeviceKind(str, enum.Enum):
     """A device whose memory is host memory: every kernel runs on the processor, for tests."""
 
 
-class SketchKind(str, enum.Enum):
+class SketchKind(Described):
     """The summary of the keys from which mode sparse estimates attention."""
 
-    B3 = "b3"
-    NONE = "none"
-
-    @property
-    def description(self) -> str:
-        return _SKETCH_DESCRIPTIONS[self]
+    B3 = "b3", "3 bits for each key channel, in ranges that 64 tokens share"
+    NONE = "none", "no summary: the policy's score alone chooses pages, and the others are not attended"
 
 
-_SKETCH_DESCRIPTIONS = {
-    SketchKind.B3: "3 bits for each key channel, in ranges that 64 tokens share",
-    SketchKind.NONE: "no summary: the policy's score alone chooses pages, and the others are not attended",
-}
-
-
-class PromptReading(str, enum.Enum):
+class PromptReading(Described):
     """What the tokens of a prompt attend in mode sparse."""
 
-    EXACT = "exact"
-    SPARSE = "sparse"
-
-    @property
-    def description(self) -> str:
-        return _READING_DESCRIPTIONS[self]
+    EXACT = "exact", "all that they see"
+    SPARSE = "sparse", "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on"
 
 
-_READING_DESCRIPTIONS = {
-    PromptReading.EXACT: "all that they see",
-    PromptReading.SPARSE: "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on",
-}
-
-
-class Split(str, enum.Enum):
+class Split(Described):
     """How a budget of pages is divided over layers and heads."""
 
-    POOLED = "pooled"
-    UNIFORM = "uniform"
-    LAYER = "layer"
-    PYRAMID = "pyramid"
-
-    @property
-    def description(self) -> str:
-        return _SPLIT_DESCRIPTIONS[self]
-
-
-_SPLIT_DESCRIPTIONS = {
-    Split.POOLED: "one budget for all layers and heads: each gets what its attention is worth",
-    Split.UNIFORM: "the same number of pages for each layer and head",
-    Split.LAYER: "the same number of pages for each layer, shared by its heads as their pages are worth",
-    Split.PYRAMID: "fewer pages for each further layer, the same for each head of one",
-}
+    POOLED = "pooled", "one budget for all layers and heads: each gets what its attention is worth"
+    UNIFORM = "uniform", "the same number of pages for each layer and head"
+    LAYER = "layer", "the same number of pages for each layer, shared by its heads as their pages are worth"
+    PYRAMID = "pyramid", "fewer pages for each further layer, the same for each head of one"
 
 
 class CacheType(str, enum.Enum):

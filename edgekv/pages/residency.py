@@ -21,38 +21,27 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a page came to the state it is in."""
+    """Why a page came to the state it is in: NAME = value, description."""
 
-    EMPTY = 0
-    STORED = 1
-    SETTLED = 2
-    HOT = 3
-    PINNED = 4
-    WANTED = 5
-    OUTRANKED = 6
-    BUDGET = 7
-    CHANGED = 8
-    FAILED = 9
-    ROOM = 10
+    _value_: int
+    description: str
 
-    @property
-    def description(self) -> str:
-        return _REASONS[self]
+    def __new__(cls, value: int, description: str = ""):
+        member = int.__new__(cls, value)
+        member._value_, member.description = value, description
+        return member
 
-
-_REASONS = {
-    Reason.EMPTY: "holds no tokens",
-    Reason.STORED: "tokens are being stored in it",
-    Reason.SETTLED: "no policy asked for it yet",
-    Reason.HOT: "its score is high",
-    Reason.PINNED: "it is pinned",
-    Reason.WANTED: "prefetch expects it to be wanted",
-    Reason.OUTRANKED: "another page is worth more",
-    Reason.BUDGET: "the budget became smaller",
-    Reason.CHANGED: "its tokens changed while it was being copied",
-    Reason.FAILED: "its copy failed",
-    Reason.ROOM: "there was room for it",
-}
+    EMPTY = 0, "holds no tokens"
+    STORED = 1, "tokens are being stored in it"
+    SETTLED = 2, "no policy asked for it yet"
+    HOT = 3, "its score is high"
+    PINNED = 4, "it is pinned"
+    WANTED = 5, "prefetch expects it to be wanted"
+    OUTRANKED = 6, "another page is worth more"
+    BUDGET = 7, "the budget became smaller"
+    CHANGED = 8, "its tokens changed while it was being copied"
+    FAILED = 9, "its copy failed"
+    ROOM = 10, "there was room for it"
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_chec
 edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     edgekv_check_result out = {};
     std::vector<char>   copy;
-    ctx->plane->wait();
     for (const Layer * layer : ctx->rows) {
         check_sketches(ctx, *layer, out);
         for (int head = 0; head < layer->info.n_head_kv; ++head) {

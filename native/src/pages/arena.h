@@ -13,7 +13,7 @@ public:
     explicit Arena(size_t slot_bytes) : slot_bytes(slot_bytes) {}
 
     bool reserve(int n_slots);  // what is in slots that remain stays there; false: out of memory, nothing changed
-    char * slot(int i) {
+    char * slot(int i) const {
         assert(i >= 0 && i < n);
         return memory.data() + (size_t) i*slot_bytes;
     }

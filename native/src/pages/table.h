@@ -41,6 +41,9 @@ public:
     int n_tail_pages() const { return step_tokens/dims.page_tokens + 2; }  // a step may begin within a page
     int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*n_tail_pages(); }
     void set_tail(int first_slot);
+    bool has_slot(int i) const {  // the caller's, or a tail page's
+        return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
+    }
 
     // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots, and they
     // can then be published; as if copied at this moment.

@@ -6,7 +6,7 @@
 
 namespace edgekv {
 
-DevicePlane::DevicePlane(State & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
+DevicePlane::DevicePlane(State & ctx) : Plane(ctx), open(ctx.shape.n_stream, -1) {
     for (const Layer * served : ctx.rows) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
@@ -28,11 +28,16 @@ bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
     return had;
 }
 
-Failure DevicePlane::reserve_selection(const edgekv_selection & selection) {
-    return reserve_sketches(selection) ? Failure{} : no_memory();
+Failure DevicePlane::do_select(const edgekv_selection & selection) {
+    if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE && !reserve_sketches(selection)) {
+        return no_memory();
+    }
+    engine->renew();
+
+    return {};
 }
 
-Failure DevicePlane::enter(edgekv_mode mode) {
+Failure DevicePlane::do_enter(edgekv_mode mode) {
     if ((mode == EDGEKV_MODE_SPARSE && !reserve_sketches(ctx.params.selection)) || (mode == EDGEKV_MODE_EXACT && !engine->reserve_ring())) {
         return no_memory();
     }
@@ -61,7 +66,7 @@ void DevicePlane::release_arena() {
     llama_edgekv_invalidate_graph(ctx.lctx);
 }
 
-Failure DevicePlane::set_slots(int n_slots) {
+Failure DevicePlane::do_set_slots(int n_slots) {
     if (!engine->set_slots(n_slots)) {
         return no_memory();
     }
@@ -70,7 +75,7 @@ Failure DevicePlane::set_slots(int n_slots) {
     return {};
 }
 
-Failure DevicePlane::limit_slots(int n_slots) {
+Failure DevicePlane::do_limit_slots(int n_slots) {
     most_slots = n_slots;
     if (ctx.wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !reserve_arena()) {
         return no_memory();
@@ -81,17 +86,17 @@ Failure DevicePlane::limit_slots(int n_slots) {
 
 // ---- pages -------------------------------------------------------------------------------------------------------------------
 
-Failure DevicePlane::copy_pages(const edgekv_move *, int) {
+Failure DevicePlane::do_copy_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
 }
 
-Failure DevicePlane::fill_pages(const edgekv_move * moves, int n) {
+Failure DevicePlane::do_fill_pages(const edgekv_move * moves, int n) {
     ctx.pages.table.fill(moves, n, ctx.pages.cells);
 
     return {};
 }
 
-Failure DevicePlane::drop_pages(const edgekv_move *, int) {
+Failure DevicePlane::do_drop_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" };
 }
 
@@ -136,7 +141,7 @@ void DevicePlane::mirror_pages() {
     table.touched_taken();
 }
 
-void DevicePlane::begin(const UbatchBegin & ubatch) {
+void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     if (ubatch.anew) {
         graph = {};
     }
@@ -160,7 +165,7 @@ void DevicePlane::begin(const UbatchBegin & ubatch) {
     n_tokens = ubatch.n_tokens;
 }
 
-UbatchDone DevicePlane::end(bool ok) {
+UbatchDone DevicePlane::do_end(bool ok) {
     engine->end();
     const PageShape &  shape  = ctx.shape;
     const EngineView & staged = graph.staged;
@@ -175,17 +180,17 @@ UbatchDone DevicePlane::end(bool ok) {
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
-PageArrays DevicePlane::arrays() {
+PageArrays DevicePlane::arrays() const {
     return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() };
 }
 
-void DevicePlane::add_selected(edgekv_selected * out, int stream) {
+void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
     if (stream < 0 || ctx.shape.n_stream == 1) {  // streams do not count apart
         engine->selected(out, 0, ctx.shape.n_rows);
     }
 }
 
-RowsRead DevicePlane::last_rows(const Layer & layer, int head, int token) {
+RowsRead DevicePlane::do_last_rows(const Layer & layer, int head, int token) const {
     RowsRead out;
     out.cells = engine->last_rows(layer.info.row, token*layer.info.n_head_kv + head, out.n_rows, out.weights);
 
@@ -213,7 +218,8 @@ bool DevicePlane::describe(edgekv_device & out) const {
 
 // ---- checks ------------------------------------------------------------------------------------------------------------------
 
-Sketch DevicePlane::sketch(const Layer & layer, int stream, std::vector<char> & copy) {
+Sketch DevicePlane::do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const {
+    engine->wait();
     const int    row   = layer.info.row;
     const char * there = engine->sketches(row, stream);
     copy.resize(there ? engine->sketch_stream_bytes(row) : 0);
@@ -223,7 +229,8 @@ Sketch DevicePlane::sketch(const Layer & layer, int stream, std::vector<char> & 
              ctx.shape.n_groups(), copy.data() };
 }
 
-const char * DevicePlane::slot(int i, std::vector<char> & copy) {
+const char * DevicePlane::do_slot(int i, std::vector<char> & copy) const {
+    engine->wait();
     copy.resize(ctx.shape.slot_bytes);
     engine->read(copy.data(), engine->arena() + i*ctx.shape.slot_bytes, copy.size());
 

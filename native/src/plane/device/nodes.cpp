@@ -185,7 +185,7 @@ static bool is_prompt(const ggml_tensor * k, int64_t n_tokens) {
     return n_tokens%k->ne[3] != 0 || n_tokens/k->ne[3] > kEngineTokens;
 }
 
-bool DevicePlane::build_store(Layer & served, const llama_edgekv_store & args) {
+bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     if (!storable(args)) {
         served.info.state = EDGEKV_LAYER_GRAPH;
         return false;
@@ -230,7 +230,7 @@ static void attend_staged(const Staging & staging, DeviceLayer & layer, const ll
     layer.k_idxs  = nullptr;
 }
 
-ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_attend & args) {
+ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     DeviceLayer & layer = of(served);
     if (layer.staged) {
         attend_staged(staging, layer, args);

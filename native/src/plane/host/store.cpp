@@ -67,7 +67,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 }  // namespace
 
-bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
+bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     // longer ubatches are stored here only for their sketches
     if (is_long(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE) {
         return false;

@@ -9,6 +9,7 @@ import numpy as np
 
 from edgekv._native import core, device_calls
 from edgekv._native import paging as native
+from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.config import EvictionOptions, KvOptions
@@ -20,7 +21,6 @@ from edgekv.live.device_arena import DeviceArena
 from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
 from edgekv.live.native_evictor import NativeEvictor
-from edgekv.live.native_pages import NativePages
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State

@@ -1,4 +1,4 @@
-"""Selection, page table and arena of a context through cffi."""
+"""Selection, pins and the arrays by page of a context through cffi."""
 
 from __future__ import annotations
 
@@ -68,10 +68,6 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_limit_arena(handle, n_slots))
 
 
-def set_arena(handle: Handle, n_slots: int) -> None:
-    _check(lib.edgekv_set_arena(handle, n_slots))
-
-
 def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = None) -> np.ndarray:
     """SELECTED [row, kv_head]: a copy. Of one stream: zeros on a device that has several."""
     out = np.zeros((n_rows, n_heads), SELECTED)
@@ -80,48 +76,9 @@ def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = Non
     return out
 
 
-def _moves(moves: np.ndarray):
-    return ffi.from_buffer("edgekv_move *", np.ascontiguousarray(moves, MOVE)), len(moves)
-
-
-def copy_pages(handle: Handle, moves: np.ndarray) -> None:
-    """Copy pages (MOVE [n]) from home into their slots; nobody reads them there yet."""
-    _check(lib.edgekv_copy_pages(handle, *_moves(moves)))
-
-
-def begin_copies(handle: Handle, moves: np.ndarray) -> None:
-    """Tell that pages (MOVE [n]) are copied from now on, by the caller's own kernels: `publish_pages` then knows which changed."""
-    _check(lib.edgekv_begin_copies(handle, *_moves(moves)))
-
-
-def fill_pages(handle: Handle, moves: np.ndarray) -> None:
-    """In place of copies: if the next ubatch is a prompt, which brings all pages to the device, it leaves these (MOVE [n]) in their
-    slots too."""
-    _check(lib.edgekv_fill_pages(handle, *_moves(moves)))
-
-
-def filled_pages(handle: Handle, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """bool [n] each: whether that ubatch is over, and whether it left the page in its slot; what it did not is to be copied."""
-    over, filled = np.zeros(len(moves), np.bool_), np.zeros(len(moves), np.bool_)
-    _check(lib.edgekv_filled_pages(handle, *_moves(moves), ffi.from_buffer("bool *", over), ffi.from_buffer("bool *", filled)))
-    return over, filled
-
-
-def publish_pages(handle: Handle, moves: np.ndarray) -> np.ndarray:
-    """Enter copied pages in the page table; bool [n], False for those that changed since they were copied."""
-    ok = np.zeros(len(moves), np.bool_)
-    _check(lib.edgekv_publish_pages(handle, *_moves(moves), ffi.from_buffer("bool *", ok)))
-    return ok
-
-
-def release_pages(handle: Handle, moves: np.ndarray) -> None:
-    """Take pages out of the page table."""
-    _check(lib.edgekv_release_pages(handle, *_moves(moves)))
-
-
 def drop_pages(handle: Handle, moves: np.ndarray) -> None:
     """From now on these heads do not attend these pages (MOVE [n], slots are not looked at), in mode evict, until their cells change."""
-    _check(lib.edgekv_drop_pages(handle, *_moves(moves)))
+    _check(lib.edgekv_drop_pages(handle, ffi.from_buffer("edgekv_move *", np.ascontiguousarray(moves, MOVE)), len(moves)))
 
 
 def free_pages(handle: Handle, pages: np.ndarray) -> int:

@@ -94,7 +94,7 @@ class Migrator:
     def demote(self, ids: np.ndarray, reason: Reason) -> None:
         """Give up the slots of RESIDENT pages."""
         if len(ids):
-            self.transport.release(ids)
+            self.transport.pages.release(ids)
             self.table.release(ids, reason)
             self.stats.n_demoted += len(ids)
 
@@ -112,7 +112,7 @@ class Migrator:
                 self.table.cancel(ids[~ok], Reason.FAILED)
             resident = self.table.commit(done)
             if not resident.all():  # these changed after they were published: the bytes at home are right
-                self.transport.release(done[~resident])
+                self.transport.pages.release(done[~resident])
             n_resident = int(np.count_nonzero(resident))
             self.stats.n_promoted += n_resident
             self.stats.n_failed_copies += len(ids) - n_resident

@@ -201,7 +201,7 @@ class Hierarchy:
         if n_slots < 0:
             raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
         if n_slots > self._arena_slots:
-            self.transport.resize(n_slots)  # may not have the memory
+            self.transport.pages.resize(n_slots)  # may not have the memory
             self._arena_slots = n_slots
         self._wanted_slots = n_slots
         self._question = None
@@ -216,10 +216,10 @@ class Hierarchy:
             scores = self.ops.download(scores)  # waits for the device: budgets change rarely
         demoted, done = self.table.resize(self._wanted_slots, scores, self._pins)
         if len(demoted):
-            self.transport.release(demoted)
+            self.transport.pages.release(demoted)
             self.stats.n_demoted += len(demoted)
         if done and self._arena_slots != self._wanted_slots:
-            self.transport.resize(self._wanted_slots)
+            self.transport.pages.resize(self._wanted_slots)
             self._arena_slots = self._wanted_slots
             self._until_plan = 1
 

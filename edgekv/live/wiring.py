@@ -104,7 +104,6 @@ class Tiering:
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
-        native.set_arena(handle, 0)
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.row >= 0]
@@ -129,6 +128,7 @@ class Tiering:
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
+        pages.resize(0)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
         is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), is_bounded)

@@ -71,11 +71,6 @@ Failure Plane::copy_pages(const edgekv_move * moves, int n) {
     return do_copy_pages(moves, n);
 }
 
-Failure Plane::fill_pages(const edgekv_move * moves, int n) {
-    assert(!computes && exist(ctx, moves, n, true));
-    return do_fill_pages(moves, n);
-}
-
 Failure Plane::drop_pages(const edgekv_move * moves, int n) {
     assert(!computes && exist(ctx, moves, n, false));
     return do_drop_pages(moves, n);

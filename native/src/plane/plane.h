@@ -58,6 +58,7 @@ public:
     // These may be asked at any time.
     virtual const char * failure() const = 0;  // for good: no ubatch may be computed any more; null: none. The plane's, as it lives
     virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that are brought while they run (state/arrivals.h)
+    virtual bool brings_pages() const = 0;     // prompts bring every page to it, and leave some in slots: edgekv_fill_pages()
     virtual bool plans_graphs() const = 0;     // llama.cpp's buffers are to be reserved for graphs with this plane's nodes
     virtual PageArrays arrays() const = 0;
     virtual PromptBlocks prompt_blocks() const = 0;
@@ -80,15 +81,13 @@ public:
     Failure enter(edgekv_mode mode);
     // No ubatch is under way, and ctx.params still has the selection before. Where it fails, that one stays in force.
     Failure select(const edgekv_selection & selection);
-    // No ubatch is under way, and n_slots is not negative. The arena gets so many slots, and the page table follows.
+    // No ubatch is under way, and n_slots is not negative. The arena gets memory for so many slots.
     Failure set_slots(int n_slots);
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);
 
-    // No ubatch is under way, and the pages and the slots of all moves exist. The host copies; to a device the caller's own kernels do.
+    // No ubatch is under way, and the pages and the slots of all moves exist. The bytes only; to a device the caller's own kernels copy them.
     Failure copy_pages(const edgekv_move * moves, int n);
-    // The same. Prompts leave pages in slots on a device, see edgekv_fill_pages().
-    Failure fill_pages(const edgekv_move * moves, int n);
     // No ubatch is under way, and the pages exist. The host drops pages, in mode evict.
     Failure drop_pages(const edgekv_move * moves, int n);
 
@@ -113,7 +112,6 @@ private:
     virtual Failure do_set_slots(int n_slots) = 0;
     virtual Failure do_limit_slots(int n_slots) = 0;
     virtual Failure do_copy_pages(const edgekv_move * moves, int n) = 0;
-    virtual Failure do_fill_pages(const edgekv_move * moves, int n) = 0;
     virtual Failure do_drop_pages(const edgekv_move * moves, int n) = 0;
     virtual void do_begin(const UbatchBegin & ubatch) = 0;
     virtual UbatchDone do_end(bool ok) = 0;

@@ -67,12 +67,7 @@ void DevicePlane::release_arena() {
 }
 
 Failure DevicePlane::do_set_slots(int n_slots) {
-    if (!engine->set_slots(n_slots)) {
-        return no_memory();
-    }
-    ctx.pages.table.set_slots(n_slots);
-
-    return {};
+    return engine->set_slots(n_slots) ? Failure{} : no_memory();
 }
 
 Failure DevicePlane::do_limit_slots(int n_slots) {
@@ -88,12 +83,6 @@ Failure DevicePlane::do_limit_slots(int n_slots) {
 
 Failure DevicePlane::do_copy_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
-}
-
-Failure DevicePlane::do_fill_pages(const edgekv_move * moves, int n) {
-    ctx.pages.table.fill(moves, n, ctx.pages.cells);
-
-    return {};
 }
 
 Failure DevicePlane::do_drop_pages(const edgekv_move *, int) {

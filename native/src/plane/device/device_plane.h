@@ -38,6 +38,7 @@ public:
 
     const char * failure() const override { return engine->failure(); }
     bool waits_for_rows() const override { return false; }
+    bool brings_pages() const override { return true; }
     bool plans_graphs() const override { return true; }
     PageArrays arrays() const override;
     PromptBlocks prompt_blocks() const override { return {}; }
@@ -71,7 +72,6 @@ private:
     Failure do_set_slots(int n_slots) override;
     Failure do_limit_slots(int n_slots) override;
     Failure do_copy_pages(const edgekv_move * moves, int n) override;
-    Failure do_fill_pages(const edgekv_move * moves, int n) override;
     Failure do_drop_pages(const edgekv_move * moves, int n) override;
     void do_begin(const UbatchBegin & ubatch) override;
     UbatchDone do_end(bool ok) override;

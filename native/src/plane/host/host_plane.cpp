@@ -79,7 +79,6 @@ Failure HostPlane::do_set_slots(int n_slots) {
     if (!arena.reserve(n_slots)) {
         return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots*ctx.shape.slot_bytes) + " bytes" };
     }
-    ctx.pages.table.set_slots(n_slots);
 
     return {};
 }
@@ -105,22 +104,14 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
     char * slot = arena.slot(move.slot);
     copy(layer.seam.k, layer.k_row_bytes(), slot);
     copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens*layer.k_row_bytes());
-    ctx.pages.table.copied(move, ctx.pages.cells);
 }
 
 Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
-        const Layer & layer = *ctx.rows[moves[i].row];
-        if (moves[i].head < layer.info.n_head_kv) {
-            copy_page(layer, moves[i]);
-        }
+        copy_page(*ctx.rows[moves[i].row], moves[i]);
     }
 
     return {};
-}
-
-Failure HostPlane::do_fill_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none" };
 }
 
 Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {

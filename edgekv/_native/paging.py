@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import SKETCHES, Handle, _check, _view, selection
+from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.arrays.move import MOVE
 from edgekv.config import SelectionOptions
-from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
                                                      "n_errors", "covered", "n_covered")])
@@ -25,8 +24,8 @@ class PageArrays:
     shape: tuple[int, int, int]
     """[row, kv_head, page] of the arrays by page."""
     priority: int
-    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: what the policy says a page
-    is worth."""
+    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
+    policy."""
     slots: np.ndarray
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
@@ -47,13 +46,8 @@ def page_arrays(handle: Handle) -> PageArrays:
                            out.n_slots, out.slot_bytes)
 
 
-def sketch_bytes(kind: SketchKind, head_dim: int, n_head_kv: int, n_cells: int) -> int:
-    """Bytes of the sketches of one layer and one stream; `head_dim`: one that a kernel serves."""
-    return lib.edgekv_sketch_bytes(SKETCHES[kind], head_dim, n_head_kv, n_cells)
-
-
 def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
-    """What the next ubatch reads. keep_tokens: what mode evict keeps."""
+    """Set what the next ubatch reads. keep_tokens: tokens that mode evict keeps."""
     _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
 
 
@@ -90,8 +84,8 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending, and
-    float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
+    """The rows that a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending,
+    and float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
     there cannot be."""
     n = ffi.new("int *")
     _check(lib.edgekv_last_rows(handle, row, head, token, ffi.NULL, ffi.NULL, 0, n))

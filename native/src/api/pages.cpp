@@ -99,10 +99,6 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     return EDGEKV_OK;
 }
 
-size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells) {
-    return sketch_bytes((SketchKind) kind, head_dim, n_head_kv, (n_cells + kGroupCells - 1)/kGroupCells);
-}
-
 void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
     std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
     if (stream < ctx->shape.n_stream) {

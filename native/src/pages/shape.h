@@ -8,6 +8,10 @@
 
 namespace edgekv {
 
+inline size_t slot_bytes(size_t row_bytes, int page_tokens) {  // of K and V of a token in a head
+    return (row_bytes*page_tokens + 63)/64*64;
+}
+
 struct PageShape {
     int n_rows, n_heads;      // hooked layers, the most KV heads of any
     int n_stream, n_cells;    // cells of a stream

@@ -14,6 +14,13 @@ namespace edgekv {
 // the node that fills the lists of `layer`; null: out of memory
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args);
 
+// What selection takes for a run of tokens.
+struct SelectBytes {
+    size_t workspace, lists;
+    size_t list_stride;  // the most rows of a list
+};
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads);
+
 // the node that attends ubatches too long for the decode kernel; null: no kernel for these heads, or out of memory, as `served` then says
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);
 

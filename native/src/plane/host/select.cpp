@@ -21,25 +21,23 @@ constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
 // shares [KV head][token][head of the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the
 // tokens see.
 struct SelectPlan {
-    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads) {
-        const State & ctx = layer.plane->ctx;
+    SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads) :
+        SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), layer.plane->ctx.sketches(), layer.plane->ctx.shape.n_heads,
+                   n_threads) {}
 
-        n_tokens  = run.n;
-        n_head_kv = (int) k->ne[1];
-        group     = (int) q->ne[1]/n_head_kv;
-        n_cells   = (int) k->ne[2];
-        n_groups  = (n_cells + kGroupCells - 1)/kGroupCells;
-        n_rows    = n_tokens*group;
-        scans     = ctx.sketches();
+    // n_heads: the most KV heads of any layer
+    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads) :
+        n_tokens(n_tokens), n_head_kv(info.n_head_kv), group(info.n_head/info.n_head_kv), n_cells(n_cells),
+        n_groups((n_cells + kGroupCells - 1)/kGroupCells), n_rows(n_tokens*group), scans(scans) {
         n_chunks  = scans ? (n_groups + kChunkGroups - 1)/kChunkGroups : 1;
 
         cell_stride     = (size_t) n_groups*kGroupCells;
         group_stride    = (size_t) (n_groups + 15)/16*16;
-        shares_offset   = align64((2 + ctx.shape.n_heads)*sizeof(std::atomic<int>));
+        shares_offset   = align64((2 + n_heads)*sizeof(std::atomic<int>));
         tops_offset     = shares_offset + (scans ? align64((size_t) n_head_kv*n_rows*cell_stride*sizeof(uint16_t)) : 0);
         sums_offset     = tops_offset + (scans ? align64((size_t) n_head_kv*n_rows*group_stride*sizeof(float)) : 0);
         threads_offset  = sums_offset + (sums_offset - tops_offset);
-        scratch_offset  = scans ? align64(sketch_query_bytes(layer.layer->info.head_dim, n_rows)) : 0;
+        scratch_offset  = scans ? align64(sketch_query_bytes(info.head_dim, n_rows)) : 0;
         sight_offset    = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
         thread_bytes    = sight_offset + align64((size_t) n_tokens*n_groups*sizeof(Sight));
         bytes           = threads_offset + n_threads*thread_bytes;
@@ -275,7 +273,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
     layer.plane->ctx.arrivals.wait(layer.layer->il);
     for (const TokenRun & run : layer.reading.selected) {
-        const SelectPlan plan(layer, q, k, run, nth);
+        const SelectPlan plan(layer, k, run, nth);
         const int64_t    first = run.stream*(q->ne[2]/k->ne[3]) + run.first;
         SelectRun{ layer, *layer.plane, layer.plane->ctx, dst, plan, run, first, run.stream + first_stream(k), ith }.run(nth);
     }
@@ -344,11 +342,22 @@ void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) 
     by_sketch(begin, end);
 }
 
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads) {
+    edgekv_layer info = {};
+    info.n_head    = problem.n_head;
+    info.n_head_kv = problem.n_head_kv;
+    info.head_dim  = problem.head_dim;
+    const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, problem.n_head_kv, n_threads);
+    const size_t     n_lists = static_cast<size_t>(plan.n_tokens)*plan.n_head_kv;
+
+    return { plan.bytes, n_lists*(plan.cell_stride*(sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
+}
+
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) {
     HostPlane & plane = *layer.plane;
 
     for (const TokenRun & run : layer.reading.selected) {
-        const SelectPlan plan(layer, args.q, args.k, run, plane.n_threads);
+        const SelectPlan plan(layer, args.k, run, plane.n_threads);
         const size_t     n_lists = (size_t) plan.n_tokens*plan.n_head_kv;
         RowLists &       lists   = plane.lists_of(layer, run);
         lists.n_tokens = plan.n_tokens;

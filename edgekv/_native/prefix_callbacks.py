@@ -1,4 +1,4 @@
-"""Who keeps prefixes of conversations for the server, through cffi: its functions, called by the server's decoding thread."""
+"""A keeper of prefixes of conversations for the server, through cffi: the server's decoding thread calls its functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("edgekv")
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """Tokens of a sequence of the server: a prompt that begins, or what was computed."""
+    """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
     address: int
     """Of the llama_context."""
@@ -42,7 +42,7 @@ class PrefixSources:
 
 
 class KeepsPrefixes(Protocol):
-    """All are called on the thread that decodes, between two decodes. What they raise is logged, and nothing was found or kept."""
+    """The thread that decodes calls all of them, between two decodes. An exception is logged, and nothing was found or kept."""
 
     def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
         """Whether `begin` would wait for nobody's answer. Else it is asked again, while others are answered; alone: nobody is, so that it may
@@ -66,7 +66,7 @@ _keeps: KeepsPrefixes | None = None
 
 
 def set_prefixes(keeps: KeepsPrefixes | None) -> None:
-    """Who keeps prefixes for the server; None: nobody. Only while no server runs."""
+    """Set the keeper of prefixes for the server; None: there is none. Only while no server runs."""
     global _keeps
     _native.prepare()
     from edgekv._native._server import ffi, lib

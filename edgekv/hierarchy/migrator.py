@@ -17,7 +17,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 class Migrator:
-    """Moves at most `pages_per_run` pages a run; what a plan has left waits for the next run, until a new plan takes its
+    """Moves at most `pages_per_run` pages a run. The rest of a plan waits for the next run, until a new plan takes its
     place.
 
     A page moves in two phases: its slot is reserved and the copy begun, and when that is complete the page becomes resident. The
@@ -47,11 +47,11 @@ class Migrator:
         return sum(len(ids) for ids in self._moving.values())
 
     def submit(self, plan: MigrationPlan) -> None:
-        """Carry out this plan from now on; what was left of the one before is dropped."""
+        """Carry out this plan from now on; the rest of the one before is dropped."""
         self._promote, self._reasons, self._demote = plan.promote, plan.promote_reasons, plan.demote
 
     def drop(self) -> None:
-        """Forget what has not begun."""
+        """Forget the moves that have not begun."""
         self._promote, self._reasons, self._demote = _NO_IDS, np.empty(0, np.uint8), _NO_IDS
 
     def advance(self, pinned: np.ndarray | None = None) -> None:

@@ -1,4 +1,4 @@
-// The C functions of edgekv.h about one context: its settings, and what can be seen of it.
+// The C functions about one context: its settings and its reports.
 #include "api/guard.h"
 #include "context/context.h"
 

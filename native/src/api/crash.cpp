@@ -43,7 +43,7 @@ void put(const char * text) {
     }
 }
 
-// once: an abort that follows from what was told adds nothing
+// once: an abort that follows from a told failure adds nothing
 void tell(const char * what, const char * message) {
     if (g_told) {
         return;

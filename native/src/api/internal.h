@@ -1,4 +1,4 @@
-// What the files of the C API share.
+// Declarations that the files of the C API share.
 #pragma once
 
 #include "kernels/isa.h"

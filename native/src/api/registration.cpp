@@ -19,7 +19,7 @@ namespace {
 
 thread_local std::string t_error;
 
-// What the library knows. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
+// The library's state. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
 struct Library {
     std::mutex mutex;
     std::map<const llama_context *, std::unique_ptr<edgekv_context>> contexts;
@@ -46,7 +46,7 @@ edgekv_context * find(const llama_context * lctx) {
     return it == lib.contexts.end() ? nullptr : it->second.get();
 }
 
-// null with EDGEKV=0 too: what runs around and inside a ubatch is a no-op then
+// null with EDGEKV=0 too: hooks around and inside a ubatch do nothing then
 edgekv_context * find_active(const llama_context * lctx) {
     return hooks_enabled() ? find(lctx) : nullptr;
 }

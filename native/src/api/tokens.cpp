@@ -215,7 +215,7 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
                                     std::to_string(from->skip));
     }
 
-    if (!brings) {  // who does writes to cells that are new
+    if (!brings) {  // a thread that brings rows writes to new cells, which nobody reads yet
         llama_synchronize(ctx->lctx);
         llama_edgekv_wait_for_cells(ctx->lctx, (uint32_t) stream, cells, n);
     }

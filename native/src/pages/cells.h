@@ -1,4 +1,4 @@
-// What llama.cpp's cells hold, by page, and what changed in them since it was looked at last.
+// The contents of llama.cpp's cells, by page, and the cells that changed since the last look.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -22,8 +22,8 @@ class Cells {
 public:
     void shape(const PageShape & shape);  // forgets all; throws std::bad_alloc
 
-    // Decoding thread, before a ubatch is computed: finds what changed since the call before, at the cost of what changed. Groups with a
-    // cell that changed are marked in `stale`.
+    // Decoding thread, before a ubatch is computed. It finds the cells that changed since the call before, and its cost grows with their number
+    // alone. Groups with such a cell are marked in `stale`.
     void sync(const llama_context * lctx, StaleGroups & stale);
     const std::vector<ChangedPage> & changed_now(int stream) const {  // in the last sync
         assert(dims.has_stream(stream));

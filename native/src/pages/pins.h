@@ -1,4 +1,4 @@
-// What a person pinned: spans of positions of sequences, and the cells that hold them now.
+// Pinned spans of positions of sequences, and the cells that hold them now.
 #pragma once
 
 #include "edgekv.h"

@@ -41,7 +41,7 @@ void Table::drop_page(int page) {
 
 // ---- what changed ------------------------------------------------------------------------------------------------------------
 
-// The newest pages that this ubatch fills: all of its rows are written through, and what they had before was, or there was nothing.
+// Tail slots follow the newest pages, which this ubatch fills. Their rows are written through, and so were the rows before them, if any.
 void Table::follow_tail(int stream, const std::vector<ChangedPage> & changed) {
     newest_last = changed;
     std::sort(newest_last.begin(), newest_last.end(), [](const ChangedPage & a, const ChangedPage & b) { return a.newest < b.newest; });

@@ -31,7 +31,7 @@ public:
     int n_slots() const { return (int) slot_copied.size(); }
 
     void copied(const edgekv_move & move, const Cells & cells);  // begins now
-    // false: the page is not what was copied into the slot last, or it has changed since
+    // false: another page was copied into the slot last, or this one has changed since
     bool publish(const llama_context * lctx, const edgekv_move & move, const Cells & cells);
     void release(const edgekv_move & move);
 
@@ -45,8 +45,8 @@ public:
         return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
     }
 
-    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots, and they
-    // can then be published; as if copied at this moment.
+    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots. They
+    // can be published then, and count as copied now.
     void fill(const edgekv_move * moves, int n, const Cells & cells);
     // After that ubatch. filled(stream, page of it): whether the page was staged, in every row
     template <class Filled>

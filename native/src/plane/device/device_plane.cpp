@@ -91,7 +91,7 @@ Failure DevicePlane::do_drop_pages(const edgekv_move *, int) {
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
 
-// Entries of the engine's arrays that are not what they were at the ubatch before. One that stands there twice has the same value in both.
+// Lists the entries of the engine's arrays that changed since the ubatch before. An entry that is listed twice has the same value in both.
 void DevicePlane::mirror_pages() {
     const PageShape & shape = ctx.shape;
     const Cells &     cells = ctx.pages.cells;

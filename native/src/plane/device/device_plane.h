@@ -45,16 +45,16 @@ public:
     void add_memory(edgekv_memory & out) const override;
     bool describe(edgekv_device & out) const override;
 
-    // ---- what its nodes share ----
+    // ---- for its nodes ----
     DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.row]; }
     bool serves_cuda(int index) const;
     int next_row(const Layer & layer) const;  // that is hooked, -1: none
 
     const DeviceLibrary * library = nullptr;
-    Staging staging;  // before the engine, which waits for what is under way into it before either is freed
+    Staging staging;  // it outlives the engine, which waits for the copies into it
     std::unique_ptr<Engine> engine;
 
-    // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes
+    // Facts of the graph that runs, kept because a recorded CUDA graph is replayed without calling the nodes.
     struct {
         bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
         int n_observed = 0;  // tokens
@@ -91,7 +91,7 @@ private:
     void release_arena();
     bool reserve_sketches(const edgekv_selection & selection);
 
-    // ---- what the engine mirrors ----
+    // ---- for the engine ----
     void mirror_pages();
 
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by row

@@ -36,7 +36,7 @@ const DeviceLibrary * open(const std::string & path) {
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
-// For cards the installed one. Who tests with the emulated device builds it and names its library. "": there is none
+// The library for cards is installed. Tests build the emulated device and name its library. "": there is none
 std::string path_of(edgekv_device_kind kind) {
     if (kind == EDGEKV_DEVICE_EMULATED) {
         const char * named = std::getenv("EDGEKV_EMULATOR");

@@ -1,4 +1,4 @@
-// How a plane takes its device.
+// A plane takes its device.
 #include "state/state.h"
 #include "plane/device/library.h"
 #include "plane/device/device_plane.h"
@@ -57,7 +57,7 @@ EngineShape DevicePlane::engine_shape() const {
     return shape;
 }
 
-// what can be known before anything is allocated
+// The reasons that are known before anything is allocated.
 Failure DevicePlane::why_not(bool emulated) const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
     if (ctx.rows.empty()) {

@@ -14,7 +14,7 @@ namespace edgekv {
 
 edgekv_status check_selection(const edgekv_selection & s) {
     if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B3) {
-        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
+        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string(static_cast<int>(s.sketch)));
     }
     if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
         return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
@@ -83,7 +83,7 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
-    const int n_seq = (int) llama_n_seq_max(ctx->lctx);
+    const int n_seq = static_cast<int>(llama_n_seq_max(ctx->lctx));
     for (int i = 0; i < n; ++i) {
         if (spans[i].seq_id < 0 || spans[i].seq_id >= n_seq || spans[i].first < 0 || spans[i].last < spans[i].first) {
             return fail(EDGEKV_INVALID, "sequence " + std::to_string(spans[i].seq_id) + " has no positions " + std::to_string(spans[i].first) +
@@ -100,7 +100,7 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
 }
 
 void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
-    std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
+    std::memset(out, 0, sizeof(*out) * ctx->shape.n_rows * ctx->shape.n_heads);
     if (stream < ctx->shape.n_stream) {
         ctx->plane->add_selected(out, stream);
     }
@@ -194,17 +194,18 @@ edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int
             return fail(EDGEKV_INVALID, "there is no page " + std::to_string(pages[i]));
         }
         for (size_t c = 0; c < cells.size(); ++c) {
-            cells[c] = (uint32_t) (pages[i]%ctx->shape.pages_per_stream*ctx->params.page_tokens + c);
+            cells[c] = static_cast<uint32_t>(pages[i] % ctx->shape.pages_per_stream * ctx->params.page_tokens + c);
         }
-        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->shape.pages_per_stream), cells.data(), (int) cells.size());
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, static_cast<uint32_t>(pages[i] / ctx->shape.pages_per_stream), cells.data(),
+                                            static_cast<int>(cells.size()));
     }
 
     return EDGEKV_OK;
 }
 
 edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
-    return { (int) llama_n_ctx_seq(ctx->lctx), (int) llama_n_seq_max(ctx->lctx), (int) llama_n_batch(ctx->lctx),
-             (int) llama_n_ubatch(ctx->lctx) };
+    return { static_cast<int>(llama_n_ctx_seq(ctx->lctx)), static_cast<int>(llama_n_seq_max(ctx->lctx)),
+             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)) };
 }
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,

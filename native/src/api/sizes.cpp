@@ -31,7 +31,7 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
 }  // namespace
 
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
-    return sketch_bytes(static_cast<SketchKind>(of->sketch), of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1)/kGroupCells);
+    return sketch_bytes(static_cast<SketchKind>(of->sketch), of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1) / kGroupCells);
 }
 
 size_t edgekv_step_bytes(const edgekv_layer_size * of) {
@@ -49,7 +49,7 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
 size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
 
-    return of->n_threads*(align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
+    return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
 }
 
 size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) {

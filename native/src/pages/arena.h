@@ -15,7 +15,7 @@ public:
     bool reserve(int n_slots);  // slots that remain keep their pages; false: out of memory, nothing changed
     char * slot(int i) const {
         assert(i >= 0 && i < n);
-        return memory.data() + (size_t) i*slot_bytes;
+        return memory.data() + static_cast<size_t>(i) * slot_bytes;
     }
     const char * data() const { return n > 0 ? memory.data() : nullptr; }
     size_t bytes() const { return memory.size(); }

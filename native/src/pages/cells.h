@@ -37,16 +37,20 @@ public:
 
     // null before the first sync
     const int32_t * positions(int stream) const { assert(dims.has_stream(stream)); return stream_positions[stream]; }
-    const int32_t * newest(int stream) const { assert(dims.has_stream(stream)); return page_newest.data() + (size_t) stream*dims.pages_per_stream; }
-    const int32_t * oldest(int stream) const { assert(dims.has_stream(stream)); return page_oldest.data() + (size_t) stream*dims.pages_per_stream; }
+    const int32_t * newest(int stream) const { return page_newest.data() + first_page(stream); }
+    const int32_t * oldest(int stream) const { return page_oldest.data() + first_page(stream); }
 
-    uint64_t time_of(int page) const { assert(dims.has(0, 0, page)); return now[page/dims.pages_per_stream]; }  // of the last sync
+    uint64_t time_of(int page) const { assert(dims.has(0, 0, page)); return now[page / dims.pages_per_stream]; }  // of the last sync
     uint64_t time_of_stream(int stream) const { assert(dims.has_stream(stream)); return now[stream]; }
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
-    size_t bytes() const { return (page_newest.size() + page_oldest.size())*sizeof(int32_t); }
+    size_t bytes() const { return (page_newest.size() + page_oldest.size()) * sizeof(int32_t); }
 
 private:
+    size_t first_page(int stream) const {
+        assert(dims.has_stream(stream));
+        return static_cast<size_t>(stream) * dims.pages_per_stream;
+    }
     const std::vector<int32_t> & pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells);
     void look_at(int stream, int page, const llama_edgekv_cells & cells, StaleGroups & stale);
 

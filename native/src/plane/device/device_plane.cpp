@@ -20,7 +20,7 @@ DevicePlane::DevicePlane(State & ctx) : Plane(ctx), open(ctx.shape.n_stream, -1)
 
 bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
     bool       made = false;
-    const bool had  = engine->reserve_sketches((SketchKind) selection.sketch, made);
+    const bool had  = engine->reserve_sketches(static_cast<SketchKind>(selection.sketch), made);
     if (made) {
         ctx.pages.stale.mark_all();
     }
@@ -101,26 +101,26 @@ void DevicePlane::mirror_pages() {
     for (int s = 0; s < shape.n_stream; ++s) {
         const int32_t * positions = cells.positions(s);
         for (const ChangedPage & changed : cells.changed_now(s)) {
-            const int page  = changed.page%shape.pages_per_stream;
-            const int first = page*shape.page_tokens;
+            const int page  = changed.page % shape.pages_per_stream;
+            const int first = page * shape.page_tokens;
             updates.push_back({ Mirror::newest, changed.page, cells.newest(s)[page] });
             for (int c = first; c < std::min(first + shape.page_tokens, shape.n_cells); ++c) {
-                updates.push_back({ Mirror::positions, (int64_t) s*shape.n_cells + c, positions[c] });
+                updates.push_back({ Mirror::positions, static_cast<int64_t>(s) * shape.n_cells + c, positions[c] });
             }
         }
         const int before = open[s];
         open[s] = ctx.pages.stale.open_group(s);
         if (before >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + before, 0 });
+            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + before, 0 });
         }
         if (open[s] >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + open[s], 1 });
+            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + open[s], 1 });
         }
     }
     for (const int32_t id : ctx.pages.pins.changed()) {
-        const uint64_t bits = ctx.pages.pins.of(id/shape.n_groups(), id%shape.n_groups());
-        updates.push_back({ Mirror::pins, 2*(int64_t) id, (int32_t) (uint32_t) bits });
-        updates.push_back({ Mirror::pins, 2*(int64_t) id + 1, (int32_t) (uint32_t) (bits >> 32) });
+        const uint64_t bits = ctx.pages.pins.of(id / shape.n_groups(), id % shape.n_groups());
+        updates.push_back({ Mirror::pins, 2 * static_cast<int64_t>(id), static_cast<int32_t>(static_cast<uint32_t>(bits)) });
+        updates.push_back({ Mirror::pins, 2 * static_cast<int64_t>(id) + 1, static_cast<int32_t>(static_cast<uint32_t>(bits >> 32)) });
     }
     for (const int64_t entry : table.touched()) {
         const int32_t slot = table.slot_of(entry);
@@ -147,8 +147,8 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     step.updates           = updates.data();
     step.n_updates         = updates.size();
     step.stale             = stale.data();
-    step.n_stale           = (int) stale.size();
-    step.n_ubatch          = (uint32_t) ubatch.number;
+    step.n_stale           = static_cast<int>(stale.size());
+    step.n_ubatch          = static_cast<uint32_t>(ubatch.number);
     step.clear_observation = ubatch.clear_observation;
     engine->begin(step);  // where it fails, failure() says so
     n_tokens = ubatch.n_tokens;
@@ -161,7 +161,7 @@ UbatchDone DevicePlane::do_end(bool ok) {
     const bool         all    = ok && graph.n_staged == shape.n_rows;
     ctx.pages.table.end_fills([&](int stream, int page) {
         return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
-               std::min((page + 1)*shape.page_tokens, shape.n_cells) <= staged.n_cells;
+               std::min((page + 1) * shape.page_tokens, shape.n_cells) <= staged.n_cells;
     });
 
     return { graph.attends ? Attended::decode : Attended::none, graph.sketches, graph.n_observed < n_tokens ? graph.n_observed : 0 };
@@ -181,7 +181,7 @@ void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
 
 RowsRead DevicePlane::do_last_rows(const Layer & layer, int head, int token) const {
     RowsRead out;
-    out.cells = engine->last_rows(layer.info.row, token*layer.info.n_head_kv + head, out.n_rows, out.weights);
+    out.cells = engine->last_rows(layer.info.row, token * layer.info.n_head_kv + head, out.n_rows, out.weights);
 
     return out;
 }
@@ -214,14 +214,14 @@ Sketch DevicePlane::do_sketch(const Layer & layer, int stream, std::vector<char>
     copy.resize(there ? engine->sketch_stream_bytes(row) : 0);
     engine->read(copy.data(), there, copy.size());
 
-    return { there ? (SketchKind) ctx.params.selection.sketch : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
+    return { there ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
              ctx.shape.n_groups(), copy.data() };
 }
 
 const char * DevicePlane::do_slot(int i, std::vector<char> & copy) const {
     engine->wait();
     copy.resize(ctx.shape.slot_bytes);
-    engine->read(copy.data(), engine->arena() + i*ctx.shape.slot_bytes, copy.size());
+    engine->read(copy.data(), engine->arena() + i * ctx.shape.slot_bytes, copy.size());
 
     return copy.data();
 }

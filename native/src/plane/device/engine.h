@@ -25,8 +25,10 @@ constexpr int kEngineAbi = 5;
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
 constexpr int kEngineTokens = 64;
-inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
-inline int engine_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/engine_groups(n_tokens)); }
+inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1) / kMaxQueryTokens; }
+inline int engine_group_begin(int n_tokens, int group) {
+    return static_cast<int>(static_cast<int64_t>(n_tokens) * group / engine_groups(n_tokens));
+}
 inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.

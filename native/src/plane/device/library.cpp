@@ -77,7 +77,7 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
 int cuda_index(ggml_backend_dev_t device) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
     int i = 0;
-    while (i < (int) ggml_backend_reg_dev_count(reg) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
+    while (i < static_cast<int>(ggml_backend_reg_dev_count(reg)) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
         i += 1;
     }
 

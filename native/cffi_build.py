@@ -33,7 +33,7 @@ extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
 """
 
-PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device")
+PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device", "sizes")
 """Of edgekv.h, each behind those whose types it takes."""
 
 MODULES = {

@@ -101,7 +101,7 @@ def isa() -> str:
 
 
 def info() -> dict:
-    """What is loaded: versions, instruction sets, backends, library paths."""
+    """The loaded libraries: versions, instruction sets, backends, paths."""
     prepare()
     from edgekv._native import core
 
@@ -120,5 +120,5 @@ def info() -> dict:
     }
 
 
-# before anything here loads a library: one that was compiled for another processor ends the process without a word
+# before a library is loaded: one that was compiled for another processor ends the process without a word
 _import_compiled("cpu").check()

@@ -87,8 +87,8 @@ _on_ubatch: Callable[[Handle], None] | None = None
 
 
 def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle], None], ubatch: Callable[[Handle], None]) -> None:
-    """Functions called with a handle on the thread that creates, frees or decodes a context. What they raise is logged, not passed
-    on: there is nobody above them to catch it."""
+    """Functions that are called with a handle, on the thread that creates, frees or decodes a context. Their exceptions are logged, because no
+    caller above them could catch one."""
     global _on_attached, _on_detached, _on_ubatch
     _on_attached, _on_detached, _on_ubatch = attached, detached, ubatch
 
@@ -120,7 +120,7 @@ def edgekv_py_ubatch(handle, _user):
 
 
 def selection(chosen: SelectionOptions, keep_tokens: int) -> dict:
-    """The fields of an edgekv_selection. keep_tokens: what mode evict keeps."""
+    """The fields of an edgekv_selection. keep_tokens: tokens that mode evict keeps."""
     return {
         "sketch": SKETCHES[chosen.sketch], "resolution": chosen.resolution, "share": chosen.attend.share,
         "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
@@ -148,8 +148,8 @@ def _params(options: KvOptions):
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
-    """Why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None where it is, or was not to
-    be."""
+    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None where it is, or was not
+    to be."""
     sentence = ffi.new("char const **")
     status = lib.edgekv_device_problem(handle, sentence)
     if status == lib.EDGEKV_OK:
@@ -159,12 +159,12 @@ def device_problem(handle: Handle) -> EdgeKVError | None:
 
 
 def set_defaults(options: KvOptions) -> None:
-    """What contexts created from now on are attached with."""
+    """Attach contexts that are created from now on with these options."""
     _check(lib.edgekv_set_defaults(_params(options)))
 
 
 def clear_defaults() -> None:
-    """Contexts created from now on are not attached."""
+    """Attach no contexts that are created from now on."""
     _check(lib.edgekv_set_defaults(ffi.NULL))
 
 
@@ -222,7 +222,7 @@ def set_observe(handle: Handle, observe: bool, prompts: bool) -> None:
 
 @dataclass(frozen=True)
 class ContextLimits:
-    """What a context was made with, in tokens."""
+    """The limits that a context was made with, in tokens."""
 
     n_ctx_seq: int
     n_seq_max: int
@@ -269,7 +269,7 @@ def _view(pointer, dtype, shape: tuple[int, ...], strides: tuple[int, ...] | Non
 
 @dataclass(frozen=True)
 class RunSums:
-    """What native code added up since the last run of the policy ended; counts of ubatches and tokens, and pages that changed."""
+    """The sums of native code since the last run of the policy ended: counts of ubatches and tokens, and pages that changed."""
 
     mass_max: np.ndarray
     mass_sum: np.ndarray
@@ -281,7 +281,7 @@ class RunSums:
     n_tokens_hooked: int
     n_tokens_observed: int
     """The tokens whose mass this is; 0: the mass is zero."""
-    n_tokens_prompt: int  # those of ubatches that held tokens of a prompt
+    n_tokens_prompt: int  # tokens of ubatches that held a prompt's
     changed: np.ndarray
     newest: int
     ends_run: bool
@@ -316,7 +316,7 @@ _NO_PAGES = np.empty(0, np.int32)
 
 
 def run_so_far(handle: Handle) -> RunSums:
-    """What the run of a context came to so far, read once."""
+    """The sums of a context's run so far, read once."""
     return RunReader(handle).read()
 
 

@@ -1,4 +1,4 @@
-"""Whether this processor can run what the libraries were compiled for. Asked before they are loaded: an instruction that it lacks would
+"""Checks that this processor can run the libraries. It is done before they are loaded: an instruction that it lacks would
 end the process without a word."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person reads where native code ends the process. Only for a process that is ours: a library leaves such things alone."""
+"""The sentence that a person reads where native code ends the process. Only for a process that is ours: a library leaves such things alone."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device was measured to do: bytes per second."""
+    """Measured rates of a device, in bytes per second."""
 
     link_copy: float
     """Pinned host memory to the device, in one large copy."""

@@ -1,4 +1,4 @@
-"""llama.cpp's HTTP server inside this process, through cffi: its life, and what it shows of the KV hierarchy."""
+"""llama.cpp's HTTP server inside this process, through cffi: its life, and its documents about the KV hierarchy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgekv.errors import EdgeKVError
 log = logging.getLogger("edgekv")
 
 THREW = 70
-"""What `run` returns where the server ended with an exception."""
+"""The exit code of `run` where the server ended with an exception."""
 
 
 def run(argv: list[str]) -> int:
@@ -39,7 +39,7 @@ def terminate() -> None:
 
 @dataclass(frozen=True)
 class Pacing:
-    """How long answers wait, in seconds, and what was refused, since the server started."""
+    """Seconds that answers wait, and requests that were refused, since the server started."""
 
     max_gap_s: float
     """The bound on a running answer's wait for its next token; 0: none."""
@@ -65,7 +65,7 @@ class Waits:
     bounds: tuple[float, ...]
     """Seconds, ascending."""
     counts: tuple[int, ...]
-    """Of waits up to each bound and above the one before, and of those above all bounds."""
+    """Counts of waits up to each bound and above the one before, and of waits above all bounds."""
     sum_s: float
     """Seconds of all of them together."""
 
@@ -148,7 +148,7 @@ def withdraw() -> None:
 
 
 def asked_ms(path: str) -> int:
-    """Milliseconds since somebody asked for a document; -1: nobody did."""
+    """Milliseconds since a document was last asked for; -1: it never was."""
     from edgekv._native._server import lib
 
     return lib.edgekv_server_asked_ms(path.encode())

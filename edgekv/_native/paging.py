@@ -1,4 +1,4 @@
-"""Selection, page table and arena of a context through cffi."""
+"""Selection, pins and the arrays by page of a context through cffi."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import SKETCHES, Handle, _check, _view, selection
+from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.arrays.move import MOVE
 from edgekv.config import SelectionOptions
-from edgekv.vocab import SketchKind
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
                                                      "n_errors", "covered", "n_covered")])
@@ -25,8 +24,8 @@ class PageArrays:
     shape: tuple[int, int, int]
     """[row, kv_head, page] of the arrays by page."""
     priority: int
-    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: what the policy says a page
-    is worth."""
+    """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
+    policy."""
     slots: np.ndarray
     """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
@@ -47,13 +46,8 @@ def page_arrays(handle: Handle) -> PageArrays:
                            out.n_slots, out.slot_bytes)
 
 
-def sketch_bytes(kind: SketchKind, head_dim: int, n_head_kv: int, n_cells: int) -> int:
-    """Bytes of the sketches of one layer and one stream; `head_dim`: one that a kernel serves."""
-    return lib.edgekv_sketch_bytes(SKETCHES[kind], head_dim, n_head_kv, n_cells)
-
-
 def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
-    """What the next ubatch reads. keep_tokens: what mode evict keeps."""
+    """Set what the next ubatch reads. keep_tokens: tokens that mode evict keeps."""
     _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
 
 
@@ -68,10 +62,6 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_limit_arena(handle, n_slots))
 
 
-def set_arena(handle: Handle, n_slots: int) -> None:
-    _check(lib.edgekv_set_arena(handle, n_slots))
-
-
 def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = None) -> np.ndarray:
     """SELECTED [row, kv_head]: a copy. Of one stream: zeros on a device that has several."""
     out = np.zeros((n_rows, n_heads), SELECTED)
@@ -80,48 +70,9 @@ def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = Non
     return out
 
 
-def _moves(moves: np.ndarray):
-    return ffi.from_buffer("edgekv_move *", np.ascontiguousarray(moves, MOVE)), len(moves)
-
-
-def copy_pages(handle: Handle, moves: np.ndarray) -> None:
-    """Copy pages (MOVE [n]) from home into their slots; nobody reads them there yet."""
-    _check(lib.edgekv_copy_pages(handle, *_moves(moves)))
-
-
-def begin_copies(handle: Handle, moves: np.ndarray) -> None:
-    """Tell that pages (MOVE [n]) are copied from now on, by the caller's own kernels: `publish_pages` then knows which changed."""
-    _check(lib.edgekv_begin_copies(handle, *_moves(moves)))
-
-
-def fill_pages(handle: Handle, moves: np.ndarray) -> None:
-    """In place of copies: if the next ubatch is a prompt, which brings all pages to the device, it leaves these (MOVE [n]) in their
-    slots too."""
-    _check(lib.edgekv_fill_pages(handle, *_moves(moves)))
-
-
-def filled_pages(handle: Handle, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """bool [n] each: whether that ubatch is over, and whether it left the page in its slot; what it did not is to be copied."""
-    over, filled = np.zeros(len(moves), np.bool_), np.zeros(len(moves), np.bool_)
-    _check(lib.edgekv_filled_pages(handle, *_moves(moves), ffi.from_buffer("bool *", over), ffi.from_buffer("bool *", filled)))
-    return over, filled
-
-
-def publish_pages(handle: Handle, moves: np.ndarray) -> np.ndarray:
-    """Enter copied pages in the page table; bool [n], False for those that changed since they were copied."""
-    ok = np.zeros(len(moves), np.bool_)
-    _check(lib.edgekv_publish_pages(handle, *_moves(moves), ffi.from_buffer("bool *", ok)))
-    return ok
-
-
-def release_pages(handle: Handle, moves: np.ndarray) -> None:
-    """Take pages out of the page table."""
-    _check(lib.edgekv_release_pages(handle, *_moves(moves)))
-
-
 def drop_pages(handle: Handle, moves: np.ndarray) -> None:
     """From now on these heads do not attend these pages (MOVE [n], slots are not looked at), in mode evict, until their cells change."""
-    _check(lib.edgekv_drop_pages(handle, *_moves(moves)))
+    _check(lib.edgekv_drop_pages(handle, ffi.from_buffer("edgekv_move *", np.ascontiguousarray(moves, MOVE)), len(moves)))
 
 
 def free_pages(handle: Handle, pages: np.ndarray) -> int:
@@ -133,8 +84,8 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
 
 
 def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """What a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending, and
-    float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
+    """The rows that a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending,
+    and float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
     there cannot be."""
     n = ffi.new("int *")
     _check(lib.edgekv_last_rows(handle, row, head, token, ffi.NULL, ffi.NULL, 0, n))

@@ -16,7 +16,7 @@ log = logging.getLogger("edgekv")
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """Tokens of a sequence of the server: a prompt that begins, or what was computed."""
+    """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
     address: int
     """Of the llama_context."""

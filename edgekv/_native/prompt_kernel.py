@@ -18,7 +18,7 @@ from edgekv.machine import cpu_family
 
 TURNS = 5
 GAIN = 0.9
-"""What another kernel than the default may take of the default's time at most: a smaller difference can be noise."""
+"""Another kernel than the default is chosen if it takes at most this part of the default's time: a smaller difference can be noise."""
 
 log = logging.getLogger("edgekv")
 
@@ -45,7 +45,7 @@ def choose(default: str, available: Sequence[str], time: Callable[[str], float],
     if kept.get(machine) in compared:
         return kept[machine]
     times = {name: float("inf") for name in compared}
-    for _ in range(TURNS):  # in turns: what else the machine does then meets all of them
+    for _ in range(TURNS):  # in turns, so that other work on the machine slows all of them
         for name in compared:
             times[name] = min(times[name], time(name))
     best = min(compared, key=times.__getitem__)

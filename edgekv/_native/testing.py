@@ -1,4 +1,4 @@
-"""What only tests ask of native code: edgekv_testing.h through cffi."""
+"""Functions for tests: edgekv_testing.h through cffi."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prompt_blocks(handle: Handle) -> tuple[int, int]:
 
 
 def cells_looked(handle: Handle) -> int:
-    """Cells looked at since the context was attached, to find what changed before each ubatch."""
+    """Cells that were looked at for changes since the context was attached."""
     return lib.edgekv_cells_looked(handle)
 
 

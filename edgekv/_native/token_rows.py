@@ -104,7 +104,7 @@ def rows_failed(handle: Handle) -> None:
 
 
 def expect_no_rows(handle: Handle) -> None:
-    """It is over: on the decoding thread, when nobody brings rows any more."""
+    """End it, on the decoding thread, when no thread brings rows any more."""
     _check(lib.edgekv_expect_no_rows(handle))
 
 
@@ -114,5 +114,5 @@ def _cells(cells: np.ndarray):
 
 
 def set_prompts(handle: Handle, seq_ids: Sequence[int]) -> None:
-    """Whose tokens are a prompt's, until the next call. Decoding thread."""
+    """Read tokens of these sequences as a prompt's until the next call. Decoding thread."""
     _check(lib.edgekv_set_prompts(handle, ffi.new("int32_t[]", list(seq_ids)), len(seq_ids)))

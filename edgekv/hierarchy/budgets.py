@@ -1,4 +1,4 @@
-"""How a page budget is divided over layers and heads: from what pages are worth to which of them are taken."""
+"""A page budget is divided over layers and heads: pages have scores, and the best are taken."""
 
 from __future__ import annotations
 

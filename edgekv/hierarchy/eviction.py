@@ -1,4 +1,4 @@
-"""Decides which pages mode evict gives up: what each head keeps, and what is freed because no head keeps it or there is no room. Pure."""
+"""Decides which pages mode evict gives up: heads drop pages, and a page that no head keeps, or that has no room, is freed. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ batch is read, so that larger batches would leave most of the bound empty."""
 
 @dataclass(frozen=True)
 class Demand:
-    """The cells as they are, and what must go."""
+    """The cells as they are, and how many must go."""
 
     dropped: np.ndarray
     """uint8 [row, head, page]; not zero: the head dropped the page before."""
@@ -37,7 +37,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Losses:
-    """What one decision drops and frees."""
+    """The pages that one decision drops and frees."""
 
     dropped: np.ndarray
     """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""
@@ -76,7 +76,7 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
 
 
 def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, demand: Demand) -> Losses:
-    """What heads drop to keep `n_keep` pages each on average, and what is freed.
+    """The pages that heads drop to keep `n_keep` each on average, and the pages that are freed.
 
     Args:
         scores: float [row, head, page], higher = keep; None: the newest are kept.
@@ -103,7 +103,7 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
 
     best = np.where(kept, np.where(always, np.inf, worth), -np.inf).reshape(-1, len(used)).max(axis=0, initial=-np.inf)
     if not shape.n_existing_heads:
-        best = np.zeros(len(used))  # nobody knows: the oldest go
+        best = np.zeros(len(used))  # no head has a score: the oldest go
     goes = best == -np.inf
     goes[[0, -1]] = False
     left = demand.n_excess - int(page_cells[used[goes]].sum())

@@ -17,7 +17,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 class Migrator:
-    """Moves at most `pages_per_run` pages a run; what a plan has left waits for the next run, until a new plan takes its
+    """Moves at most `pages_per_run` pages a run. The rest of a plan waits for the next run, until a new plan takes its
     place.
 
     A page moves in two phases: its slot is reserved and the copy begun, and when that is complete the page becomes resident. The
@@ -47,11 +47,11 @@ class Migrator:
         return sum(len(ids) for ids in self._moving.values())
 
     def submit(self, plan: MigrationPlan) -> None:
-        """Carry out this plan from now on; what was left of the one before is dropped."""
+        """Carry out this plan from now on; the rest of the one before is dropped."""
         self._promote, self._reasons, self._demote = plan.promote, plan.promote_reasons, plan.demote
 
     def drop(self) -> None:
-        """Forget what has not begun."""
+        """Forget the moves that have not begun."""
         self._promote, self._reasons, self._demote = _NO_IDS, np.empty(0, np.uint8), _NO_IDS
 
     def advance(self, pinned: np.ndarray | None = None) -> None:
@@ -94,7 +94,7 @@ class Migrator:
     def demote(self, ids: np.ndarray, reason: Reason) -> None:
         """Give up the slots of RESIDENT pages."""
         if len(ids):
-            self.transport.release(ids)
+            self.transport.pages.release(ids)
             self.table.release(ids, reason)
             self.stats.n_demoted += len(ids)
 
@@ -112,7 +112,7 @@ class Migrator:
                 self.table.cancel(ids[~ok], Reason.FAILED)
             resident = self.table.commit(done)
             if not resident.all():  # these changed after they were published: the bytes at home are right
-                self.transport.release(done[~resident])
+                self.transport.pages.release(done[~resident])
             n_resident = int(np.count_nonzero(resident))
             self.stats.n_promoted += n_resident
             self.stats.n_failed_copies += len(ids) - n_resident

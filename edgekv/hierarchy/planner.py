@@ -1,4 +1,4 @@
-"""What should move: a ranking by score + pins + wanted + residency + limits -> MigrationPlan. Pure; it changes nothing."""
+"""Plans moves: a ranking by score + pins + wanted + residency + limits -> MigrationPlan. Pure; it changes nothing."""
 
 from __future__ import annotations
 

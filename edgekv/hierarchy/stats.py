@@ -26,7 +26,7 @@ class Stats:
     n_promoted: int = 0
     """Pages that became resident."""
     n_demoted: int = 0
-    """Pages that gave up their slot; those whose cells changed are n_invalidated."""
+    """Pages that gave up their slot; pages whose cells changed are n_invalidated."""
     n_invalidated: int = 0
     n_failed_copies: int = 0
     """Copies that failed or whose page changed meanwhile."""

@@ -1,4 +1,4 @@
-"""The memory hierarchy of one context: who decides, who owns, who moves - and the phases of a run, in order."""
+"""The memory hierarchy of one context: its parts, and the phases of a run in their order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Hierarchy:
         self._pins: np.ndarray | None = None  # of the policy and the user
         self._observation: Observation | None = None
         self._question: Later[tuple[np.ndarray, Ranking]] | None = None  # of the plan that is due
-        self._wanted_slots = self._arena_slots = 0  # what was asked for, and what the transport has
+        self._wanted_slots = self._arena_slots = 0  # slots that were asked for, and slots that the arena has
         self._until_plan = self.plan_every
         self._new = True
 
@@ -110,7 +110,7 @@ class Hierarchy:
             self._resize_arena()
 
     def observe(self, observation: Observation) -> None:
-        """What changed leaves its slots and is forgotten; what was attended is learned."""
+        """Changed pages leave their slots and are forgotten; the policy learns the attention."""
         self._observation = observation
         changed = observation.changed
         if self._new:  # the context may have been in use before
@@ -124,12 +124,12 @@ class Hierarchy:
         self.policy.update(observation)
 
     def score(self) -> None:
-        """What is pinned now; the scores are in priority already."""
+        """Take in the policy's pins; its scores are in priority already."""
         pins = self.policy.pins
         self._pins = self._user_pins.copy() if pins is None else np.logical_or(self._user_pins, pins)
 
     def plan(self) -> None:
-        """Every `plan_every` runs: what should move."""
+        """Plan moves, every `plan_every` runs."""
         self._until_plan -= 1
         began = time.perf_counter()
         if self._question is None and self._until_plan <= 0:
@@ -149,13 +149,13 @@ class Hierarchy:
         self.stats.plan_seconds += time.perf_counter() - began
 
     def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
-        """What a plan needs to know of scores and mass; None where there is nothing to plan."""
+        """Ask for the scores and the mass that a plan needs; None where there is nothing to plan."""
         seen = self._observation
         if seen is None or not self._wanted_slots or self._arena_slots != self._wanted_slots:
             return None
         residency = self.table.residency
         wanted = self.prefetcher.wanted(seen, residency, self.limits.max_wanted)
-        # where no page gives way to another, nobody has to know which are better
+        # where no page gives way to another, no scores are needed
         scores = self.policy.scores if self.limits.swap else None
         return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
 
@@ -164,7 +164,7 @@ class Hierarchy:
         self.migrator.advance(self._pins)
 
     def evict(self) -> None:
-        """What heads do not keep is dropped, and what has no room is freed."""
+        """Heads drop the pages that they do not keep, and pages without room are freed."""
         evictor = self.evictor
         demand = None if evictor is None else evictor.demand()
         if evictor is None or demand is None:
@@ -192,7 +192,7 @@ class Hierarchy:
         """Plan in the next step, however recent the last plan is."""
         self._until_plan = min(self._until_plan, 1)
 
-    # ---- what a person asks for ------------------------------------------------------------------------------------------------
+    # ---- requests of a person ------------------------------------------------------------------------------------------------
 
     def resize(self, n_slots: int) -> None:
         """Change the number of slots: at once, or, where copies are still under way into slots that go, as soon as they end. The
@@ -201,7 +201,7 @@ class Hierarchy:
         if n_slots < 0:
             raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
         if n_slots > self._arena_slots:
-            self.transport.resize(n_slots)  # may not have the memory
+            self.transport.pages.resize(n_slots)  # may not have the memory
             self._arena_slots = n_slots
         self._wanted_slots = n_slots
         self._question = None
@@ -216,10 +216,10 @@ class Hierarchy:
             scores = self.ops.download(scores)  # waits for the device: budgets change rarely
         demoted, done = self.table.resize(self._wanted_slots, scores, self._pins)
         if len(demoted):
-            self.transport.release(demoted)
+            self.transport.pages.release(demoted)
             self.stats.n_demoted += len(demoted)
         if done and self._arena_slots != self._wanted_slots:
-            self.transport.resize(self._wanted_slots)
+            self.transport.pages.resize(self._wanted_slots)
             self._arena_slots = self._wanted_slots
             self._until_plan = 1
 
@@ -246,7 +246,7 @@ class Hierarchy:
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool [page] or [row, head, page]: what the policy and the user pinned, as of the last run; None before the first."""
+        """bool [page] or [row, head, page]: the pins of the policy and the user, as of the last run; None before the first."""
         return self._pins
 
     def _range(self, first_page: int, last_page: int) -> np.ndarray:
@@ -255,7 +255,7 @@ class Hierarchy:
                               f"{self.shape.n_pages - 1}")
         return np.arange(first_page, last_page + 1)
 
-    # ---- what it says --------------------------------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------------------------------
 
     def tiers(self) -> dict[State, int]:
         """Pages in each state, over all rows and heads."""

@@ -1,4 +1,4 @@
-"""PageTable: the sole owner of where each page lives. Metadata only; the bytes are the tiers' business.
+"""PageTable, the sole owner of every page's place. It holds metadata; the tiers hold the bytes.
 
 A page's base is the state of its cells, the same for all rows and heads: FREE, FILLING (cells changed since the run before) or HOME
 (settled). A settled page can have a slot besides: MOVING while the copy is under way, RESIDENT when it is complete.
@@ -15,7 +15,7 @@ from edgekv.pages.shape import PageShape
 
 
 class PageTable:
-    """State, slot and reason of every page; slots and who has them. Methods take arrays of flat ids (`PageShape.ids`), each id
+    """State, slot and reason of every page, and the page in every slot. Methods take arrays of flat ids (`PageShape.ids`), each id
     once."""
 
     def __init__(self, shape: PageShape, n_slots: int = 0):
@@ -40,11 +40,11 @@ class PageTable:
         self._seen_state, self._seen_slot = _read_only(self._state), _read_only(self._slot)
         self.resize(n_slots, None)
 
-    # ---- what it says --------------------------------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------------------------------
 
     @property
     def n_slots(self) -> int:
-        """Slots of the arena, also those that wait for a copy to end before they go."""
+        """Slots of the arena, with the slots that go as soon as a copy into them ends."""
         return len(self._owner)
 
     @property
@@ -214,7 +214,7 @@ class PageTable:
         slots = self._flat_slot[ids]
         self._flat_slot[ids] = -1
         self._owner[slots] = -1
-        slots = slots[slots < self._limit]  # the others go with the arena's shrinking
+        slots = slots[slots < self._limit]  # the others go when the arena shrinks
         self._free[self._n_free : self._n_free + len(slots)] = slots
         self._n_free += len(slots)
 
@@ -227,7 +227,7 @@ class PageTable:
                             f"not {state.name}")
 
     def check(self) -> None:
-        """The invariants: who may be where, and that counts agree. Raises TierError with the first that is broken."""
+        """Check the invariants: states and slots agree, and so do the counts. Raises TierError with the first that is broken."""
         state, slot = self._flat_state, self._flat_slot
         holds = (state == State.RESIDENT) | (state == State.MOVING)
         base = (self._exists * self._base).reshape(-1)

@@ -1,4 +1,4 @@
-"""What an arena can do: copy pages into slots, and keep the native page table."""
+"""What the hierarchy asks of an arena and of the native page table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Protocol
 import numpy as np
 
 
+class Slots(Protocol):
+    """The slots of the native page table. ids are `PageShape.ids`, int64 [n]."""
+
+    def release(self, ids: np.ndarray) -> None:
+        """Take pages out of the page table. Nothing is copied: home always has the bytes."""
+
+    def resize(self, n_slots: int) -> None:
+        """Give the arena so many slots; pages in slots that stay are kept. The caller has emptied the slots that go. Raises TierError where
+        there is no memory."""
+
+
 class Transport(Protocol):
-    """Copies pages between home and the arena, and keeps the native page table: ids are `PageShape.ids`, int64 [n]; slots are int32
-    [n]."""
+    """Copies pages from home into the arena. Slots are int32 [n]."""
+
+    pages: Slots
+    """The page table that the copies are entered in."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         """Begin to copy pages from home into slots; returns a ticket. Raises TierError where nothing was begun."""
@@ -17,12 +30,6 @@ class Transport(Protocol):
     def finished(self) -> list[tuple[int, np.ndarray]]:
         """Returns (ticket, bool [n]) for each copy that ended since the last call, in any order. True: the page is complete and
         stands in the page table now. False: it changed since its copy began, or the copy failed."""
-
-    def release(self, ids: np.ndarray) -> None:
-        """Take pages out of the page table. Nothing is copied: home always has the bytes."""
-
-    def resize(self, n_slots: int) -> None:
-        """Give the arena so many slots; pages in slots that stay are kept. The caller has emptied the slots that go."""
 
     def close(self) -> None:
         """Wait for the copies under way and forget them: the slots may be taken away afterwards."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from edgekv.arrays.order import Event, Stream
 from edgekv.errors import TierError
-from edgekv.hierarchy.transport import Transport
+from edgekv.hierarchy.transport import Slots, Transport
 
 
-class DevicePages(Protocol):
+class DevicePages(Slots, Protocol):
     """The native calls that the arena needs; ids and slots are int [n]."""
 
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
@@ -29,12 +29,6 @@ class DevicePages(Protocol):
 
     def filled(self, ids: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """bool [n] each: whether that ubatch is over, and whether it left the page in its slot."""
-
-    def release(self, ids: np.ndarray) -> None:
-        """Take pages out of the page table."""
-
-    def resize(self, n_slots: int) -> None:
-        """Give the arena n_slots slots. Raises TierError where there is no memory."""
 
 
 class Streams(Protocol):
@@ -68,7 +62,7 @@ class DeviceArena(Transport):
     """
 
     def __init__(self, pages: DevicePages, streams: Streams):
-        self._pages = pages
+        self.pages = pages
         self._ubatches, self._side = streams.ubatch_stream, streams.side_stream()
         self._errors = streams.errors
         self._failures: tuple[type[Exception], ...] = (TierError, *streams.errors)
@@ -81,7 +75,7 @@ class DeviceArena(Transport):
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         if self.in_prompt:
-            self._pages.fill(ids, slots)
+            self.pages.fill(ids, slots)
             event = None
         else:
             event = self._copy(ids, slots)
@@ -91,9 +85,9 @@ class DeviceArena(Transport):
 
     def _copy(self, ids: np.ndarray, slots: np.ndarray) -> Event:
         try:
-            self._pages.begin(ids, slots)
+            self.pages.begin(ids, slots)
             self._side.wait_for(self._ubatches.record())
-            self._pages.gather(ids, slots, self._side)
+            self.pages.gather(ids, slots, self._side)
             return self._side.record()
         except self._errors as error:
             raise TierError(f"the device refused to copy {len(ids)} pages: {error}") from error
@@ -110,7 +104,7 @@ class DeviceArena(Transport):
             if not done:
                 under_way.append(copy)
             elif arrived:
-                ended.append((copy.ticket, self._pages.publish(copy.ids, copy.slots)))
+                ended.append((copy.ticket, self.pages.publish(copy.ids, copy.slots)))
             else:
                 ended.append((copy.ticket, np.zeros(len(copy.ids), bool)))
         self._copies = under_way
@@ -118,18 +112,12 @@ class DeviceArena(Transport):
 
     def _after_prompt(self, copy: _Copy) -> tuple[_Copy, bool]:
         """The copy of pages that a prompt was asked for, begun here for those that it did not leave; and whether all have arrived."""
-        over, filled = self._pages.filled(copy.ids, copy.slots)
+        over, filled = self.pages.filled(copy.ids, copy.slots)
         if not over.all():
             return copy, False
         if filled.all():
             return copy, True
         return replace(copy, event=self._copy(copy.ids[~filled], copy.slots[~filled])), False
-
-    def release(self, ids: np.ndarray) -> None:
-        self._pages.release(ids)
-
-    def resize(self, n_slots: int) -> None:
-        self._pages.resize(n_slots)
 
     def close(self) -> None:
         try:

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from edgekv.hierarchy.transport import Transport
+from edgekv.hierarchy.transport import Slots, Transport
 
 
-class HostPages(Protocol):
+class HostPages(Slots, Protocol):
     """The native calls that the arena needs; ids and slots are int [n]."""
 
     def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
@@ -18,36 +18,24 @@ class HostPages(Protocol):
     def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Enter copied pages in the page table; bool [n], False for those that changed since the copy."""
 
-    def release(self, ids: np.ndarray) -> None:
-        """Take pages out of the page table."""
-
-    def resize(self, n_slots: int) -> None:
-        """Give the arena n_slots slots. Raises TierError where there is no memory."""
-
 
 class HostArena(Transport):
     """Copies at once, on the calling thread, and publishes at the next `finished`: two phases, as with a stream."""
 
     def __init__(self, pages: HostPages):
-        self._pages = pages
+        self.pages = pages
         self._copied: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._n_tickets = 0
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
-        self._pages.copy(ids, slots)
+        self.pages.copy(ids, slots)
         self._n_tickets += 1
         self._copied.append((self._n_tickets, ids, slots))
         return self._n_tickets
 
     def finished(self) -> list[tuple[int, np.ndarray]]:
         copied, self._copied = self._copied, []
-        return [(ticket, self._pages.publish(ids, slots)) for ticket, ids, slots in copied]
-
-    def release(self, ids: np.ndarray) -> None:
-        self._pages.release(ids)
-
-    def resize(self, n_slots: int) -> None:
-        self._pages.resize(n_slots)
+        return [(ticket, self.pages.publish(ids, slots)) for ticket, ids, slots in copied]
 
     def close(self) -> None:
         self._copied.clear()

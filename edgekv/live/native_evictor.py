@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv._native import core, paging
+from edgekv._native.native_pages import moves_of
 from edgekv.config import EvictionOptions
 from edgekv.hierarchy.eviction import Demand
-from edgekv.live.native_pages import moves_of
 from edgekv.pages.shape import PageShape
 from edgekv.vocab import Split
 

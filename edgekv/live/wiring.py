@@ -9,6 +9,7 @@ import numpy as np
 
 from edgekv._native import core, device_calls
 from edgekv._native import paging as native
+from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.config import EvictionOptions, KvOptions
@@ -20,7 +21,6 @@ from edgekv.live.device_arena import DeviceArena
 from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
 from edgekv.live.native_evictor import NativeEvictor
-from edgekv.live.native_pages import NativePages
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
@@ -102,7 +102,6 @@ class Tiering:
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
-        native.set_arena(handle, 0)
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
@@ -127,6 +126,7 @@ class Tiering:
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
             plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
+        pages.resize(0)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
         is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), is_bounded)

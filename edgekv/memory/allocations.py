@@ -10,7 +10,7 @@ from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, rounded, sparse_layers
-from edgekv.memory.workspace import exact_step_bytes, prompt_bytes
+from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import most_in_flight
@@ -119,7 +119,7 @@ def _only(model: Geometry, sliding: bool) -> Geometry:
 def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
     """The parts of a context on the processor."""
     shape, n_slots = request.shape, request.slots.n
-    ours = _ours(shape, n_ctx, kv, request.slots)
+    ours = _ours(request, n_ctx, kv)
     tables, scratch = _beside(shape, n_ctx, kv, request)
     where, note = (DISK, "read again for every token") if request.from_disk else (HOST, "mapped from the file")
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
@@ -150,9 +150,11 @@ def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: Devic
                      *(MemoryPart(name, n_bytes, how, room.name) for name, n_bytes, how in there)])
 
 
-def _ours(shape: Geometry, n_ctx: int, kv: KvOptions, slots: Slots) -> KvBytes:
+def _ours(request: ContextRequest, n_ctx: int, kv: KvOptions) -> KvBytes:
     """Slots that share a cache count as one sequence, as long as all together."""
-    return kv_bytes(shape, slots.n * n_ctx, kv) if slots.unified else kv_bytes(shape, n_ctx, kv, slots.n)
+    slots = request.slots
+    n_tokens, n_sequences = (slots.n * n_ctx, 1) if slots.unified else (n_ctx, slots.n)
+    return kv_bytes(request.shape, n_tokens, kv, n_sequences, request.n_threads)
 
 
 _EXACT_TABLE_BYTES = 24
@@ -169,7 +171,7 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest)
     if kv.mode is not KvMode.EXACT:
         return 0, scratch
     n_pages = n_caches * sum(shape.n_head_kv[il] for il in layers) * -(-n_cells // kv.cache.page_tokens)
-    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * max(exact_step_bytes(shape, il, n_cells, request.n_threads) for il in layers)
+    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * step_bytes(shape, layers, n_cells, kv, request.n_threads)
 
 
 def _compute(request: ContextRequest, n_ctx: int, kv: KvOptions) -> MemoryPart:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from edgekv.amounts import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.memory.workspace import step_bytes
+from edgekv.memory.workspace import sketch_bytes, slot_bytes, step_bytes
 from edgekv.models import Geometry
-from edgekv.vocab import KvMode, SketchKind
+from edgekv.vocab import KvMode
 
 CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""
@@ -22,7 +22,6 @@ TABLE_BYTES = 48
 """Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
 _HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # those with kernels; the library has the last word
-_VECTOR_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ def sparse_layers(model: Geometry) -> list[int]:
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of one page in the arena. The model must have `sparse_layers`."""
-    return -(-(head_row_bytes(model, cache) * cache.page_tokens) // _VECTOR_BYTES) * _VECTOR_BYTES
+    return slot_bytes(head_row_bytes(model, cache), cache.page_tokens)
 
 
 def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
@@ -155,8 +154,8 @@ def cells(n_ctx: int, kv: KvOptions) -> int:
     return min(rounded(n_ctx), rounded(kv.keep_tokens)) if kv.mode is KvMode.EVICT else n_ctx
 
 
-def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -> KvBytes:
-    """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each."""
+def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_threads: int = 1) -> KvBytes:
+    """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
     n_ctx = cells(n_ctx, kv)
     home = n_sequences * model.kv_bytes(n_ctx, kv.cache.type_k.value, kv.cache.type_v.value)
     layers = sparse_layers(model) if kv.mode in (KvMode.SPARSE, KvMode.EVICT) else []
@@ -168,18 +167,11 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1) -
         return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
     return KvBytes(
         home,
-        sketches=n_sequences * _sketch_bytes(kv.selection.sketch, model.head_dim_k, n_heads, n_pages * kv.cache.page_tokens),
+        sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_tokens, kv),
         tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
         arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
-        workspace=n_sequences * max(step_bytes(model, il, n_ctx, kv.selection.sketch) for il in layers),
+        workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
     )
-
-
-def _sketch_bytes(kind: SketchKind, head_dim: int, n_heads: int, n_cells: int) -> int:
-    """Bytes for `n_heads` heads and one stream. Only this loads the library, which knows the layout."""
-    from edgekv._native.paging import sketch_bytes
-
-    return sketch_bytes(kind, head_dim, n_heads, n_cells)
 
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:

@@ -2,7 +2,7 @@
 // compiled by nvcc), and an emulated device (native/emulator, compiled by the host's C++ compiler). The emulated one runs every kernel
 // of this folder thread by thread, so that arithmetic and stream order are tested on machines without a GPU.
 //
-// Kernels are written in CUDA C++ and include this header only. What differs between the builds stands here and in emulator.h:
+// Kernels are written in CUDA C++ and include this header only. The differences between the builds stand here and in emulator.h:
 //   dynamic shared memory  shared_memory(), in place of `extern __shared__`
 //   launches               launch(kernel, grid, threads, shared_bytes, stream, arguments...), in place of <<< >>>
 // The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, static __shared__ variables, __syncthreads,
@@ -12,7 +12,7 @@
 //
 // Errors. Functions that can fail return false and leave the sentence in last_error() (per thread). Launches report at the next
 // stream_sync() or check(). Nothing throws. The CUDA runtime keeps one last error for all who use it on a thread, and ggml asks for it
-// after each of its nodes: what stands there before a call of ours stays, only what that call leaves itself is taken away.
+// after each of its nodes: an error that stands there before a call of ours stays, and the call takes away only its own.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
 }
 #endif
 
-// A kernel says what it reads of home, in place: on the card that comes over the link. The emulated device adds it up.
+// A kernel counts the bytes of home that it reads in place, which come over the link to a card. The emulated device adds them up.
 #if defined(__CUDACC__)
 __device__ __forceinline__ void reads_home(size_t) {}
 #else
@@ -101,7 +101,7 @@ bool use_device(int index);  // for this thread
 const char * last_error();
 bool check();                // false: an earlier launch failed; clears it
 std::string take_failure();  // the first since the call before, of any function here or launch, on this thread; "": none
-bool error_stands();         // somebody else's, who has not asked for it yet
+bool error_stands();         // another library's, which has not asked for it yet
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ bool stream_capturing(Stream stream, uint64_t * id);
 bool event_create(Event * out, bool timed = false);
 void event_destroy(Event event);
 bool event_record(Event event, Stream stream);
-bool event_wait(Stream stream, Event event);  // what comes later on the stream waits; an event never recorded is over
+bool event_wait(Stream stream, Event event);  // later work on the stream waits; an event never recorded is over
 bool event_done(Event event);                 // asks, does not wait; true also when the device failed before (check() says so)
 bool event_sync(Event event);
 float event_ms(Event from, Event to);         // both timed and over

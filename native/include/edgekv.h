@@ -31,9 +31,9 @@
  * Mode evict has no sketches and no selection: the caller drops pages for a head, or frees them for all, and everything that is left is
  * attended.
  *
- * Headers. edgekv_base.h: status and errors; edgekv_settings.h: what a context is attached with; edgekv_context.h: what can be seen of
- * it; edgekv_observation.h: what runs came to; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows that were computed before;
- * edgekv_device.h: a plane on a device. This one: the library, and attaching.
+ * Headers. edgekv_base.h: status and errors; edgekv_settings.h: a context's settings; edgekv_context.h: a context's
+ * parts; edgekv_observation.h: the sums of a run; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows that were computed before;
+ * edgekv_device.h: a plane on a device; edgekv_sizes.h: the bytes that a context will take. This one: the library, and attaching.
  *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
  * page, summed over the query tokens of a run; per KV head the maximum and the sum over the query heads of its group are kept. A token
@@ -52,8 +52,9 @@
 #include "edgekv_device.h"
 #include "edgekv_observation.h"
 #include "edgekv_pages.h"
-#include "edgekv_tokens.h"
 #include "edgekv_settings.h"
+#include "edgekv_sizes.h"
+#include "edgekv_tokens.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-/* libedgekv: what its other headers build on. The rules of edgekv.h hold in all of them.
+/* libedgekv: types that its other headers share. The rules of edgekv.h hold in all of them.
  *
  * cffi reads the declarations between two marks in each header; they are plain C without preprocessor lines.
  */

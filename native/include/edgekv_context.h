@@ -1,4 +1,4 @@
-/* libedgekv: what can be seen of a context at any time: limits, layers, cells, K and V, memory. */
+/* libedgekv: a context's limits, layers, cells, K and V, and memory. They can be asked for at any time. */
 #ifndef EDGEKV_CONTEXT_H
 #define EDGEKV_CONTEXT_H
 
@@ -10,7 +10,7 @@ extern "C" {
 
 /* cffi: begin */
 
-/* What a context was made with. */
+/* The limits that a context was made with. */
 typedef struct {
     int n_ctx_seq; /* tokens of a sequence: llama_n_ctx_seq() */
     int n_seq_max;
@@ -22,7 +22,7 @@ EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
 /* Rotary position embedding as the context applies it; false: the model has none. */
 EDGEKV_API bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale);
 
-/* why a layer runs on the stock path */
+/* The reason why a layer runs on the stock path. */
 typedef enum {
     EDGEKV_LAYER_HOOKED       = 0,
     EDGEKV_LAYER_DISABLED     = 1,  /* EDGEKV=0 */
@@ -36,8 +36,8 @@ typedef enum {
     EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
     EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
     EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
-    EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input the kernel does not serve; seen when its graph is built */
-    EDGEKV_LAYER_NO_MEMORY    = 13, /* there was no memory for its nodes when a graph was built; asked for again with the next */
+    EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input that no kernel serves; its graph showed that */
+    EDGEKV_LAYER_NO_MEMORY    = 13, /* there was no memory for its nodes when a graph was built; the next graph asks again */
 } edgekv_layer_state;
 
 typedef struct {
@@ -91,7 +91,7 @@ typedef struct {
     size_t sketch_bytes;
     size_t arena_bytes;
     size_t table_bytes;       /* priority, pins, page table, selection */
-    size_t device_bytes;      /* of observation, workspace, sketches, arena and tables: on the device; with the staging buffer */
+    size_t device_bytes;      /* the part of observation, workspace, sketches, arena and tables that is on a device; with the staging buffer */
     bool pinned;              /* home is pinned memory */
     int n_cells;              /* of all streams */
     int n_cells_used;

@@ -30,16 +30,16 @@ typedef struct {
 typedef struct {
     edgekv_device_kind kind;
     int index;
-    void * stream;       /* that ubatches run on (cudaStream_t): kernels on observation, priority and pins belong there */
+    void * stream;       /* cudaStream_t: ubatches run on it, and kernels on observation, priority and pins must */
     char * arena;
     size_t slot_bytes;
     int n_slots;         /* in use: edgekv_set_arena() */
-    int n_slots_max;     /* what the budget has room for; the memory is there from the start, and in mode off it is not */
-    int n_cells;         /* of a stream: rows of a last page behind it do not exist */
+    int n_slots_max;     /* the budget has room for these; their memory is taken at the start, and given back in mode off */
+    int n_cells;         /* of a stream; a last page may have fewer rows than the others */
     const edgekv_device_row * rows; /* [n_rows] in device memory */
-    size_t budget_bytes;  /* what vram_bytes came to */
-    size_t fixed_bytes;   /* of it: everything but the arena */
-    size_t staging_bytes; /* of that: K and V of one layer, or of two, for prompts */
+    size_t budget_bytes;  /* the budget that vram_bytes gave */
+    size_t fixed_bytes;   /* the part of the budget that is not the arena's */
+    size_t staging_bytes; /* the part of these for prompts: K and V of one layer, or of two */
 } edgekv_device;
 
 typedef struct {
@@ -74,16 +74,17 @@ EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index
    what is on the ubatches' stream (one in flight may still read a slot that was released), copies, and publishes when the copies are
    complete. edgekv_copy_pages() is refused. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
-/* Takes all pages out of the arena, and gives back what its memory has beyond n_slots slots, from now on: others need it. edgekv_set_arena()
-   then says how many are used. Mode off gives all of it back, and a mode after it takes it again. Decoding thread, with no copy under way. */
+/* Takes all pages out of the arena, and gives its memory beyond n_slots slots back, because others need it. edgekv_set_arena()
+   then says how many slots are used. Mode off gives all of it back, and a mode after it takes it again. Decoding thread, with no copy under
+   way. */
 EDGEKV_API edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
-/* In place of a copy: if the next ubatch is a prompt, which brings all pages to the device, it leaves these in their slots too. After
-   that ubatch over[i] is true, and filled[i] says whether it did; what it did not is to be copied. */
+/* In place of a copy: if the next ubatch is a prompt, which brings all pages to the device, it leaves these in their slots. After
+   that ubatch over[i] is true, and filled[i] says whether page i is in its slot; if not, the caller copies it. */
 EDGEKV_API edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 EDGEKV_API edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled);
-/* Why a context that was to be placed on a device is not, and runs on the host plane or stock; of one that is placed, what failed there
-   first, in which node, so that llama_decode fails from then on (the log says it too). EDGEKV_OK and empty where there is nothing to say. */
+/* The sentence says why a context that was to be placed on a device runs on the host plane or stock. Of a context that is placed it names the
+   first failure there and its node: llama_decode fails from then on, and the log says it too. EDGEKV_OK and empty: neither happened. */
 EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);
 
 /* cffi: end */

@@ -1,4 +1,4 @@
-/* libedgekv: what runs came to: attention mass, selection, the rows that were read. */
+/* libedgekv: the sums of a run: attention mass, selection, the rows that were read. */
 #ifndef EDGEKV_OBSERVATION_H
 #define EDGEKV_OBSERVATION_H
 
@@ -10,8 +10,8 @@ extern "C" {
 
 /* cffi: begin */
 
-/* What the ubatches of a run came to: one, unless edgekv_set_run_every() says otherwise. Mass is [n_rows][n_heads][n_pages] floats,
-   rows in the order of the hooked layers, zero where nothing was attended. It adds up until the first ubatch of the next run. */
+/* The sums over the ubatches of a run, which is one ubatch unless edgekv_set_run_every() says otherwise. Mass is [n_rows][n_heads][n_pages]
+   floats, rows in the order of the hooked layers, zero where nothing was attended. It adds up until the first ubatch of the next run. */
 typedef struct {
     const float * mass_max;
     const float * mass_sum;
@@ -25,7 +25,7 @@ typedef struct {
     int n_tokens;
     int n_tokens_hooked;
     int n_tokens_observed; /* the tokens whose mass this is; 0: mass is all zero */
-    int n_tokens_prompt;  /* those of ubatches with tokens of a prompt: told by edgekv_set_prompts(), or as long as only prompts are */
+    int n_tokens_prompt;  /* tokens of ubatches that held a prompt's: edgekv_set_prompts() told so, or the ubatch was long */
     const int32_t * changed; /* [n_changed] pages with a cell that changed since the last run, ascending; the stored ones are among them */
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
@@ -41,8 +41,8 @@ EDGEKV_API edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatch
 /* Whether the ubatch callback comes after each ubatch; runs, and what is summed up for them, stay as they are. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched);
 
-/* What selection came to in one KV head, summed up since the context was attached; of mode sparse only, and of what the hook attended by
-   rows. Observed mass is a consistent estimate of the attention to every page, also to those that were not read. */
+/* The sums of selection in one KV head since the context was attached: of mode sparse only, and only of ubatches that attended rows.
+   Observed mass is a consistent estimate of the attention to every page, also to those that were not read. */
 typedef struct {
     double n_tokens;     /* query tokens */
     double n_visible;    /* tokens that they see */
@@ -53,14 +53,14 @@ typedef struct {
     double mass_hits;
     double error;        /* estimated relative errors of the outputs of n_errors query heads of tokens, summed up */
     double n_errors;
-    double covered;      /* estimated shares of the attention that the rows read hold, summed up over n_covered query tokens; what the
-                            model's attention sinks take counts as read */
+    double covered;      /* estimated shares of the attention on the rows that were read, summed up over n_covered query tokens; the share
+                            of the model's attention sinks counts as read */
     double n_covered;    /* query tokens for which sketches told the shares */
 } edgekv_selected;
 /* out: [n_rows][n_heads]. stream: below 0 for all of them; one of several on a device gives zeros, which do not count apart there. */
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out);
 
-/* What the last ubatch read, with edgekv_selection.keep_rows: the cells of one row, KV head and query token of stream 0,
+/* The cells that a query token of stream 0 read in one layer and KV head in the last ubatch, with edgekv_selection.keep_rows,
    and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not
    select. EDGEKV_INVALID for a row, head or token that there cannot be. */
 EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights,

@@ -10,11 +10,11 @@ extern "C" {
 
 /* cffi: begin */
 
-/* What is said of each page, by the caller and by the library. Arrays are [n_rows][n_heads][n_pages], as in the observation, and live
+/* Arrays by page, of the caller and of the library: [n_rows][n_heads][n_pages], as in the observation, and live
    until the arena or the sketches are set anew or the context is freed. The caller writes priority, between ubatches; the library writes
    the others. */
 typedef struct {
-    float * priority;          /* what the policy says a page is worth, in units of attention mass a token */
+    float * priority;          /* the worth of a page to the policy, in attention mass a token */
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
@@ -45,11 +45,8 @@ typedef struct {
 
 /* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
-/* Bytes of the sketches of one layer and one stream, also before there is a context. 0 with EDGEKV_SKETCH_NONE. `head_dim`: one that a
-   kernel serves. */
-EDGEKV_API size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells);
 
-/* Copies pages from home into their slots; nobody reads them there yet. */
+/* Copies pages from home into their slots. No ubatch reads them there before they are published. */
 EDGEKV_API edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 /* Enters copied pages in the table, from the next ubatch on; ok[i] is false for a page that changed since it was copied. */
 EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok);
@@ -57,8 +54,8 @@ EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv
 EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 
 /* ---- mode evict ----
-   A head does not attend a page that is dropped for it, until one of the page's cells changes: what is there then is another content,
-   and attended. A page that is freed is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
+   A head does not attend a page that is dropped for it, until one of the page's cells changes: the page then has another content, which is
+   attended. A page that is freed is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
    makes room: before each llama_decode as many cells must be empty as its batch has tokens. */
 EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* slots are not looked at */
 /* Empties the cells of pages [n]; their number is added to n_cells. Between ubatches, and within the ubatch callback. */

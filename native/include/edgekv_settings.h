@@ -1,4 +1,4 @@
-/* libedgekv: what a context is attached with, and how that changes. */
+/* libedgekv: the settings of a context, and how they change. */
 #ifndef EDGEKV_SETTINGS_H
 #define EDGEKV_SETTINGS_H
 
@@ -22,7 +22,7 @@ typedef enum {
     EDGEKV_SKETCH_B3   = 1, /* 3 bits for each key channel, ranges shared by 64 tokens */
 } edgekv_sketch;
 
-/* What mode sparse reads, and how much mode evict keeps. */
+/* The rows that mode sparse reads, and the tokens that mode evict keeps. */
 typedef struct {
     edgekv_sketch sketch;
     float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
@@ -30,9 +30,9 @@ typedef struct {
     int tokens;         /* ... or where not 0, so many tokens */
     int exact_tokens;   /* a view of the cache of at most so many cells is attended whole */
     int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
-    int recent_tokens;  /* ... and the newest so many; also what has no sketch yet, up to 63 of the newest */
+    int recent_tokens;  /* ... and the newest so many, besides up to 63 of the newest that have no sketch yet */
     int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
-    bool keep_rows;     /* edgekv_last_rows() knows what the last ubatch read */
+    bool keep_rows;     /* edgekv_last_rows() knows the rows that the last ubatch read */
     float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells; one with more than
                                 1/prompt_resolution of the estimated attention for certain, others by chance; 0: all that they see */
     int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
@@ -48,7 +48,7 @@ typedef enum {
 typedef struct {
     edgekv_device_kind kind;
     int index;
-    size_t vram_bytes; /* for all of ours on the device: sketches, tables, attention mass, staging, arena; 0: what is free, less a margin */
+    size_t vram_bytes; /* for sketches, tables, attention mass, staging and arena together; 0: the free memory, less a margin */
 } edgekv_placement;
 
 typedef struct {
@@ -60,7 +60,7 @@ typedef struct {
     edgekv_placement placement;
 } edgekv_params;
 
-/* What contexts created from now on are attached with; null: they are not. */
+/* The settings of contexts that are created from now on; null: these are not attached. */
 EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
 
 /* How ubatches attend from the next one on. Decoding thread. */

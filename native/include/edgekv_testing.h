@@ -1,4 +1,4 @@
-/* libedgekv: what only tests ask of it. The rules of edgekv.h hold here too. */
+/* libedgekv: functions for tests. The rules of edgekv.h hold here too. */
 #ifndef EDGEKV_TESTING_H
 #define EDGEKV_TESTING_H
 
@@ -10,8 +10,8 @@ extern "C" {
 
 /* cffi: begin */
 
-/* What must always hold: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and every
-   slot in the page table holds the bytes of its page. Slow; between ubatches. Returns how many do not. */
+/* Counts what breaks two rules: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and
+   every slot in the page table holds the bytes of its page. Slow; between ubatches. */
 typedef struct {
     int n_groups_wrong;
     int n_groups;      /* compared */
@@ -20,7 +20,7 @@ typedef struct {
 } edgekv_check_result;
 EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
 
-/* Sampling as a function of arrays, for one query token and KV head: what mode sparse runs in each layer. Groups are of 64 cells; shares,
+/* Sampling as a function of arrays, for one query token and KV head, as mode sparse runs it in each layer. Groups are of 64 cells; shares,
    tops and sums as a scan of the sketches leaves them (native/src/kernels/sketch/sketch.h). */
 typedef struct {
     int n_groups;
@@ -35,7 +35,7 @@ typedef struct {
     float * weights;          /* out, as many */
     int n_rows;               /* out */
     int n_certain;            /* out */
-    double missed;            /* out: resolution times the estimated share of attention on what was not read */
+    double missed;            /* out: resolution times the estimated share of attention on cells that were not read */
 } edgekv_sample_args;
 EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 
@@ -46,7 +46,7 @@ EDGEKV_API void edgekv_throw_in(int n);
    many products it has made in this process. */
 EDGEKV_API int64_t edgekv_use_products(bool use);
 
-/* Cells looked at since the context was attached, to find what changed before each ubatch: as many as changed, and their neighbours. */
+/* Cells that were looked at for changes since the context was attached: those that changed, and their neighbours. */
 EDGEKV_API uint64_t edgekv_cells_looked(const edgekv_context * ctx);
 
 /* Sparse prompts since the context was attached: blocks of 64 cells that some token of an item saw, and of these those that it attended,

@@ -1,4 +1,4 @@
-/* K and V of whole tokens, taken out of a context's home and put back: what was computed once is not computed again.
+/* K and V of whole tokens, taken out of a context's home and put back, so that nothing is computed twice.
  *
  * A block is the rows of n tokens: for each layer with a cache K [n][k_bytes] and then V [n][v_bytes], without gaps, as the cache holds
  * them. Only where edgekv_token_bytes() succeeds is that all that the context keeps of a token. Where nothing else is said the functions belong

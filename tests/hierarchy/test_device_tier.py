@@ -14,6 +14,7 @@ from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 
 from edgekv._native import core, device_calls, paging
+from edgekv._native.native_pages import NativePages, moves_of
 from edgekv.arrays.move import LAYER
 from edgekv.arrays.ops import Ops
 from edgekv.config import KvOptions
@@ -45,7 +46,7 @@ def test_a_copy_waits_for_the_steps_before_it():
         pass
     assert done[0][1].tolist() == [True] and device.table == {3: 0}
     device.step()
-    arena.release(np.array([3]))
+    arena.pages.release(np.array([3]))
     arena.start(np.array([9]), np.array([0]))
     device.side.run(99)
     assert device.arena[0] == device.home[3], "the step is not over"
@@ -105,7 +106,7 @@ def test_a_prompt_leaves_pages_in_their_slots():
     assert ended == ticket and ok.all() and not device.n_copied and device.table == {1: 0, 2: 1, 5: 3}
     assert device.arena[[0, 1, 3]].tolist() == device.home[[1, 2, 5]].tolist()
 
-    device.transport.release(np.array([1, 2]))
+    device.release(np.array([1, 2]))
     device.transport.start(np.array([7, 8]), np.array([0, 1]))
     device.fill_all = False
     device.step()
@@ -279,7 +280,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     said: list[tuple] = []
     place = device_calls.Plane(DeviceKind.EMULATED, 0, 0, arena.ctypes.data, 32 * row_bytes, 0, n_slots_max, n_cells, rows.ctypes.data,
                          1 << 20, 1 << 10, 0)
-    for module, functions in (
+    for owner, functions in (
         (device_calls, {"plane": lambda handle: place}),
         (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
                 "layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
@@ -287,16 +288,16 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                 "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells),
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
-        (paging, {"set_arena": lambda handle, n: said.append(("arena", n)),
-                     "page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data,
-                                                                           np.zeros(shape, np.int32), newest, None, 0,
-                                                                           32 * row_bytes),
-                     "begin_copies": lambda handle, moves: said.append(("begin", moves.copy())),
-                     "publish_pages": lambda handle, moves: (said.append(("publish", moves.copy())), np.ones(len(moves), bool))[1],
-                     "release_pages": lambda handle, moves: said.append(("release", moves.copy()))}),
+        (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, np.zeros(shape, np.int32), newest, None, 0,
+                                                                  32 * row_bytes)}),
+        (NativePages, {
+            "resize": lambda pages, n: said.append(("arena", n)),
+            "begin": lambda pages, ids, slots: said.append(("begin", moves_of(pages._shape, ids, slots))),
+            "publish": lambda pages, ids, slots: (said.append(("publish", moves_of(pages._shape, ids, slots))), np.ones(len(ids), bool))[1],
+            "release": lambda pages, ids: said.append(("release", moves_of(pages._shape, ids)))}),
     ):
         for name, function in functions.items():
-            monkeypatch.setattr(module, name, function)
+            monkeypatch.setattr(owner, name, function)
     return types.SimpleNamespace(home=home, arena=arena, newest=newest, said=said, priority=priority, rows=rows)
 
 

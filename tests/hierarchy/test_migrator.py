@@ -197,11 +197,11 @@ class FakePages:
 def test_host_arena():
     pages = FakePages()
     arena = HostArena(pages)
-    arena.resize(2)
+    arena.pages.resize(2)
     ticket = arena.start(np.array([1, 2]), np.array([0, 1], np.int32))
     [(done, ok)] = arena.finished()
     assert done == ticket and ok.tolist() == [True, False] and arena.finished() == []
-    arena.release(np.array([1]))
+    arena.pages.release(np.array([1]))
     assert pages.said == [("resize", 2), ("copy", [1, 2], [0, 1]), ("release", [1])]
 
 

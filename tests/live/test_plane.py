@@ -24,8 +24,8 @@ from support.planes import (
     plane_of,
 )
 
+from edgekv._native.native_pages import NativePages
 from edgekv.config import KvOptions
-from edgekv.live.native_pages import NativePages
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 

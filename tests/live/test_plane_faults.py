@@ -16,7 +16,7 @@ from support.planes import ALL, logits_of, open_model, plane_of
 
 from edgekv._native import core, device_calls
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError
+from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.live import attachments
 from edgekv.vocab import DeviceKind
 
@@ -184,8 +184,6 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
 
 
 def test_more_slots_than_there_are_is_refused(synthetic):
-    from edgekv._native import paging
-
     llama = open_model(synthetic("llama"), **ALL)
-    with pytest.raises((ConfigError, DoesNotFit), match="has room for"):
-        paging.set_arena(llama.kv._native_handle(), plane_of(llama).n_slots_max + 1)
+    with pytest.raises(TierError, match="has room for"):
+        llama.kv._tiering.hierarchy.transport.pages.resize(plane_of(llama).n_slots_max + 1)

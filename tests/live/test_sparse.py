@@ -3,6 +3,8 @@ every event. test_sampling.py judges the sample."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.contexts import attached
@@ -11,7 +13,7 @@ from support.events import SAMPLED, check
 from support.sparse import ALL, N_PROMPT, exact_and_its_spread, logits_of, open_model, whole_pages
 
 from edgekv import Llama
-from edgekv._native import paging
+from edgekv._native import native_pages
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.reports import SelectionReport
@@ -257,9 +259,10 @@ def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
     def refuse(handle, n_slots):
         if n_slots:
             raise DoesNotFit("there is no memory for an arena")
+        return 0
 
-    monkeypatch.setattr(paging, "set_arena", refuse)
+    monkeypatch.setattr(native_pages, "lib", SimpleNamespace(edgekv_set_arena=refuse))
     with pytest.raises(DoesNotFit, match="no memory for an arena"):
-        Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False)
+        Llama(str(synthetic("llama")), kv="sparse", kv_budget=1 << 16, n_ctx=256, verbose=False)
     monkeypatch.undo()
     assert Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False).kv.mode == "sparse"

@@ -1,4 +1,4 @@
-"""The work space of our kernels: the formulas against what the library reserves for a prompt and the longest step after it."""
+"""The work space of our kernels: the plan against what the library reserves for a prompt and the longest step after it."""
 
 from __future__ import annotations
 
@@ -27,5 +27,6 @@ def test_the_plan_counts_what_is_reserved(synthetic, mode, n_threads, shape, n_s
         last = range(n_ctx - 16, n_ctx)
         context.decode([300] * 16 * n_sequences, [*last] * n_sequences, [s for s in range(n_sequences) for _ in last])
         taken = runtime.memory()
-    assert 0.9 * taken.workspace_bytes - 256 * 1024 <= parts["work space"] <= 1.25 * taken.workspace_bytes + 256 * 1024
+    for_sparse_prompts = 0.02 if mode == "sparse" else 0  # the plan counts what these would need
+    assert taken.workspace_bytes <= parts["work space"] <= (1 + for_sparse_prompts) * taken.workspace_bytes
     assert taken.table_bytes + taken.observation_bytes <= parts["tables"] <= 3 * (taken.table_bytes + taken.observation_bytes)

@@ -71,6 +71,7 @@ class FakeArena:
         self._random = np.random.default_rng(seed)
         self._copies: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._n_tickets = 0
+        self.pages = self
 
     def change(self, pages: np.ndarray) -> None:
         """Cells of these pages change, for all rows and heads."""

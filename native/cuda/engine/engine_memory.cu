@@ -1,4 +1,4 @@
-// What a plane holds on the device, and how much of it.
+// The device memory of a plane.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -171,7 +171,7 @@ bool GpuEngine::read(void * dst, const void * src, size_t n_bytes) {
     return use_device(index) && wait_for(main) && copy(dst, src, n_bytes);
 }
 
-// ---- what a mode needs -------------------------------------------------------------------------------------------------------
+// ---- memory of a mode -------------------------------------------------------------------------------------------------------
 
 bool GpuEngine::grow(DeviceBuffer & buffer, size_t n_bytes) {
     if (n_bytes > buffer.size()) {

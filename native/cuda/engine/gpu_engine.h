@@ -1,4 +1,4 @@
-// The engine of plane/device/engine.h over gpu.h: memory (engine_memory.cu), what surrounds a ubatch (step.cu), nodes (nodes.cu).
+// The engine of plane/device/engine.h over gpu.h: memory (engine_memory.cu), begin and end of a ubatch (step.cu), nodes (nodes.cu).
 #pragma once
 
 #include "cuda/kernels/attend_device.h"
@@ -131,13 +131,13 @@ private:
         size_t stream_bytes = 0;
         DeviceBuffer data;
     };
-    // What a step uploads; two, so that the host fills one while the other is still being read.
+    // The uploads of a step. They are two, so that the host fills one while the device still reads the other.
     struct Upload {
         PinnedBuffer host;
         DeviceBuffer updates;
         Event done = nullptr;
     };
-    // Pages of the ring: which half they fill, and what they are.
+    // Pages of the ring, and the half that they fill.
     struct Fill {
         int row, stream, chunk;
         bool operator==(const Fill & other) const { return row == other.row && stream == other.stream && chunk == other.chunk; }
@@ -195,7 +195,7 @@ private:
     int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
-    ListBatch batch_of(int row, const Group & group) const;  // what lists of either kind take
+    ListBatch batch_of(int row, const Group & group) const;  // the batch that either kind of selection takes
     void select(int row, const Group & group, Stream stream);
     void attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     void attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
@@ -233,7 +233,7 @@ private:
 
     static constexpr const char * kSomewhere = "in a step (EDGEKV_DEVICE_SYNC=1 finds the node)";
     const bool syncs;
-    std::string failed;  // what did so first
+    std::string failed;  // the name of the first node that failed
 
     int last_row = -1, n_last_lists = 0;
     std::vector<int32_t> last_list;

@@ -1,4 +1,4 @@
-// What libedgekv finds in libedgekv-cuda and in libedgekv-emulated.
+// The table that libedgekv finds in libedgekv-cuda and in libedgekv-emulated.
 #include "cuda/engine/gpu_engine.h"
 #include "cuda/engine/rates.h"
 

@@ -1,4 +1,4 @@
-// The nodes of a graph: what each enqueues. They may run while a CUDA graph is recorded, and are not called when it is replayed. So
+// The nodes of a graph enqueue kernels. They may run while a CUDA graph is recorded, and are not called when it is replayed. So
 // arguments and launch shapes depend on the view and on addresses that live as long as the engine (its generation is among the node's
 // parameters). ggml's backend records each split by itself: a node of the same graph joins what a node forks onto the side stream, and no
 // graph waits for an event of another.
@@ -303,7 +303,7 @@ void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & gi
     for (int s = 0; s < view.n_streams; ++s) {
         attend_all(row, view, args, s, stream);
     }
-    // what the next layer reads first travels while the rest of this one computes
+    // the first pages of the next layer travel while the rest of this layer computes
     if (ring_memory.size() && comes(args.next_row, graph.attends)) {
         fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
         if (n_chunks(args.next_row, view) > 1) {

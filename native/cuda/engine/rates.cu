@@ -124,7 +124,7 @@ public:
                 device_memory.reset(static_cast<char *>(p));
                 if (alloc_pinned(&q, n_bytes)) {
                     host_memory.reset(static_cast<char *>(q));
-                    std::fill_n(host_memory.get(), n_bytes, char(1));  // pages that nobody has written are all the same one
+                    std::fill_n(host_memory.get(), n_bytes, char(1));  // unwritten pages would all be the same one
                     return true;
                 }
                 device_memory.reset();
@@ -133,7 +133,7 @@ public:
         return false;
     }
 
-    // bytes per second of what `enqueue` puts on the stream; 0: it failed
+    // bytes per second of the work that `enqueue` puts on the stream; 0: it failed
     double rate(size_t bytes, int n_runs, const std::function<bool()> & enqueue) {
         double best = 0.0;
         for (int i = 0; i <= n_runs; ++i) {  // the first run does not count

@@ -13,7 +13,7 @@ struct Rates {                  // bytes per second
 };
 
 // Takes about a second on a GPU, and up to 512 MiB of pinned and of device memory, less where less is free. Each rate is the best of several
-// runs, because what else the machine does only makes them slower. False, with last_error(): not even a small buffer can be had.
+// runs, because other work on the machine only makes them slower. False, with last_error(): not even a small buffer can be had.
 bool measure_rates(int index, Rates & out);
 
 }  // namespace edgekv::gpu

@@ -1,4 +1,4 @@
-// The ring: what mode exact reads of home travels through it on the side stream. One half fills while the other is read. Copies that are
+// The ring: the home pages that mode exact reads travel through it on the side stream. One half fills while the other is read. Copies that are
 // under way belong to one graph; see nodes.cu.
 #include "cuda/engine/gpu_engine.h"
 
@@ -23,7 +23,7 @@ void GpuEngine::begin_graph(const EngineGraph & now) {
     forget_ring();
 }
 
-// Nothing of it is under way any more: what it read and filled so far is ordered before what the stream of the step is told next.
+// Ends the copies under way: their reads and writes are ordered before the next work on the stream of the step.
 void GpuEngine::forget_ring() {
     side_joined  = false;
     half_used[0] = half_used[1] = false;
@@ -59,7 +59,7 @@ Ring GpuEngine::ring_of(int row, int half, const EngineView & view, int chunk) c
              ring_held.as<uint8_t>() + half*(ring_held.size()/2) };
 }
 
-// On the side stream, as soon as nobody reads that half of the ring any more.
+// On the side stream, as soon as no kernel reads that half of the ring any more.
 void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream stream) {
     const EngineRow & r    = shape.rows[fill.row];
     const int         half = n_fills++%2;

@@ -1,4 +1,4 @@
-// What surrounds a ubatch: the host's arrays go to the device. They go on the stream of the step, so that a graph in flight sees the arrays
+// Begin and end of a ubatch: the host's arrays go to the device. They go on the stream of the step, so that a graph in flight sees the arrays
 // as they were. Nothing waits unless two uploads are still under way.
 #include "cuda/engine/gpu_engine.h"
 

@@ -1,4 +1,4 @@
-// What changes from step to step without changing the graph: written by the host before a step, read by its kernels.
+// Numbers of a step that its graph does not show: the host writes them before the step, and its kernels read them.
 #pragma once
 
 #include "cuda/gpu.h"

@@ -35,7 +35,7 @@ struct Ring {
     const uint8_t * held;  // [n_heads][end_page - first_page], device memory
 };
 
-// What one launch attends. Partials [first_partial, first_partial + n_splits) of the workspace are its own.
+// The part that one launch attends. Partials [first_partial, first_partial + n_splits) of the workspace are its own.
 struct AttendPart {
     int first_page, end_page;  // without lists; with them not read
     int first_partial, n_splits;
@@ -58,7 +58,7 @@ int attend_device_splits(const AttendProblem & problem, int n_pages, int n_sm);
 // `n_partials`: of all parts of the problem, the same in every launch that shares the workspace.
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
-// `first_page`, `end_page`: without lists, what the parts covered together; with lists not read. Adds to mass and hits in the
+// `first_page`, `end_page`: without lists, the pages that the parts covered together; with lists not read. Adds to mass and hits in the
 // order of query tokens, one block for each page, so that a run repeats bit by bit.
 void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
                          Stream stream);

@@ -32,7 +32,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
     if (n == 0) {  // the same in all threads of a block
         return;
     }
-    __syncthreads();  // what the heads before left is used up
+    __syncthreads();  // the heads before are done with the shared arrays
     if (warp < n_heads) {
         const int i = token*group + first_head + warp;
         const Final final = final_of(p, workspace, kv, i, lane);

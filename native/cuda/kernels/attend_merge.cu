@@ -42,7 +42,7 @@ __device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace 
     __syncthreads();
 }
 
-// What the heads of a group gave to one page in one token: the largest and the sum.
+// The mass that the heads of a group gave to one page in one token: the largest and the sum.
 struct Mass {
     float max, sum;
 };
@@ -97,7 +97,7 @@ __device__ inline double sum_of_block(double x, double * sums) {
     return sums[0];  // of use to thread 0
 }
 
-// What the rows [first, end) of a list, all of one page, gave to it.
+// The mass that a page got from the rows [first, end) of a list, all of which are its.
 __device__ inline Mass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int token,
                                     const float * weights, int first, int end) {
     const int group = p.n_head/p.n_head_kv;

@@ -6,7 +6,7 @@
 // while it is in registers: K and V cross the memory bus once. Groups of more than eight heads, and query tokens that read the same
 // pages, are spread over the warps of a block, which then meet the same rows at about the same time, in the first-level cache.
 //
-// What bounds it. A row of K and of V of 128 values is 512 bytes in f16, for which a group of four takes about 50 warp
+// Its bounds. A row of K and of V of 128 values is 512 bytes in f16, for which a group of four takes about 50 warp
 // instructions: some 40 bytes per clock and multiprocessor, where the memory of an RTX 4070 delivers 4.4 and that of an H100 15.
 // So the loads set the pace, and they must be many at a time: 8 or 12 warps per multiprocessor with 2 to 4 KB under way each, K
 // of the next strip while this one's weights are formed, V of this strip while its K is multiplied.
@@ -171,7 +171,7 @@ struct Kernel {
             }
         };
 
-        const auto look = [&](int i) {  // what the token's mask says about a strip's cells; of a list it sees all rows
+        const auto look = [&](int i) {  // the token's mask of a strip's cells; it sees all rows of a list
             if (i >= n_strips) {
                 return -INFINITY;
             }

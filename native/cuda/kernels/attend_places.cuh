@@ -1,4 +1,4 @@
-// Which block and warp attends what, and where it lies.
+// The work of each block and warp, and the place of its rows.
 #pragma once
 
 #include "cuda/kernels/attend_device.h"

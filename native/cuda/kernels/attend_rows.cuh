@@ -71,7 +71,7 @@ struct RowMath {
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) {
             const int row = batch*kBatch + r;
-            // what no one sees is not read: it may be anything, and times zero must be zero
+            // a row that no token sees is not read: it may hold anything, and times zero must be zero
             words[r] = (visible >> (row*kRowsAtOnce + lane/kLanes) & 1) != 0 ? load_eight<T>(rows.at(row)) : make_uint4(0, 0, 0, 0);
         }
     }

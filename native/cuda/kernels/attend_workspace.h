@@ -1,4 +1,4 @@
-// What a part of the attention leaves for its merge, and where. Rows are (token, query head) pairs: row = token*n_head + head.
+// The results that a part of the attention leaves for its merge. Rows are (token, query head) pairs: row = token*n_head + head.
 #pragma once
 
 #include "cuda/kernels/attend_device.h"

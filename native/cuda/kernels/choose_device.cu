@@ -6,9 +6,9 @@ namespace {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBins = 256;
-constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of pages that nobody sees, and that are certain
+constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of hidden pages, and of pages that are always read
 
-// What a block sums up over its threads, in any number of turns.
+// A block's sum over its threads, in any number of turns.
 struct Counts {
     unsigned pages, always, cells, certain_cells;
 };
@@ -20,7 +20,7 @@ struct Shared {
     unsigned found, above;
 };
 
-// Larger floats have larger keys, and what is no number that of the lowest; none is that of a hidden page or of one that is always read.
+// Larger floats have larger keys, and a NaN has that of the lowest float; no float has the key of a hidden page or of one that is always read.
 __device__ inline uint32_t key_of(float x) {
     const uint32_t bits = __float_as_uint(x == x ? x : -INFINITY);
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;

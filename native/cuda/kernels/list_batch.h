@@ -1,4 +1,4 @@
-// What the two ways to select rows on the device have in common: whom they select for, and where they leave lists.
+// The arguments that both ways to select rows on the device take: the query tokens, and the place of their lists.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -6,11 +6,11 @@
 
 namespace edgekv::gpu {
 
-// What a KV head came to, summed up over query tokens.
+// The sums of a KV head over query tokens.
 struct SampleTotals {
     unsigned long long n_tokens, n_visible, n_certain;
     unsigned long long n_covered;  // tokens for which sketches told shares
-    unsigned long long missed;     // estimated shares of the attention on what these did not read, in steps of 2^-40
+    unsigned long long missed;     // estimated shares of the attention on rows that these did not read, in steps of 2^-40
 };
 
 // All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`

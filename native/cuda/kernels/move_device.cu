@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, cons
     }
 }
 
-// A warp for K or V of one (page, head), heads innermost: what a page holds lies together in home.
+// A warp for K or V of one (page, head), heads innermost, because the rows of a page lie together in home.
 __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.row.n_heads);

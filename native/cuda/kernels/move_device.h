@@ -29,7 +29,7 @@ struct RingProblem {
     size_t slot_bytes;
     uint8_t * held;     // out, by slot of the ring: 1: the page is there, 0: not
 };
-// n_blocks bounds how much of the device it takes from what runs beside it; kGatherBlocks saturate any link.
+// n_blocks bounds the part of the device that it takes from kernels beside it; kGatherBlocks saturate any link.
 constexpr int kGatherBlocks = 64;
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
@@ -50,7 +50,7 @@ struct StageProblem {
 };
 void launch_stage(const StageProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
-// Rows of lists that have no slot, to the staging buffer, each once: those whose bit is set in `brought` are there already.
+// Copies rows of lists that have no slot to the staging buffer, each once: a row whose bit is set in `brought` is there already.
 struct BringProblem {
     EdgekvDeviceRow row;
     int stream;  // of the cache

@@ -70,7 +70,7 @@ struct Page {
     int n_cells;  // of the stream: rows of a last page behind them do not exist
 };
 
-// K or V of a page. What the slot holds behind the page's last cell stays.
+// Copies K or V of a page. The slot's bytes behind the page's last cell stay.
 __device__ inline void copy_page(const EdgekvDeviceRow & row, bool value, const Page & page, char * slot, unsigned lane) {
     const int first = page.index * page.tokens;
     const int n_rows = page.n_cells - first < page.tokens ? page.n_cells - first : page.tokens;

@@ -11,7 +11,7 @@ constexpr int kMaxHeads = 16;
 constexpr uint32_t kOne = 1u << kChanceBits;
 constexpr double kShareSteps = 1099511627776.0;  // of SampleTotals::missed
 
-// Of a query head: what exp(top - most) of a group, times it, counts in p.
+// The factor of a query head that turns exp(top - most) of a group into its part of p.
 struct Norm {
     float most, factor;
 };
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
             }
         }
     }
-    const Chunk chunk(b, factors);  // its barrier shows what is before the block
+    const Chunk chunk(b, factors);  // its barrier shows the sums of the blocks before
     uint32_t chance[kEach], by_share[kEach], sum = 0;
     chunk.chances(b, factors, chance, by_share);
 #pragma unroll

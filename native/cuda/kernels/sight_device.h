@@ -1,4 +1,4 @@
-// What each query token sees, cell by cell, and what of that it reads in any case: once per step, ahead of the first layer that selects.
+// The cells that each query token sees, and the cells that it reads in any case: found once a step, before the first layer that selects.
 #pragma once
 
 #include "cuda/gpu.h"

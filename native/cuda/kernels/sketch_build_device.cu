@@ -32,7 +32,7 @@ __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top
 
 struct Ranges {
     float least[kBuildThreads * 4], most[kBuildThreads * 4];  // [slice of the cells][channel]
-    float low[kMaxDim], per_step[kMaxDim];  // what the bytes stand for
+    float low[kMaxDim], per_step[kMaxDim];  // the values of the bytes
 };
 
 // The least and the most of each channel, in as many slices of the cells as there are threads for.

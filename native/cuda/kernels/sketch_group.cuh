@@ -26,7 +26,7 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// What a warp leaves of a group for one row, from the logits of its cells; all lanes call.
+// A warp leaves its result of a group for one row, from the logits of its cells; all lanes call.
 __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t visible, int lane, uint16_t * cells, float * top_of,
                                     float * sum_of) {
     bool seen[kCellsOfLane];
@@ -71,7 +71,7 @@ struct GroupScan {
         int x[kQuads][NR];  // query times step, as i8
     };
 
-    // The factors of a group, and what the logits of its cells have in common.
+    // The factors of a group, and the common part of its cells' logits.
     __device__ static inline void prepare(const char * params, int padded, const ScanRows<D> & rows, int lane, Factors & factors,
                                           float (&slope)[NR], float (&base)[NR]) {
         const float * const scales = reinterpret_cast<const float *>(params);

@@ -21,7 +21,7 @@ struct alignas(8) Halves {
 
 inline int key_row_bytes(CellType type, int head_dim) { return type == CellType::f16 ? head_dim * 2 : head_dim / 32 * 34; }
 
-// What a launch knows of the rows: how they lie in shared memory, and the widest words that every row begins at.
+// The rows of a launch: their layout in shared memory, and the widest words that every row begins at.
 struct KeyRows {
     int row_bytes, row_stride, word_bytes;
 };
@@ -67,7 +67,7 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
 }
 
 // The rows of the group's cells whose bit is set in `valid`, by a block of at least 64 threads; the others become zeros. Between two
-// barriers: nobody uses the rows before any more, and all see the new ones. Returns where they are.
+// barriers: no warp uses the old rows any more, and all see the new ones. Returns their address.
 __device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int group, uint64_t valid,
                                          char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);

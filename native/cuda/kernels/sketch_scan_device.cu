@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     }
 }
 
-// Open groups, and those that a token sees in part, from the keys: x takes every n-th of those that there are, y is a head, z a stream. A group's keys are read once for all
+// Open groups, and groups that a token sees in part, from the keys: x takes every n-th of them, y is a head, z a stream. A group's keys are read once for all
 // of its tokens.
 __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
     __shared__ float logits[kOpenRows][kGroupCells];

@@ -1,4 +1,4 @@
-// Calls of the CUDA runtime, and what becomes of their errors.
+// Calls of the CUDA runtime, and their errors.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The card: what it is, and what it lets a kernel have.
+// The card's properties, and the shared memory that it lets a kernel have.
 #include <map>
 #include <mutex>
 #include <utility>

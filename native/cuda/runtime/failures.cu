@@ -1,4 +1,4 @@
-// What failed, in sentences, and who is told of it.
+// Failures in sentences, and the callers that are told of them.
 #include <utility>
 
 #include "cuda/runtime/call.h"

@@ -1,4 +1,4 @@
-// The C functions of edgekv.h about one context: its settings, and what can be seen of it.
+// The C functions about one context: its settings and its reports.
 #include "api/guard.h"
 #include "context/context.h"
 
@@ -12,14 +12,14 @@ namespace edgekv {
 edgekv_status check_params(const edgekv_params & params) {
     if (params.placement.kind < EDGEKV_DEVICE_HOST || params.placement.kind > EDGEKV_DEVICE_EMULATED || params.placement.index < 0) {
         return fail(EDGEKV_INVALID, "there is no device number " + std::to_string(params.placement.index) + " of kind " +
-                                    std::to_string((int) params.placement.kind));
+                                    std::to_string(static_cast<int>(params.placement.kind)));
     }
     if (params.page_tokens < 16 || params.page_tokens % 16 != 0 || params.page_tokens > 4096) {
         return fail(EDGEKV_INVALID, "page_tokens is " + std::to_string(params.page_tokens) +
                                     "; it must be a multiple of 16 from 16 to 4096");
     }
     if (params.mode < EDGEKV_MODE_OFF || params.mode > EDGEKV_MODE_EVICT) {
-        return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string((int) params.mode));
+        return fail(EDGEKV_INVALID, "there is no KV mode number " + std::to_string(static_cast<int>(params.mode)));
     }
     if (params.mode == EDGEKV_MODE_EVICT && params.placement.kind != EDGEKV_DEVICE_HOST) {
         return fail(EDGEKV_INVALID, "mode evict runs on the processor only; use the device cpu");
@@ -62,7 +62,7 @@ edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, 
         return fail(EDGEKV_INVALID, "edgekv_set_prompts needs the ids of its sequences, or none of them");
     }
     llama_edgekv_cells cells = {};
-    const int          n_seq = llama_edgekv_get_cells(ctx->lctx, 0, &cells) ? 64*(int) cells.n_seq_words : 0;
+    const int          n_seq = llama_edgekv_get_cells(ctx->lctx, 0, &cells) ? 64 * static_cast<int>(cells.n_seq_words) : 0;
     for (int i = 0; i < n; ++i) {
         if (seq_ids[i] < 0 || (n_seq > 0 && seq_ids[i] >= n_seq)) {
             return fail(EDGEKV_INVALID, "there is no sequence " + std::to_string(seq_ids[i]) + "; use one from 0 to " + std::to_string(n_seq - 1));
@@ -99,7 +99,7 @@ edgekv_params edgekv_get_params(const edgekv_context * ctx) {
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
 int edgekv_n_layer(const edgekv_context * ctx) {
-    return (int) ctx->layers.size();
+    return static_cast<int>(ctx->layers.size());
 }
 
 edgekv_status edgekv_get_layer(const edgekv_context * ctx, int il, edgekv_layer * out) {
@@ -155,7 +155,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->ends_run         = ctx->ubatches.run_ended();
     out->n_refused        = ctx->n_refused();
     out->changed          = cells.changed_pages().data();
-    out->n_changed        = (int) cells.changed_pages().size();
+    out->n_changed        = static_cast<int>(cells.changed_pages().size());
     out->newest           = -1;
     for (const int32_t page : cells.changed_pages()) {
         out->newest = std::max(out->newest, cells.newest(0)[page]);
@@ -166,13 +166,12 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
 
 edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out) {
     llama_edgekv_cells cells;
-    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells)) {
+    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &cells)) {
         return fail(EDGEKV_UNSUPPORTED, ctx->shape.n_stream == 0 ? std::string("this context has no KV cache of a kind EdgeKV knows")
                                                            : "there is no stream " + std::to_string(stream));
     }
-    *out = { (int) cells.n_cells, (int) cells.n_stream, (int) cells.n_used, (int) cells.used_end, (int) cells.n_seq_words,
-             cells.pos, cells.seq, cells.changed, cells.now,
-             cells.labels };
+    *out = { static_cast<int>(cells.n_cells), static_cast<int>(cells.n_stream), static_cast<int>(cells.n_used),
+             static_cast<int>(cells.used_end), static_cast<int>(cells.n_seq_words), cells.pos, cells.seq, cells.changed, cells.now, cells.labels };
 
     return EDGEKV_OK;
 }
@@ -196,7 +195,8 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
     }
 
     const int head_dim = value ? seam.head_dim_v : seam.head_dim_k;
-    *out = { tensor->data, (int) tensor->type, (int) tensor->ne[2], (int) tensor->ne[1], info.n_head_kv, head_dim,
+    *out = { tensor->data, static_cast<int>(tensor->type), static_cast<int>(tensor->ne[2]), static_cast<int>(tensor->ne[1]),
+             info.n_head_kv, head_dim,
              tensor->nb[2], tensor->nb[1], ggml_row_size(tensor->type, head_dim) };
 
     return EDGEKV_OK;
@@ -211,11 +211,11 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     }
     out.table_bytes = ctx->pages.bytes();
     ctx->plane->add_memory(out);
-    out.n_cells = ctx->shape.n_stream*ctx->shape.n_cells;
+    out.n_cells = ctx->shape.n_stream * ctx->shape.n_cells;
     for (int s = 0; s < ctx->shape.n_stream; ++s) {
         llama_edgekv_cells cells;
-        if (llama_edgekv_get_cells(ctx->lctx, (uint32_t) s, &cells)) {
-            out.n_cells_used += (int) cells.n_used;
+        if (llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(s), &cells)) {
+            out.n_cells_used += static_cast<int>(cells.n_used);
         }
     }
 

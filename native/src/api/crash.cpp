@@ -22,7 +22,7 @@ void edgekv_set_crash_details(const char *) {}
 namespace {
 
 constexpr int kSignals[] = { SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV };
-constexpr int kNumSignals = sizeof(kSignals)/sizeof(kSignals[0]);
+constexpr int kNumSignals = sizeof(kSignals) / sizeof(kSignals[0]);
 
 int  g_fd = -1;              // standard error as it was
 char g_details[512] = "";    // a path; a signal handler reads it, so it has its place for good
@@ -39,11 +39,11 @@ void put(const char * text) {
             return;
         }
         text += n;
-        left -= (size_t) n;
+        left -= static_cast<size_t>(n);
     }
 }
 
-// once: an abort that follows from what was told adds nothing
+// once: an abort that follows from a told failure adds nothing
 void tell(const char * what, const char * message) {
     if (g_told) {
         return;

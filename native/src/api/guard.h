@@ -1,4 +1,4 @@
-// C frames know nothing of exceptions: what is thrown below a function or a hook that C calls ends here.
+// C frames know nothing of exceptions. A function or a hook that C calls catches every exception here.
 #pragma once
 
 #include "api/internal.h"
@@ -27,8 +27,8 @@ edgekv_status guarded(F body) {
     }
 }
 
-// A hook that libllama calls for a context, null: for none. What it throws is kept as the context's failure for good: the ubatch fails with
-// the sentence, and so does every one behind it.
+// A hook that libllama calls for a context, null: for none. An exception becomes the context's failure for good: this ubatch fails with
+// the sentence, and so does every later one.
 template <class R, class Context, class F>
 R guarded_hook(Context * ctx, R otherwise, F body) {
     const char * sentence = nullptr;

@@ -1,4 +1,4 @@
-// What the files of the C API share.
+// Declarations that the files of the C API share.
 #pragma once
 
 #include "kernels/isa.h"
@@ -10,7 +10,7 @@
 namespace edgekv {
 
 constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx };
-constexpr int kNumIsa   = sizeof(kAllIsa)/sizeof(kAllIsa[0]);
+constexpr int kNumIsa   = sizeof(kAllIsa) / sizeof(kAllIsa[0]);
 
 // keeps the sentence for edgekv_last_error() of this thread, and returns the status
 edgekv_status fail(edgekv_status status, const std::string & sentence);

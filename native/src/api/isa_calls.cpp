@@ -52,7 +52,7 @@ bool edgekv_isa_supported(int isa) {
 }
 
 int edgekv_isa(void) {
-    return (int) selected_isa();
+    return static_cast<int>(selected_isa());
 }
 
 edgekv_status edgekv_use_isa(int isa) {

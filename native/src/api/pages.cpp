@@ -14,7 +14,7 @@ namespace edgekv {
 
 edgekv_status check_selection(const edgekv_selection & s) {
     if (s.sketch < EDGEKV_SKETCH_NONE || s.sketch > EDGEKV_SKETCH_B3) {
-        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string((int) s.sketch));
+        return fail(EDGEKV_INVALID, "there is no sketch number " + std::to_string(static_cast<int>(s.sketch)));
     }
     if (!(s.resolution >= 1.0f) || !std::isfinite(s.resolution)) {
         return fail(EDGEKV_INVALID, "the resolution of a selection must be a number from 1 on");
@@ -60,7 +60,13 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
 
-    return guarded([&] { return told(ctx->plane->set_slots(n_slots)); });
+    return guarded([&] {
+        const edgekv_status status = told(ctx->plane->set_slots(n_slots));
+        if (status == EDGEKV_OK) {
+            ctx->pages.table.set_slots(n_slots);
+        }
+        return status;
+    });
 }
 
 edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out) {
@@ -77,7 +83,7 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
-    const int n_seq = (int) llama_n_seq_max(ctx->lctx);
+    const int n_seq = static_cast<int>(llama_n_seq_max(ctx->lctx));
     for (int i = 0; i < n; ++i) {
         if (spans[i].seq_id < 0 || spans[i].seq_id >= n_seq || spans[i].first < 0 || spans[i].last < spans[i].first) {
             return fail(EDGEKV_INVALID, "sequence " + std::to_string(spans[i].seq_id) + " has no positions " + std::to_string(spans[i].first) +
@@ -93,12 +99,8 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     return EDGEKV_OK;
 }
 
-size_t edgekv_sketch_bytes(edgekv_sketch kind, int head_dim, int n_head_kv, int n_cells) {
-    return sketch_bytes((SketchKind) kind, head_dim, n_head_kv, (n_cells + kGroupCells - 1)/kGroupCells);
-}
-
 void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
-    std::memset(out, 0, sizeof(*out)*ctx->shape.n_rows*ctx->shape.n_heads);
+    std::memset(out, 0, sizeof(*out) * ctx->shape.n_rows * ctx->shape.n_heads);
     if (stream < ctx->shape.n_stream) {
         ctx->plane->add_selected(out, stream);
     }
@@ -107,14 +109,28 @@ void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected
 namespace {
 
 edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
+    const auto exists = [&](const edgekv_move & move) {
+        return ctx->shape.has(move.row, move.head, move.page) &&
+               (!slots || (move.head < ctx->hooked[move.row]->info.n_head_kv && move.slot >= 0 && move.slot < ctx->pages.table.n_slots()));
+    };
     for (int i = 0; i < n; ++i) {
-        const edgekv_move & move = moves[i];
-        if (!ctx->shape.has(move.row, move.head, move.page) || (slots && (move.slot < 0 || move.slot >= ctx->pages.table.n_slots()))) {
+        if (!exists(moves[i])) {
             return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
         }
     }
 
     return EDGEKV_OK;
+}
+
+// Calls act(i) for each move where all of them name what exists.
+template <class Act>
+edgekv_status for_each_move(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots, Act act) {
+    const edgekv_status status = check_moves(ctx, moves, n, slots);
+    for (int i = 0; status == EDGEKV_OK && i < n; ++i) {
+        act(i);
+    }
+
+    return status;
 }
 
 }  // namespace
@@ -123,61 +139,42 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;
     }
+    const edgekv_status copied = guarded([&] { return told(ctx->plane->copy_pages(moves, n)); });
 
-    return guarded([&] { return told(ctx->plane->copy_pages(moves, n)); });
+    return copied == EDGEKV_OK ? edgekv_begin_copies(ctx, moves, n) : copied;
 }
 
 edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
-        ctx->pages.table.copied(moves[i], ctx->pages.cells);
-    }
-
-    return EDGEKV_OK;
+    return for_each_move(ctx, moves, n, true, [&](int i) { ctx->pages.table.copied(moves[i], ctx->pages.cells); });
 }
 
 edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
+    if (!ctx->plane->brings_pages()) {
+        return fail(EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none");
+    }
     if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
         return status;
     }
 
-    return guarded([&] { return told(ctx->plane->fill_pages(moves, n)); });
+    return guarded([&] {
+        ctx->pages.table.fill(moves, n, ctx->pages.cells);
+        return EDGEKV_OK;
+    });
 }
 
 edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
+    return for_each_move(ctx, moves, n, true, [&](int i) {
         over[i]   = ctx->pages.table.is_over(moves[i]);
         filled[i] = ctx->pages.table.is_filled(moves[i]);
-    }
-
-    return EDGEKV_OK;
+    });
 }
 
 edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
-        ok[i] = ctx->pages.table.publish(ctx->lctx, moves[i], ctx->pages.cells);
-    }
-
-    return EDGEKV_OK;
+    return for_each_move(ctx, moves, n, true, [&](int i) { ok[i] = ctx->pages.table.publish(ctx->lctx, moves[i], ctx->pages.cells); });
 }
 
 edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
-        return status;
-    }
-    for (int i = 0; i < n; ++i) {
-        ctx->pages.table.release(moves[i]);
-    }
-
-    return EDGEKV_OK;
+    return for_each_move(ctx, moves, n, false, [&](int i) { ctx->pages.table.release(moves[i]); });
 }
 
 edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
@@ -197,17 +194,18 @@ edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int
             return fail(EDGEKV_INVALID, "there is no page " + std::to_string(pages[i]));
         }
         for (size_t c = 0; c < cells.size(); ++c) {
-            cells[c] = (uint32_t) (pages[i]%ctx->shape.pages_per_stream*ctx->params.page_tokens + c);
+            cells[c] = static_cast<uint32_t>(pages[i] % ctx->shape.pages_per_stream * ctx->params.page_tokens + c);
         }
-        *n_cells += llama_edgekv_free_cells(ctx->lctx, (uint32_t) (pages[i]/ctx->shape.pages_per_stream), cells.data(), (int) cells.size());
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, static_cast<uint32_t>(pages[i] / ctx->shape.pages_per_stream), cells.data(),
+                                            static_cast<int>(cells.size()));
     }
 
     return EDGEKV_OK;
 }
 
 edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
-    return { (int) llama_n_ctx_seq(ctx->lctx), (int) llama_n_seq_max(ctx->lctx), (int) llama_n_batch(ctx->lctx),
-             (int) llama_n_ubatch(ctx->lctx) };
+    return { static_cast<int>(llama_n_ctx_seq(ctx->lctx)), static_cast<int>(llama_n_seq_max(ctx->lctx)),
+             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)) };
 }
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,

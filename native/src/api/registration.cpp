@@ -19,7 +19,7 @@ namespace {
 
 thread_local std::string t_error;
 
-// What the library knows. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
+// The library's state. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
 struct Library {
     std::mutex mutex;
     std::map<const llama_context *, std::unique_ptr<edgekv_context>> contexts;
@@ -46,7 +46,7 @@ edgekv_context * find(const llama_context * lctx) {
     return it == lib.contexts.end() ? nullptr : it->second.get();
 }
 
-// null with EDGEKV=0 too: what runs around and inside a ubatch is a no-op then
+// null with EDGEKV=0 too: hooks around and inside a ubatch do nothing then
 edgekv_context * find_active(const llama_context * lctx) {
     return hooks_enabled() ? find(lctx) : nullptr;
 }
@@ -112,8 +112,9 @@ bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
+    ggml_tensor *    none  = nullptr;
 
-    ggml_tensor * node = layer ? guarded_hook(ctx, (ggml_tensor *) nullptr, [&] { return ctx->plane->build_attend(*layer, *args); }) : nullptr;
+    ggml_tensor * node = layer ? guarded_hook(ctx, none, [&] { return ctx->plane->build_attend(*layer, *args); }) : none;
     if (ctx && !node) {
         ctx->arrivals.wait(args->il);  // the stock nodes do not
     }
@@ -123,9 +124,10 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
 
 // stock llama.cpp is stock in this too
 ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product * args) {
-    edgekv_context * ctx = find_active(lctx);
+    edgekv_context * ctx  = find_active(lctx);
+    ggml_tensor *    none = nullptr;
 
-    return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? guarded_hook(ctx, (ggml_tensor *) nullptr, [&] { return build_product(*args); }) : nullptr;
+    return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? guarded_hook(ctx, none, [&] { return build_product(*args); }) : none;
 }
 
 // libllama asks while it makes a context's cache, when there is no handle yet: only the defaults can answer
@@ -152,7 +154,7 @@ uint32_t on_kv_cells(uint32_t n_cells) {
         return n_cells;
     }
 
-    return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255)/256*256);
+    return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255) / 256 * 256);
 }
 
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {

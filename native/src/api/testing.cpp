@@ -22,18 +22,18 @@ bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int pa
     const ggml_tensor * v      = layer.seam.v;
     const size_t        k_row  = layer.k_row_bytes();
     const size_t        v_row  = layer.v_row_bytes();
-    const int           stream = page/shape.pages_per_stream;
-    const int           first  = page%shape.pages_per_stream*shape.page_tokens;
+    const int           stream = page / shape.pages_per_stream;
+    const int           first  = page % shape.pages_per_stream * shape.page_tokens;
 
     llama_edgekv_cells cells;
-    const bool known = llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &cells);
+    const bool known = llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &cells);
     for (int i = 0; i < shape.page_tokens && first + i < shape.n_cells; ++i) {
         if (known && cells.pos[first + i] < 0) {
             continue;  // whatever is there, no token is
         }
-        const char * home_k = static_cast<const char *>(k->data) + stream*k->nb[2] + (first + i)*k->nb[1] + head*k_row;
-        const char * home_v = static_cast<const char *>(v->data) + stream*v->nb[2] + (first + i)*v->nb[1] + head*v_row;
-        if (std::memcmp(copy + i*k_row, home_k, k_row) != 0 || std::memcmp(copy + shape.page_tokens*k_row + i*v_row, home_v, v_row) != 0) {
+        const char * home_k = static_cast<const char *>(k->data) + stream * k->nb[2] + (first + i) * k->nb[1] + head * k_row;
+        const char * home_v = static_cast<const char *>(v->data) + stream * v->nb[2] + (first + i) * v->nb[1] + head * v_row;
+        if (std::memcmp(copy + i * k_row, home_k, k_row) != 0 || std::memcmp(copy + shape.page_tokens * k_row + i * v_row, home_v, v_row) != 0) {
             return false;
         }
     }
@@ -48,7 +48,7 @@ void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_chec
     std::vector<SketchKeys>        keys;
     for (int s = 0; s < ctx->shape.n_stream; ++s) {
         own.push_back(ctx->plane->sketch(layer, s, copies[s]));
-        keys.push_back({ cell_type(k), static_cast<const char *>(k->data) + s*k->nb[2], k->nb[1], layer.k_row_bytes() });
+        keys.push_back({ cell_type(k), static_cast<const char *>(k->data) + s * k->nb[2], k->nb[1], layer.k_row_bytes() });
     }
     out.n_groups_wrong += count_wrong_sketches(ctx->lctx, ctx->shape, ctx->pages.cells, ctx->pages.stale, own, keys, out.n_groups);
 }
@@ -58,7 +58,6 @@ void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_chec
 edgekv_check_result edgekv_check(const edgekv_context * ctx) {
     edgekv_check_result out = {};
     std::vector<char>   copy;
-    ctx->plane->wait();
     for (const Layer * layer : ctx->hooked) {
         check_sketches(ctx, *layer, out);
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
@@ -87,7 +86,7 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
 
     std::vector<Sight> sight(args->n_groups);
     for (int i = 0; i < args->n_groups; ++i) {
-        sight[i] = { args->sight[2*i], args->sight[2*i + 1] };
+        sight[i] = { args->sight[2 * i], args->sight[2 * i + 1] };
     }
 
     SampleProblem p = {};
@@ -96,7 +95,7 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     p.shares       = args->shares;
     p.tops         = args->tops;
     p.sums         = args->sums;
-    p.cell_stride  = (size_t) args->n_groups*kGroupCells;
+    p.cell_stride  = static_cast<size_t>(args->n_groups) * kGroupCells;
     p.group_stride = args->n_groups;
     p.sight        = sight.data();
     p.resolution   = args->resolution;

@@ -53,7 +53,7 @@ edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cel
     if (!llama_edgekv_only_rows(ctx->lctx)) {
         return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
     }
-    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &view)) {
+    if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &view)) {
         return fail(EDGEKV_INVALID, "there is no stream " + std::to_string(stream));
     }
     for (int i = 0; i < n; ++i) {
@@ -95,10 +95,10 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
     char * out = static_cast<char *>(block);
     for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
         for_each_run(cells, n, [&](int first, int n_run) {
-            ggml_backend_tensor_get(rows.tensor, out + first*rows.bytes, stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1],
-                                    n_run*rows.bytes);
+            ggml_backend_tensor_get(rows.tensor, out + first * rows.bytes, stream * rows.tensor->nb[2] + cells[first] * rows.tensor->nb[1],
+                                    n_run * rows.bytes);
         });
-        out += n*rows.bytes;
+        out += n * rows.bytes;
     });
 
     return EDGEKV_OK;
@@ -133,14 +133,14 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
         bool on_host = true;
         for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
             on_host = on_host && ggml_backend_buffer_is_host(rows.tensor->buffer);
-            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream*rows.tensor->nb[2], rows.bytes });
+            hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream * rows.tensor->nb[2], rows.bytes });
         });
         if (!on_host) {
             return fail(EDGEKV_UNSUPPORTED, "K and V are not all in host memory");
         }
         llama_synchronize(ctx->lctx);  // a device may still be writing rows
         hold->cells.assign(cells, cells + n);
-        hold->held = llama_edgekv_hold_cells(ctx->lctx, (uint32_t) stream, cells, n);
+        hold->held = llama_edgekv_hold_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
         if (!hold->held) {
             return fail(EDGEKV_UNSUPPORTED, "the cells are another context's");
         }
@@ -151,16 +151,16 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
 }
 
 edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block) {
-    if (first < hold->n_released || n < 1 || n > (int) hold->cells.size() - first) {
+    if (first < hold->n_released || n < 1 || n > static_cast<int>(hold->cells.size()) - first) {
         return fail(EDGEKV_INVALID, "the cells are not held any more, or never were");
     }
     char * out = static_cast<char *>(block);
     const uint32_t * cells = hold->cells.data() + first;
     for (const auto & rows : hold->rows) {
         for_each_run(cells, n, [&](int run, int n_run) {
-            std::memcpy(out + run*rows.bytes, rows.data + cells[run]*rows.bytes, n_run*rows.bytes);
+            std::memcpy(out + run * rows.bytes, rows.data + cells[run] * rows.bytes, n_run * rows.bytes);
         });
-        out += n*rows.bytes;
+        out += n * rows.bytes;
     }
 
     return EDGEKV_OK;
@@ -194,7 +194,7 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
     llama_edgekv_cells view;
-    llama_edgekv_get_cells(ctx->lctx, (uint32_t) stream, &view);
+    llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &view);
     for (int i = 0; i < n; ++i) {
         view.labels[cells[i]] = label;
     }
@@ -215,9 +215,9 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
                                     std::to_string(from->skip));
     }
 
-    if (!brings) {  // who does writes to cells that are new
+    if (!brings) {  // a thread that brings rows writes to new cells, which nobody reads yet
         llama_synchronize(ctx->lctx);
-        llama_edgekv_wait_for_cells(ctx->lctx, (uint32_t) stream, cells, n);
+        llama_edgekv_wait_for_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
     }
     const char * in = static_cast<const char *>(from->rows);
     int n_rows = 0;  // K and V of the layers before
@@ -225,10 +225,10 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
         const int layer = n_rows++/2;
         if (layer >= from->first_layer && layer < from->end_layer) {
             for_each_run(cells, n, [&](int first, int n_run) {
-                ggml_backend_tensor_set(rows.tensor, in + (from->skip + first)*rows.bytes,
-                                        stream*rows.tensor->nb[2] + cells[first]*rows.tensor->nb[1], n_run*rows.bytes);
+                ggml_backend_tensor_set(rows.tensor, in + (from->skip + first) * rows.bytes,
+                                        stream * rows.tensor->nb[2] + cells[first] * rows.tensor->nb[1], n_run * rows.bytes);
             });
-            in += from->n_block*rows.bytes;
+            in += from->n_block * rows.bytes;
         }
     });
 
@@ -252,7 +252,7 @@ edgekv_status edgekv_expect_rows(edgekv_context * ctx) {
 void edgekv_rows_came(edgekv_context * ctx, int end_layer) {
     int n_rows = 0, end = llama_edgekv_n_layer(ctx->lctx);
     for_each_rows(ctx->lctx, [&](int il, const Rows &) {
-        if (n_rows++ == 2*end_layer) {
+        if (n_rows++ == 2 * end_layer) {
             end = il;
         }
     });

@@ -70,13 +70,10 @@ Failure edgekv_context::set_mode(edgekv_mode mode) {
 }
 
 Failure edgekv_context::set_selection(const edgekv_selection & selection) {
-    if (wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE) {
-        if (const Failure failure = plane->reserve_selection(selection)) {
-            return failure;
-        }
+    if (const Failure failure = plane->select(selection)) {
+        return failure;
     }
     params.selection = selection;
-    plane->selection_changed();
     llama_edgekv_invalidate_graph(lctx);
 
     return {};

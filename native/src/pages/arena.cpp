@@ -8,11 +8,11 @@ namespace edgekv {
 bool Arena::reserve(int n_slots) {
     assert(n_slots >= 0);
     Buffer fresh;
-    if (!fresh.reserve((size_t) n_slots*slot_bytes)) {
+    if (!fresh.reserve(static_cast<size_t>(n_slots) * slot_bytes)) {
         return false;
     }
     if (const int n_kept = std::min(n_slots, n); n_kept > 0) {
-        std::memcpy(fresh.data(), memory.data(), (size_t) n_kept*slot_bytes);
+        std::memcpy(fresh.data(), memory.data(), static_cast<size_t>(n_kept) * slot_bytes);
     }
     memory = std::move(fresh);
     n      = n_slots;

@@ -12,10 +12,10 @@ class Arena {
 public:
     explicit Arena(size_t slot_bytes) : slot_bytes(slot_bytes) {}
 
-    bool reserve(int n_slots);  // what is in slots that remain stays there; false: out of memory, nothing changed
-    char * slot(int i) {
+    bool reserve(int n_slots);  // slots that remain keep their pages; false: out of memory, nothing changed
+    char * slot(int i) const {
         assert(i >= 0 && i < n);
-        return memory.data() + (size_t) i*slot_bytes;
+        return memory.data() + static_cast<size_t>(i) * slot_bytes;
     }
     const char * data() const { return n > 0 ? memory.data() : nullptr; }
     size_t bytes() const { return memory.size(); }

@@ -15,14 +15,14 @@ bool Buffer::reserve(size_t n_bytes) {
         return true;
     }
 
-    const size_t rounded = (n_bytes + 63)/64*64;
+    const size_t rounded = (n_bytes + 63) / 64 * 64;
     char * p = static_cast<char *>(std::calloc(rounded + 64, 1));
     if (!p) {
         return false;
     }
 
     memory.reset(p);
-    ptr = p + (64 - reinterpret_cast<uintptr_t>(p)%64)%64;
+    ptr = p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
     n   = rounded;
 
     return true;

@@ -10,7 +10,7 @@ namespace edgekv {
 static constexpr int kMaxRanges = 1024;  // of cells that changed since the last sync; with more all cells are looked at
 
 void Cells::shape(const PageShape & shape) {
-    assert(shape.page_tokens > 0 && shape.n_pages == shape.n_stream*shape.pages_per_stream);
+    assert(shape.page_tokens > 0 && shape.n_pages == shape.n_stream * shape.pages_per_stream);
     dims = shape;
     now.assign(dims.n_stream, 0);
     stream_positions.assign(dims.n_stream, nullptr);
@@ -27,10 +27,10 @@ const std::vector<int32_t> & Cells::pages_to_look_at(const llama_context * lctx,
         return candidates;
     }
 
-    const int n = llama_edgekv_get_changed(lctx, (uint32_t) stream, now[stream], ranges.data(), kMaxRanges);
+    const int n = llama_edgekv_get_changed(lctx, static_cast<uint32_t>(stream), now[stream], ranges.data(), kMaxRanges);
     for (int i = 0; i < n; ++i) {
-        for (uint32_t page = ranges[i].first/dims.page_tokens; page*dims.page_tokens < ranges[i].end; ++page) {
-            candidates.push_back((int32_t) page);
+        for (uint32_t page = ranges[i].first / dims.page_tokens; page * dims.page_tokens < ranges[i].end; ++page) {
+            candidates.push_back(static_cast<int32_t>(page));
         }
     }
     if (n > 1) {
@@ -42,8 +42,8 @@ const std::vector<int32_t> & Cells::pages_to_look_at(const llama_context * lctx,
 }
 
 void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, StaleGroups & stale) {
-    const int first = page*dims.page_tokens;
-    const int end   = std::min(first + dims.page_tokens, (int) cells.n_cells);
+    const int first = page * dims.page_tokens;
+    const int end   = std::min(first + dims.page_tokens, static_cast<int>(cells.n_cells));
 
     int32_t newest = -1;
     int32_t oldest = std::numeric_limits<int32_t>::max();
@@ -58,7 +58,7 @@ void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, Stal
             whole  = whole && is_new;
         }
         if (is_new) {
-            stale.mark(stream, c/kGroupCells);
+            stale.mark(stream, c / kGroupCells);
             n_changed += 1;
             same = false;
         }
@@ -66,7 +66,7 @@ void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, Stal
     if (same) {
         return;
     }
-    const int id = stream*dims.pages_per_stream + page;
+    const int id = stream * dims.pages_per_stream + page;
     found[stream].push_back({ id, newest, whole });
     page_newest[id] = newest;
     page_oldest[id] = oldest;
@@ -85,7 +85,7 @@ void Cells::sync(const llama_context * lctx, StaleGroups & stale) {
     for (int s = 0; s < dims.n_stream; ++s) {
         llama_edgekv_cells cells;
         found[s].clear();
-        if (!llama_edgekv_get_cells(lctx, (uint32_t) s, &cells)) {
+        if (!llama_edgekv_get_cells(lctx, static_cast<uint32_t>(s), &cells)) {
             continue;
         }
         stream_positions[s] = cells.pos;
@@ -103,12 +103,12 @@ void Cells::sync(const llama_context * lctx, StaleGroups & stale) {
 bool Cells::page_changed_since(const llama_context * lctx, int page, uint64_t time) const {
     assert(page >= 0 && page < dims.n_pages);
     llama_edgekv_cells cells;
-    if (!llama_edgekv_get_cells(lctx, (uint32_t) (page/dims.pages_per_stream), &cells)) {
+    if (!llama_edgekv_get_cells(lctx, static_cast<uint32_t>(page / dims.pages_per_stream), &cells)) {
         return true;
     }
 
-    const int first = page%dims.pages_per_stream*dims.page_tokens;
-    for (int c = first; c < std::min(first + dims.page_tokens, (int) cells.n_cells); ++c) {
+    const int first = page % dims.pages_per_stream * dims.page_tokens;
+    for (int c = first; c < std::min(first + dims.page_tokens, static_cast<int>(cells.n_cells)); ++c) {
         if (cells.changed[c] > time) {
             return true;
         }

@@ -1,4 +1,4 @@
-// What llama.cpp's cells hold, by page, and what changed in them since it was looked at last.
+// The contents of llama.cpp's cells, by page, and the cells that changed since the last look.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -22,8 +22,8 @@ class Cells {
 public:
     void shape(const PageShape & shape);  // forgets all; throws std::bad_alloc
 
-    // Decoding thread, before a ubatch is computed: finds what changed since the call before, at the cost of what changed. Groups with a
-    // cell that changed are marked in `stale`.
+    // Decoding thread, before a ubatch is computed. It finds the cells that changed since the call before, and its cost grows with their number
+    // alone. Groups with such a cell are marked in `stale`.
     void sync(const llama_context * lctx, StaleGroups & stale);
     const std::vector<ChangedPage> & changed_now(int stream) const {  // in the last sync
         assert(dims.has_stream(stream));
@@ -37,16 +37,20 @@ public:
 
     // null before the first sync
     const int32_t * positions(int stream) const { assert(dims.has_stream(stream)); return stream_positions[stream]; }
-    const int32_t * newest(int stream) const { assert(dims.has_stream(stream)); return page_newest.data() + (size_t) stream*dims.pages_per_stream; }
-    const int32_t * oldest(int stream) const { assert(dims.has_stream(stream)); return page_oldest.data() + (size_t) stream*dims.pages_per_stream; }
+    const int32_t * newest(int stream) const { return page_newest.data() + first_page(stream); }
+    const int32_t * oldest(int stream) const { return page_oldest.data() + first_page(stream); }
 
-    uint64_t time_of(int page) const { assert(dims.has(0, 0, page)); return now[page/dims.pages_per_stream]; }  // of the last sync
+    uint64_t time_of(int page) const { assert(dims.has(0, 0, page)); return now[page / dims.pages_per_stream]; }  // of the last sync
     uint64_t time_of_stream(int stream) const { assert(dims.has_stream(stream)); return now[stream]; }
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
-    size_t bytes() const { return (page_newest.size() + page_oldest.size())*sizeof(int32_t); }
+    size_t bytes() const { return (page_newest.size() + page_oldest.size()) * sizeof(int32_t); }
 
 private:
+    size_t first_page(int stream) const {
+        assert(dims.has_stream(stream));
+        return static_cast<size_t>(stream) * dims.pages_per_stream;
+    }
     const std::vector<int32_t> & pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells);
     void look_at(int stream, int page, const llama_edgekv_cells & cells, StaleGroups & stale);
 

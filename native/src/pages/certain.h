@@ -1,4 +1,4 @@
-// Which tokens another one reads for certain in mode sparse: by positions alone, so that it follows from the conversation, wherever its cells lie.
+// The tokens that another one reads for certain in mode sparse. They follow from positions alone, wherever a conversation's cells lie.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace edgekv {
 
-// Positions below `sink_end`, and those from `recent_begin` on.
+// Positions below `sink_end`, and positions from `recent_begin` on.
 struct CertainPositions {
     int32_t sink_end, recent_begin;
 
@@ -19,7 +19,7 @@ struct CertainPositions {
 inline CertainPositions certain_positions(int sink_tokens, int recent_tokens, int page_tokens, int32_t position) {
     const int32_t first = std::max(0, position + 1 - std::max(recent_tokens, 1));
 
-    return { (sink_tokens + page_tokens - 1)/page_tokens*page_tokens, first/page_tokens*page_tokens };
+    return { (sink_tokens + page_tokens - 1) / page_tokens * page_tokens, first / page_tokens * page_tokens };
 }
 
 }  // namespace edgekv

@@ -19,10 +19,10 @@ void Drops::drop(const edgekv_move & move) {
 
 void Drops::undrop(int page) {
     assert(page >= 0 && page < dims.n_pages);
-    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
-        uint8_t & one = dropped[(size_t) row*dims.n_pages + page];
+    for (int row = 0; row < dims.n_rows * dims.n_heads; ++row) {
+        uint8_t & one = dropped[static_cast<size_t>(row) * dims.n_pages + page];
         total                    -= one;
-        of_row[row/dims.n_heads] -= one;
+        of_row[row / dims.n_heads] -= one;
         one = 0;
     }
 }

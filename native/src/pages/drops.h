@@ -1,4 +1,4 @@
-// Mode evict: what a head does not attend any more.
+// Mode evict: the pages that a head attends no more.
 #pragma once
 
 #include "edgekv.h"
@@ -15,7 +15,7 @@ public:
     void shape(const PageShape & shape);  // nothing is dropped; throws std::bad_alloc
 
     void drop(const edgekv_move & move);
-    void undrop(int page);  // for all rows and heads: what is there now is not what was dropped
+    void undrop(int page);  // for all layers and heads: the page has another content now
 
     bool any() const { return total > 0; }
     bool any(int row) const { assert(row >= 0 && row < dims.n_rows); return of_row[row] > 0; }

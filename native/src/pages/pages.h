@@ -1,4 +1,4 @@
-// What is known of the pages of a context, whichever plane attends them.
+// The pages of a context without their bytes, whichever plane attends them.
 #pragma once
 
 #include "pages/cells.h"
@@ -22,7 +22,7 @@ struct Pages {
         table.shape(shape, step_tokens);
     }
 
-    // Decoding thread, before a ubatch is computed: what changed since the call before. `n_stored`: see Table; `sketches`: whether the
+    // Decoding thread, before a ubatch is computed. It finds what changed since the call before. `n_stored`: see Table; `sketches`: whether the
     // ubatch builds sketches.
     void sync(const llama_context * lctx, int n_stored, bool sketches) {
         cells.sync(lctx, stale);

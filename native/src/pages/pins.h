@@ -1,4 +1,4 @@
-// What a person pinned: spans of positions of sequences, and the cells that hold them now.
+// Pinned spans of positions of sequences, and the cells that hold them now.
 #pragma once
 
 #include "edgekv.h"
@@ -21,10 +21,10 @@ public:
 
     uint64_t of(int stream, int group) const {  // a bit for each pinned cell of a group
         assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
-        return bits.empty() ? 0 : bits[(size_t) stream*dims.n_groups() + group];
+        return bits.empty() ? 0 : bits[static_cast<size_t>(stream) * dims.n_groups() + group];
     }
     const std::vector<int32_t> & changed() const { return changed_groups; }  // stream*groups + group, by the last sync
-    size_t bytes() const { return bits.size()*sizeof(uint64_t); }
+    size_t bytes() const { return bits.size() * sizeof(uint64_t); }
 
 private:
     void look_at(int stream, int group, const llama_edgekv_cells & cells);

@@ -8,6 +8,10 @@
 
 namespace edgekv {
 
+inline size_t slot_bytes(size_t row_bytes, int page_tokens) {  // of K and V of a token in a head
+    return (row_bytes * page_tokens + 63) / 64 * 64;
+}
+
 struct PageShape {
     int n_rows, n_heads;      // hooked layers, the most KV heads of any
     int n_stream, n_cells;    // cells of a stream
@@ -15,10 +19,10 @@ struct PageShape {
     int pages_per_stream, n_pages;
     size_t slot_bytes;        // of the largest row
 
-    size_t n_entries() const { return (size_t) n_rows*n_heads*n_pages; }
-    size_t entry(int row, int head, int page) const { return ((size_t) row*n_heads + head)*n_pages + page; }
-    size_t entry_of_stream(int row, int stream, int head) const { return entry(row, head, stream*pages_per_stream); }
-    int n_groups() const { return (pages_per_stream*page_tokens + kGroupCells - 1)/kGroupCells; }  // of a stream
+    size_t n_entries() const { return static_cast<size_t>(n_rows) * n_heads * n_pages; }
+    size_t entry(int row, int head, int page) const { return (static_cast<size_t>(row) * n_heads + head) * n_pages + page; }
+    size_t entry_of_stream(int row, int stream, int head) const { return entry(row, head, stream * pages_per_stream); }
+    int n_groups() const { return (pages_per_stream * page_tokens + kGroupCells - 1) / kGroupCells; }  // of a stream
 
     bool has(int row, int head, int page) const {
         return row >= 0 && row < n_rows && head >= 0 && head < n_heads && page >= 0 && page < n_pages;

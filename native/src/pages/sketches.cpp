@@ -23,7 +23,7 @@ bool Sketches::reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bo
     const size_t stream_bytes = sketch_bytes(kind, head_dim, n_head_kv, dims.n_groups());
 
     Buffer fresh;
-    if (!fresh.reserve(stream_bytes*dims.n_stream)) {
+    if (!fresh.reserve(stream_bytes * dims.n_stream)) {
         made = false;
         return false;
     }
@@ -36,7 +36,7 @@ Sketch Sketches::of(int row, int stream) const {
     assert(row >= 0 && row < dims.n_rows && dims.has_stream(stream));
     const Row & r = rows[row];
 
-    return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream*r.stream_bytes : nullptr };
+    return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream * r.stream_bytes : nullptr };
 }
 
 size_t Sketches::bytes() const {
@@ -50,14 +50,14 @@ size_t Sketches::bytes() const {
 
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
                          const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) {
-    assert((int) own.size() == shape.n_stream && (int) keys.size() == shape.n_stream);
+    assert(static_cast<int>(own.size()) == shape.n_stream && static_cast<int>(keys.size()) == shape.n_stream);
     int n_wrong = 0;
 
     Buffer rebuilt;
     for (int stream = 0; stream < shape.n_stream; ++stream) {
         llama_edgekv_cells seen;
         const Sketch & mine = own[stream];
-        if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, (uint32_t) stream, &seen)) {
+        if (mine.kind == SketchKind::none || !llama_edgekv_get_cells(lctx, static_cast<uint32_t>(stream), &seen)) {
             continue;
         }
         const size_t n_bytes = sketch_bytes(mine.kind, mine.head_dim, mine.n_head_kv, mine.n_groups);
@@ -65,10 +65,10 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
             return -1;
         }
         for (int group = 0; group < mine.n_groups; ++group) {
-            const int first   = group*kGroupCells;
+            const int first   = group * kGroupCells;
             bool     is_stale = stale.is_stale(stream, group);
             uint64_t valid    = 0;
-            for (int c = first; c < std::min(first + kGroupCells, (int) seen.n_cells); ++c) {
+            for (int c = first; c < std::min(first + kGroupCells, static_cast<int>(seen.n_cells)); ++c) {
                 is_stale = is_stale || seen.changed[c] > cells.time_of_stream(stream);
                 valid   |= seen.pos[c] >= 0 ? uint64_t{1} << (c - first) : 0;
             }

@@ -30,7 +30,7 @@ private:
 };
 
 // Counts the groups of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]. It leaves out
-// those that hold no keys, and those that are stale now, or would be at the next sync. -1: out of memory.
+// groups that hold no keys, that are stale now, or that the next sync would mark. -1: out of memory.
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
                          const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared);
 

@@ -7,7 +7,7 @@ namespace edgekv {
 void StaleGroups::shape(const PageShape & shape) {
     dims = shape;
     open.assign(dims.n_stream, -1);
-    bits.assign((size_t) dims.n_stream*dims.n_groups(), 0);
+    bits.assign(static_cast<size_t>(dims.n_stream) * dims.n_groups(), 0);
     ids.clear();
     ids.reserve(bits.size());
     building.clear();
@@ -15,7 +15,7 @@ void StaleGroups::shape(const PageShape & shape) {
 
 void StaleGroups::mark_all() {
     for (size_t id = 0; id < bits.size(); ++id) {
-        mark_id((int32_t) id);
+        mark_id(static_cast<int32_t>(id));
     }
 }
 
@@ -24,8 +24,8 @@ void StaleGroups::find(const Cells & cells) {
 
     building.clear();
     for (const int32_t id : ids) {
-        const int       s         = id/dims.n_groups();
-        const int       group     = id%dims.n_groups();
+        const int       s         = id / dims.n_groups();
+        const int       group     = id % dims.n_groups();
         const int32_t * positions = cells.positions(s);
         uint64_t        valid     = 0;
         if (!positions) {
@@ -33,7 +33,7 @@ void StaleGroups::find(const Cells & cells) {
         }
         looked += kGroupCells;
         for (int j = 0; j < kGroupCells; ++j) {
-            const int c = group*kGroupCells + j;
+            const int c = group * kGroupCells + j;
             valid |= c < dims.n_cells && positions[c] >= 0 ? uint64_t{1} << j : 0;
         }
         if (valid == 0) {
@@ -53,7 +53,7 @@ void StaleGroups::find(const Cells & cells) {
 
 void StaleGroups::built() {
     for (const StaleGroup & group : building) {
-        bits[(size_t) group.stream*dims.n_groups() + group.group] = 0;
+        bits[static_cast<size_t>(group.stream) * dims.n_groups() + group.group] = 0;
     }
     forget_built();
 }

@@ -1,4 +1,4 @@
-// Which groups of cells have K that is not what their sketch was built from.
+// Stale groups of cells: some K in them is newer than their sketch.
 #pragma once
 
 #include "pages/cells.h"
@@ -21,13 +21,13 @@ public:
 
     void mark(int stream, int group) {
         assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
-        mark_id(stream*dims.n_groups() + group);
+        mark_id(stream * dims.n_groups() + group);
     }
     void mark_all();
-    bool is_stale(int stream, int group) const { return bits[(size_t) stream*dims.n_groups() + group]; }
+    bool is_stale(int stream, int group) const { return bits[static_cast<size_t>(stream) * dims.n_groups() + group]; }
 
-    // Before a ubatch. One that builds sketches builds those of to_build(): all stale groups but the open ones. The open group of a stream is
-    // the one that is being filled: the highest stale one that holds keys, and not in every cell. A group without keys has no sketch, and its
+    // Before a ubatch. A ubatch that builds sketches builds those of to_build(): of all stale groups but the open ones. The open group of a
+    // stream is being filled: it is the highest stale group that holds keys, and not in every cell. A group without keys has no sketch, and its
     // memory is not touched. find_none(): the ubatch builds none.
     void find(const Cells & cells);
     void find_none() { building.clear(); }
@@ -38,7 +38,7 @@ public:
     bool is_open(int stream, int group) const { return open[stream] == group; }
 
     uint64_t n_looked() const { return looked; }  // cells
-    size_t bytes() const { return bits.size() + ids.capacity()*sizeof(int32_t); }
+    size_t bytes() const { return bits.size() + ids.capacity() * sizeof(int32_t); }
 
 private:
     void forget_built();

@@ -34,27 +34,27 @@ void Table::drop(int64_t entry) {
 }
 
 void Table::drop_page(int page) {
-    for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
-        drop((int64_t) row*dims.n_pages + page);
+    for (int row = 0; row < dims.n_rows * dims.n_heads; ++row) {
+        drop(static_cast<int64_t>(row) * dims.n_pages + page);
     }
 }
 
 // ---- what changed ------------------------------------------------------------------------------------------------------------
 
-// The newest pages that this ubatch fills: all of its rows are written through, and what they had before was, or there was nothing.
+// Tail slots follow the newest pages, which this ubatch fills. Their rows are written through, and so were the rows before them, if any.
 void Table::follow_tail(int stream, const std::vector<ChangedPage> & changed) {
     newest_last = changed;
     std::sort(newest_last.begin(), newest_last.end(), [](const ChangedPage & a, const ChangedPage & b) { return a.newest < b.newest; });
-    const size_t n = std::min(newest_last.size(), (size_t) n_tail_pages() - 1);  // the one before them keeps its slot
+    const size_t n = std::min(newest_last.size(), static_cast<size_t>(n_tail_pages()) - 1);  // the one before them keeps its slot
 
     for (size_t i = newest_last.size() - n; i < newest_last.size(); ++i) {
         const int page = newest_last[i].page;
-        int &     held = tails[stream][page%n_tail_pages()];
+        int &     held = tails[stream][page % n_tail_pages()];
         if (newest_last[i].newest < 0 || (held != page && !newest_last[i].whole)) {
             continue;
         }
-        for (int row = 0; row < dims.n_rows*dims.n_heads; ++row) {
-            const int64_t first = (int64_t) row*dims.n_pages;
+        for (int row = 0; row < dims.n_rows * dims.n_heads; ++row) {
+            const int64_t first = static_cast<int64_t>(row) * dims.n_pages;
             if (held >= 0 && held != page && table[first + held] == tail_slot(row, held)) {
                 drop(first + held);
             }
@@ -80,7 +80,7 @@ void Table::sync(const Cells & cells, int n_stored) {
             follow_tail(s, cells.changed_now(s));
         }
         for (const ChangedPage & changed : cells.changed_now(s)) {
-            int & held = tails[s][changed.page%n_tail_pages()];
+            int & held = tails[s][changed.page % n_tail_pages()];
             if (held == changed.page && table[changed.page] != tail_slot(0, changed.page)) {
                 held = -1;  // it left the table with the others
             }
@@ -100,7 +100,7 @@ void Table::set_slots(int n_slots) {
     assert(n_slots >= 0);
     for (size_t entry = 0; entry < table.size(); ++entry) {
         if (table[entry] >= n_slots && (tail_first == 0 || table[entry] < tail_first)) {
-            drop((int64_t) entry);
+            drop(static_cast<int64_t>(entry));
         }
     }
     slot_copied.resize(n_slots);

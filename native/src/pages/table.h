@@ -28,31 +28,34 @@ public:
 
     // ---- the caller's slots ----
     void set_slots(int n_slots);  // pages in slots behind these leave the table
-    int n_slots() const { return (int) slot_copied.size(); }
+    int n_slots() const { return static_cast<int>(slot_copied.size()); }
 
     void copied(const edgekv_move & move, const Cells & cells);  // begins now
-    // false: the page is not what was copied into the slot last, or it has changed since
+    // false: another page was copied into the slot last, or this one has changed since
     bool publish(const llama_context * lctx, const edgekv_move & move, const Cells & cells);
     void release(const edgekv_move & move);
 
     // ---- slots that a step fills ----
     // On a device the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
     // written through, so that the newest tokens need no copy. first_slot 0: none.
-    int n_tail_pages() const { return step_tokens/dims.page_tokens + 2; }  // a step may begin within a page
-    int n_tail_slots() const { return dims.n_rows*dims.n_heads*dims.n_stream*n_tail_pages(); }
+    int n_tail_pages() const { return step_tokens / dims.page_tokens + 2; }  // a step may begin within a page
+    int n_tail_slots() const { return dims.n_rows * dims.n_heads * dims.n_stream * n_tail_pages(); }
     void set_tail(int first_slot);
+    bool has_slot(int i) const {  // the caller's, or a tail page's
+        return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
+    }
 
-    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots, and they
-    // can then be published; as if copied at this moment.
+    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots. They
+    // can be published then, and count as copied now.
     void fill(const edgekv_move * moves, int n, const Cells & cells);
     // After that ubatch. filled(stream, page of it): whether the page was staged, in every row
     template <class Filled>
     void end_fills(const Filled & filled) {
         for (auto & [entry, fill] : fills) {
             if (!fill.over) {
-                const int page = (int) (entry%dims.n_pages);
+                const int page = static_cast<int>(entry % dims.n_pages);
                 fill.over   = true;
-                fill.filled = table[entry] < 0 && filled(page/dims.pages_per_stream, page%dims.pages_per_stream);  // else it came from a slot
+                fill.filled = table[entry] < 0 && filled(page / dims.pages_per_stream, page % dims.pages_per_stream);  // else it came from a slot
                 touched_entries.push_back(entry);
             }
         }
@@ -66,7 +69,7 @@ public:
     int32_t slot_of(int64_t entry) const { return table[entry]; }
     int32_t slot_to_fill(int64_t entry) const;  // in the next ubatch, -1: none
 
-    size_t bytes() const { return table.size()*sizeof(int32_t) + slot_copied.size()*sizeof(Copied); }
+    size_t bytes() const { return table.size() * sizeof(int32_t) + slot_copied.size() * sizeof(Copied); }
 
 private:
     struct Copied {
@@ -81,14 +84,14 @@ private:
 
     int64_t entry_of(const edgekv_move & move) const {
         assert(dims.has(move.row, move.head, move.page));
-        return (int64_t) dims.entry(move.row, move.head, move.page);
+        return static_cast<int64_t>(dims.entry(move.row, move.head, move.page));
     }
     void set(int64_t entry, int32_t slot);
     void drop(int64_t entry);
     void drop_page(int page);
     void follow_tail(int stream, const std::vector<ChangedPage> & changed);
     int tail_slot(int row_head, int page) const {
-        return tail_first + (row_head*dims.n_stream + page/dims.pages_per_stream)*n_tail_pages() + page%n_tail_pages();
+        return tail_first + (row_head * dims.n_stream + page / dims.pages_per_stream) * n_tail_pages() + page % n_tail_pages();
     }
 
     PageShape dims = {};

@@ -4,8 +4,8 @@
 //   HostPlane    plane/host: nodes on the threads of ggml's CPU backend
 //   DevicePlane  plane/device: nodes on a GPU, by an engine that is opened at run time
 //
-// Unless it says otherwise a function belongs to the decoding thread, between ubatches. What is known of pages without looking at their
-// bytes is the context's (pages/): cells, stale groups, the page table.
+// All of it belongs to the decoding thread. Each function says in its first sentence what must hold when it is called, and asserts it. What is
+// known of pages without looking at their bytes is the context's (pages/): cells, stale groups, the page table.
 #pragma once
 
 #include "state/layer.h"
@@ -18,6 +18,8 @@
 #include <vector>
 
 namespace edgekv {
+
+struct State;
 
 struct Failure {
     edgekv_status status = EDGEKV_OK;
@@ -48,44 +50,75 @@ struct PromptBlocks {
 
 class Plane {
 public:
+    explicit Plane(State & ctx) : ctx(ctx) {}
     virtual ~Plane() = default;  // waits for what is under way
 
-    // ---- memory and settings ----
-    virtual Failure enter(edgekv_mode mode) = 0;  // before a ubatch runs in it: takes what the mode needs, gives back what it does not
-    virtual Failure reserve_selection(const edgekv_selection & selection) = 0;  // what mode sparse needs with it
-    virtual void selection_changed() = 0;
-    // The arena. The page table follows.
-    virtual Failure set_slots(int n_slots) = 0;
-    virtual Failure limit_slots(int n_slots) = 0;  // see edgekv_limit_arena()
+    // ======== Questions: the pages and the settings stay as they are ========
 
-    // ---- pages, which exist ----
-    virtual Failure copy_pages(const edgekv_move * moves, int n) = 0;
-    virtual Failure fill_pages(const edgekv_move * moves, int n) = 0;
-    virtual Failure drop_pages(const edgekv_move * moves, int n) = 0;
-
-    // ---- around a ubatch ----
-    virtual void begin(const UbatchBegin & ubatch) = 0;  // behind the pages' sync
-    virtual UbatchDone end(bool ok) = 0;
+    // These may be asked at any time.
     virtual const char * failure() const = 0;  // for good: no ubatch may be computed any more; null: none. The plane's, as it lives
     virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that are brought while they run (state/arrivals.h)
+    virtual bool brings_pages() const = 0;     // prompts bring every page to it, and leave some in slots: edgekv_fill_pages()
     virtual bool plans_graphs() const = 0;     // llama.cpp's buffers are to be reserved for graphs with this plane's nodes
-
-    // ---- nodes, while a graph is built; false or null: the stock nodes serve ----
-    virtual bool build_store(Layer & layer, const llama_edgekv_store & args) = 0;
-    virtual ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) = 0;
-
-    // ---- what can be seen ----
-    virtual PageArrays arrays() = 0;
-    virtual void add_selected(edgekv_selected * out, int stream) = 0;  // [row][head], zero before; stream below 0: of all
-    virtual RowsRead last_rows(const Layer & layer, int head, int token) = 0;  // of stream 0
+    virtual PageArrays arrays() const = 0;
     virtual PromptBlocks prompt_blocks() const = 0;
     virtual void add_memory(edgekv_memory & out) const = 0;
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device
 
-    // ---- checks: copies in host memory, `copy` holds them where they are not there anyway ----
-    virtual void wait() = 0;
-    virtual Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) = 0;
-    virtual const char * slot(int i, std::vector<char> & copy) = 0;
+    // The stream exists, or is below 0 and means all of them. What was selected is added to `out`, [row][head].
+    void add_selected(edgekv_selected * out, int stream) const;
+    // The layer is served and has the head, a step may have the token, and the selection keeps rows. Of stream 0.
+    RowsRead last_rows(const Layer & layer, int head, int token) const;
+
+    // Checks. No ubatch is under way; a device is waited for. `copy` holds what is returned where it is not in host memory anyway.
+    Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) const;  // the layer is served, and the stream exists
+    const char * slot(int i, std::vector<char> & copy) const;                        // the table may name the slot
+
+    // ======== Changes ========
+
+    // No ubatch is under way, and the plane has the mode: evict is the host's. It takes the memory that the mode needs, and gives back what it
+    // does not.
+    Failure enter(edgekv_mode mode);
+    // No ubatch is under way, and ctx.params still has the selection before. Where it fails, that one stays in force.
+    Failure select(const edgekv_selection & selection);
+    // No ubatch is under way, and n_slots is not negative. The arena gets memory for so many slots.
+    Failure set_slots(int n_slots);
+    // The same; see edgekv_limit_arena().
+    Failure limit_slots(int n_slots);
+
+    // No ubatch is under way, and the pages and the slots of all moves exist. The bytes only; to a device the caller's own kernels copy them.
+    Failure copy_pages(const edgekv_move * moves, int n);
+    // No ubatch is under way, and the pages exist. The host drops pages, in mode evict.
+    Failure drop_pages(const edgekv_move * moves, int n);
+
+    // No ubatch is under way, and the pages are in step with the cells (Pages::sync).
+    void begin(const UbatchBegin & ubatch);
+    // The ubatch is the one that began last; one that failed may have failed before it began here.
+    UbatchDone end(bool ok);
+
+    // The layer is served, and its graph is being built. false or null: the stock nodes serve.
+    bool build_store(Layer & layer, const llama_edgekv_store & args);
+    ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args);
+
+    State & ctx;
+
+private:
+    virtual void do_add_selected(edgekv_selected * out, int stream) const = 0;
+    virtual RowsRead do_last_rows(const Layer & layer, int head, int token) const = 0;
+    virtual Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const = 0;
+    virtual const char * do_slot(int i, std::vector<char> & copy) const = 0;
+    virtual Failure do_enter(edgekv_mode mode) = 0;
+    virtual Failure do_select(const edgekv_selection & selection) = 0;
+    virtual Failure do_set_slots(int n_slots) = 0;
+    virtual Failure do_limit_slots(int n_slots) = 0;
+    virtual Failure do_copy_pages(const edgekv_move * moves, int n) = 0;
+    virtual Failure do_drop_pages(const edgekv_move * moves, int n) = 0;
+    virtual void do_begin(const UbatchBegin & ubatch) = 0;
+    virtual UbatchDone do_end(bool ok) = 0;
+    virtual bool do_build_store(Layer & layer, const llama_edgekv_store & args) = 0;
+    virtual ggml_tensor * do_build_attend(Layer & layer, const llama_edgekv_attend & args) = 0;
+
+    bool computes = false;  // a ubatch is under way
 };
 
 }  // namespace edgekv

@@ -20,7 +20,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
             layer.info.row   = shape.n_rows++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
-            shape.slot_bytes = std::max(shape.slot_bytes, ((layer.k_row_bytes() + layer.v_row_bytes()) * params.page_tokens + 63) / 64 * 64);
+            shape.slot_bytes = std::max(shape.slot_bytes, slot_bytes(layer.k_row_bytes() + layer.v_row_bytes(), params.page_tokens));
             hooked.push_back(&layer);
         }
     }

@@ -1,4 +1,4 @@
-// What the CUDA backend asks and calls of our nodes in its graphs.
+// The functions by which the CUDA backend asks for and runs our nodes in its graphs.
 #pragma once
 
 #include "ggml.h"

@@ -6,7 +6,7 @@
 
 namespace edgekv {
 
-DevicePlane::DevicePlane(State & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
+DevicePlane::DevicePlane(State & ctx) : Plane(ctx), open(ctx.shape.n_stream, -1) {
     for (const Layer * served : ctx.hooked) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
@@ -20,7 +20,7 @@ DevicePlane::DevicePlane(State & ctx) : ctx(ctx), open(ctx.shape.n_stream, -1) {
 
 bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
     bool       made = false;
-    const bool had  = engine->reserve_sketches((SketchKind) selection.sketch, made);
+    const bool had  = engine->reserve_sketches(static_cast<SketchKind>(selection.sketch), made);
     if (made) {
         ctx.pages.stale.mark_all();
     }
@@ -28,11 +28,16 @@ bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
     return had;
 }
 
-Failure DevicePlane::reserve_selection(const edgekv_selection & selection) {
-    return reserve_sketches(selection) ? Failure{} : no_memory();
+Failure DevicePlane::do_select(const edgekv_selection & selection) {
+    if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE && !reserve_sketches(selection)) {
+        return no_memory();
+    }
+    engine->renew();
+
+    return {};
 }
 
-Failure DevicePlane::enter(edgekv_mode mode) {
+Failure DevicePlane::do_enter(edgekv_mode mode) {
     if ((mode == EDGEKV_MODE_SPARSE && !reserve_sketches(ctx.params.selection)) || (mode == EDGEKV_MODE_EXACT && !engine->reserve_ring())) {
         return no_memory();
     }
@@ -61,16 +66,11 @@ void DevicePlane::release_arena() {
     llama_edgekv_invalidate_graph(ctx.lctx);
 }
 
-Failure DevicePlane::set_slots(int n_slots) {
-    if (!engine->set_slots(n_slots)) {
-        return no_memory();
-    }
-    ctx.pages.table.set_slots(n_slots);
-
-    return {};
+Failure DevicePlane::do_set_slots(int n_slots) {
+    return engine->set_slots(n_slots) ? Failure{} : no_memory();
 }
 
-Failure DevicePlane::limit_slots(int n_slots) {
+Failure DevicePlane::do_limit_slots(int n_slots) {
     most_slots = n_slots;
     if (ctx.wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !reserve_arena()) {
         return no_memory();
@@ -81,23 +81,17 @@ Failure DevicePlane::limit_slots(int n_slots) {
 
 // ---- pages -------------------------------------------------------------------------------------------------------------------
 
-Failure DevicePlane::copy_pages(const edgekv_move *, int) {
+Failure DevicePlane::do_copy_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
 }
 
-Failure DevicePlane::fill_pages(const edgekv_move * moves, int n) {
-    ctx.pages.table.fill(moves, n, ctx.pages.cells);
-
-    return {};
-}
-
-Failure DevicePlane::drop_pages(const edgekv_move *, int) {
+Failure DevicePlane::do_drop_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" };
 }
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
 
-// Entries of the engine's arrays that are not what they were at the ubatch before. One that stands there twice has the same value in both.
+// Lists the entries of the engine's arrays that changed since the ubatch before. An entry that is listed twice has the same value in both.
 void DevicePlane::mirror_pages() {
     const PageShape & shape = ctx.shape;
     const Cells &     cells = ctx.pages.cells;
@@ -107,26 +101,26 @@ void DevicePlane::mirror_pages() {
     for (int s = 0; s < shape.n_stream; ++s) {
         const int32_t * positions = cells.positions(s);
         for (const ChangedPage & changed : cells.changed_now(s)) {
-            const int page  = changed.page%shape.pages_per_stream;
-            const int first = page*shape.page_tokens;
+            const int page  = changed.page % shape.pages_per_stream;
+            const int first = page * shape.page_tokens;
             updates.push_back({ Mirror::newest, changed.page, cells.newest(s)[page] });
             for (int c = first; c < std::min(first + shape.page_tokens, shape.n_cells); ++c) {
-                updates.push_back({ Mirror::positions, (int64_t) s*shape.n_cells + c, positions[c] });
+                updates.push_back({ Mirror::positions, static_cast<int64_t>(s) * shape.n_cells + c, positions[c] });
             }
         }
         const int before = open[s];
         open[s] = ctx.pages.stale.open_group(s);
         if (before >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + before, 0 });
+            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + before, 0 });
         }
         if (open[s] >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, (int64_t) s*shape.n_groups() + open[s], 1 });
+            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + open[s], 1 });
         }
     }
     for (const int32_t id : ctx.pages.pins.changed()) {
-        const uint64_t bits = ctx.pages.pins.of(id/shape.n_groups(), id%shape.n_groups());
-        updates.push_back({ Mirror::pins, 2*(int64_t) id, (int32_t) (uint32_t) bits });
-        updates.push_back({ Mirror::pins, 2*(int64_t) id + 1, (int32_t) (uint32_t) (bits >> 32) });
+        const uint64_t bits = ctx.pages.pins.of(id / shape.n_groups(), id % shape.n_groups());
+        updates.push_back({ Mirror::pins, 2 * static_cast<int64_t>(id), static_cast<int32_t>(static_cast<uint32_t>(bits)) });
+        updates.push_back({ Mirror::pins, 2 * static_cast<int64_t>(id) + 1, static_cast<int32_t>(static_cast<uint32_t>(bits >> 32)) });
     }
     for (const int64_t entry : table.touched()) {
         const int32_t slot = table.slot_of(entry);
@@ -136,7 +130,7 @@ void DevicePlane::mirror_pages() {
     table.touched_taken();
 }
 
-void DevicePlane::begin(const UbatchBegin & ubatch) {
+void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     if (ubatch.anew) {
         graph = {};
     }
@@ -153,21 +147,21 @@ void DevicePlane::begin(const UbatchBegin & ubatch) {
     step.updates           = updates.data();
     step.n_updates         = updates.size();
     step.stale             = stale.data();
-    step.n_stale           = (int) stale.size();
-    step.n_ubatch          = (uint32_t) ubatch.number;
+    step.n_stale           = static_cast<int>(stale.size());
+    step.n_ubatch          = static_cast<uint32_t>(ubatch.number);
     step.clear_observation = ubatch.clear_observation;
     engine->begin(step);  // where it fails, failure() says so
     n_tokens = ubatch.n_tokens;
 }
 
-UbatchDone DevicePlane::end(bool ok) {
+UbatchDone DevicePlane::do_end(bool ok) {
     engine->end();
     const PageShape &  shape  = ctx.shape;
     const EngineView & staged = graph.staged;
     const bool         all    = ok && graph.n_staged == shape.n_rows;
     ctx.pages.table.end_fills([&](int stream, int page) {
         return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
-               std::min((page + 1)*shape.page_tokens, shape.n_cells) <= staged.n_cells;
+               std::min((page + 1) * shape.page_tokens, shape.n_cells) <= staged.n_cells;
     });
 
     return { graph.attends ? Attended::decode : Attended::none, graph.sketches, graph.n_observed < n_tokens ? graph.n_observed : 0 };
@@ -175,19 +169,19 @@ UbatchDone DevicePlane::end(bool ok) {
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
-PageArrays DevicePlane::arrays() {
+PageArrays DevicePlane::arrays() const {
     return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() };
 }
 
-void DevicePlane::add_selected(edgekv_selected * out, int stream) {
+void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
     if (stream < 0 || ctx.shape.n_stream == 1) {  // streams do not count apart
         engine->selected(out, 0, ctx.shape.n_rows);
     }
 }
 
-RowsRead DevicePlane::last_rows(const Layer & layer, int head, int token) {
+RowsRead DevicePlane::do_last_rows(const Layer & layer, int head, int token) const {
     RowsRead out;
-    out.cells = engine->last_rows(layer.info.row, token*layer.info.n_head_kv + head, out.n_rows, out.weights);
+    out.cells = engine->last_rows(layer.info.row, token * layer.info.n_head_kv + head, out.n_rows, out.weights);
 
     return out;
 }
@@ -213,19 +207,21 @@ bool DevicePlane::describe(edgekv_device & out) const {
 
 // ---- checks ------------------------------------------------------------------------------------------------------------------
 
-Sketch DevicePlane::sketch(const Layer & layer, int stream, std::vector<char> & copy) {
+Sketch DevicePlane::do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const {
+    engine->wait();
     const int    row   = layer.info.row;
     const char * there = engine->sketches(row, stream);
     copy.resize(there ? engine->sketch_stream_bytes(row) : 0);
     engine->read(copy.data(), there, copy.size());
 
-    return { there ? (SketchKind) ctx.params.selection.sketch : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
+    return { there ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
              ctx.shape.n_groups(), copy.data() };
 }
 
-const char * DevicePlane::slot(int i, std::vector<char> & copy) {
+const char * DevicePlane::do_slot(int i, std::vector<char> & copy) const {
+    engine->wait();
     copy.resize(ctx.shape.slot_bytes);
-    engine->read(copy.data(), engine->arena() + i*ctx.shape.slot_bytes, copy.size());
+    engine->read(copy.data(), engine->arena() + i * ctx.shape.slot_bytes, copy.size());
 
     return copy.data();
 }

@@ -36,47 +36,25 @@ public:
     // Takes the device that params.placement names. Called once, after the context has this plane. A plane that fails here is of no use.
     Failure place();
 
-    Failure enter(edgekv_mode mode) override;
-    Failure reserve_selection(const edgekv_selection & selection) override;
-    void selection_changed() override { engine->renew(); }
-    Failure set_slots(int n_slots) override;
-    Failure limit_slots(int n_slots) override;
-
-    Failure copy_pages(const edgekv_move * moves, int n) override;
-    Failure fill_pages(const edgekv_move * moves, int n) override;
-    Failure drop_pages(const edgekv_move * moves, int n) override;
-
-    void begin(const UbatchBegin & ubatch) override;
-    UbatchDone end(bool ok) override;
     const char * failure() const override { return engine->failure(); }
     bool waits_for_rows() const override { return false; }
+    bool brings_pages() const override { return true; }
     bool plans_graphs() const override { return true; }
-
-    bool build_store(Layer & layer, const llama_edgekv_store & args) override;
-    ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
-
-    PageArrays arrays() override;
-    void add_selected(edgekv_selected * out, int stream) override;
-    RowsRead last_rows(const Layer & layer, int head, int token) override;
+    PageArrays arrays() const override;
     PromptBlocks prompt_blocks() const override { return {}; }
     void add_memory(edgekv_memory & out) const override;
     bool describe(edgekv_device & out) const override;
 
-    void wait() override { engine->wait(); }
-    Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) override;
-    const char * slot(int i, std::vector<char> & copy) override;
-
-    // ---- what its nodes share ----
-    DeviceLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
+    // ---- for its nodes ----
+    DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.row]; }
     bool serves_cuda(int index) const;
     int next_row(const Layer & layer) const;  // that is hooked, -1: none
 
-    State & ctx;
     const DeviceLibrary * library = nullptr;
-    Staging staging;  // before the engine, which waits for what is under way into it before either is freed
+    Staging staging;  // it outlives the engine, which waits for the copies into it
     std::unique_ptr<Engine> engine;
 
-    // of the graph that runs: recorded CUDA graphs are replayed without calling the nodes
+    // Facts of the graph that runs, kept because a recorded CUDA graph is replayed without calling the nodes.
     struct {
         bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
         int n_observed = 0;  // tokens
@@ -85,6 +63,21 @@ public:
     } graph;
 
 private:
+    void do_add_selected(edgekv_selected * out, int stream) const override;
+    RowsRead do_last_rows(const Layer & layer, int head, int token) const override;
+    Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const override;
+    const char * do_slot(int i, std::vector<char> & copy) const override;
+    Failure do_enter(edgekv_mode mode) override;
+    Failure do_select(const edgekv_selection & selection) override;
+    Failure do_set_slots(int n_slots) override;
+    Failure do_limit_slots(int n_slots) override;
+    Failure do_copy_pages(const edgekv_move * moves, int n) override;
+    Failure do_drop_pages(const edgekv_move * moves, int n) override;
+    void do_begin(const UbatchBegin & ubatch) override;
+    UbatchDone do_end(bool ok) override;
+    bool do_build_store(Layer & layer, const llama_edgekv_store & args) override;
+    ggml_tensor * do_build_attend(Layer & layer, const llama_edgekv_attend & args) override;
+
     // ---- placement ----
     Failure no_memory() const { return { EDGEKV_NO_MEMORY, library->last_error() }; }
     Failure why_not(bool emulated) const;
@@ -98,7 +91,7 @@ private:
     void release_arena();
     bool reserve_sketches(const edgekv_selection & selection);
 
-    // ---- what the engine mirrors ----
+    // ---- for the engine ----
     void mirror_pages();
 
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by row

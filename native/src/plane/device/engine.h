@@ -25,8 +25,10 @@ constexpr int kEngineAbi = 5;
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
 constexpr int kEngineTokens = 64;
-inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1)/kMaxQueryTokens; }
-inline int engine_group_begin(int n_tokens, int group) { return (int) ((int64_t) n_tokens*group/engine_groups(n_tokens)); }
+inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1) / kMaxQueryTokens; }
+inline int engine_group_begin(int n_tokens, int group) {
+    return static_cast<int>(static_cast<int64_t>(n_tokens) * group / engine_groups(n_tokens));
+}
 inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
@@ -47,8 +49,8 @@ struct EngineShape {
     int page_tokens;
     int pages_per_stream, n_pages;
     size_t slot_bytes;
-    size_t staging_bytes;   // what the caller took on the device already, counts against the budget
-    size_t budget_bytes;    // 0: what is free, less a margin
+    size_t staging_bytes;   // the caller took these on the device already; they count against the budget
+    size_t budget_bytes;    // 0: the free memory, less a margin
     std::vector<EngineRow> rows;
 };
 
@@ -73,7 +75,7 @@ struct EngineStale {
     uint64_t valid;
 };
 
-// What changes between ubatches without changing the graph.
+// Settings of a ubatch that its graph does not show.
 struct EngineStep {
     const MirrorUpdate * updates;
     size_t n_updates;
@@ -83,7 +85,7 @@ struct EngineStep {
     bool clear_observation;
 };
 
-// What a node's graph shows of the cache. Part of the node's parameters, so that a recorded CUDA graph is not replayed for another.
+// The part of the cache that a node's graph shows. It is part of the node's parameters, so that a recorded CUDA graph serves no other.
 struct EngineView {
     int32_t n_cells;    // of each stream, in view
     int32_t n_streams, first_stream;
@@ -127,8 +129,8 @@ struct EngineAttend {
     bool observe;
     int next_row;  // that will be attended next in this graph without a selection; -1: none
 
-    // The staging buffer, with the cache's layout. It is free in a graph that attends. What several groups of tokens read of home comes here
-    // once, because otherwise each token would read it over the link again.
+    // The staging buffer, with the cache's layout. It is free in a graph that attends. Rows of home that several groups of tokens read come here
+    // once, because otherwise each token would read them over the link again.
     char * k_staging;
     char * v_staging;
 };
@@ -147,8 +149,8 @@ public:
     // Sketches of all rows; false: last_error(). made: they are new, and empty until they are built
     virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
-    // The arena's memory, in place of what it has: what the budget has left, for n_slots slots at most. n_tail further ones are for the pages
-    // that are being filled, if they are a small part of it. No page is in a slot.
+    // Takes the arena's memory anew, from the rest of the budget, for n_slots slots at most. n_tail further slots are for the pages
+    // that are being filled, if they are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
     virtual bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) = 0;
@@ -171,16 +173,16 @@ public:
     virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
 
     // ---- failures ----
-    // Around each node. begin_node: whether it may run: not behind a failure, nor where an error stands that ggml has yet to see. end_node
-    // keeps the first failure with the node's name; `waits` for what it enqueued, as every node does with EDGEKV_DEVICE_SYNC=1.
+    // Around each node. begin_node: the node may run; false behind a failure, and where an error stands that ggml has yet to see. end_node
+    // keeps the first failure with the node's name. A node that `waits` for its kernels does as every node with EDGEKV_DEVICE_SYNC=1.
     virtual bool begin_node() = 0;
     virtual void end_node(const char * name, void * stream, bool waits) = 0;
     virtual bool records() const = 0;       // false: nodes are waited for, which a recording forbids
-    virtual const char * failure() const = 0;  // the first, of a node or of what surrounds a ubatch, for good; null: none
+    virtual const char * failure() const = 0;  // the first, of a node or around a ubatch, for good; null: none
 
     // ---- nodes ----
-    // Which graph the calls below belong to from now on, or until begin(): what one of them announces for the next row is begun only where
-    // that row is in it. Needed where graphs are recorded.
+    // The calls below belong to this graph from now on, or until begin(). Work that one of them announces for the next row is begun only where
+    // the graph has that row. Needed where graphs are recorded.
     virtual void begin_graph(const EngineGraph & graph) = 0;
     virtual void store(int row, const EngineView & view, const EngineStore & args, void * stream) = 0;
     virtual void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) = 0;

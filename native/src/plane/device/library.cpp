@@ -36,7 +36,7 @@ const DeviceLibrary * open(const std::string & path) {
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
-// For cards the installed one. Who tests with the emulated device builds it and names its library. "": there is none
+// The library for cards is installed. Tests build the emulated device and name its library. "": there is none
 std::string path_of(edgekv_device_kind kind) {
     if (kind == EDGEKV_DEVICE_EMULATED) {
         const char * named = std::getenv("EDGEKV_EMULATOR");
@@ -77,7 +77,7 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
 int cuda_index(ggml_backend_dev_t device) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
     int i = 0;
-    while (i < (int) ggml_backend_reg_dev_count(reg) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
+    while (i < static_cast<int>(ggml_backend_reg_dev_count(reg)) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
         i += 1;
     }
 

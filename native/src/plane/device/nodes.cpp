@@ -39,10 +39,10 @@ NodeParams get_params(const ggml_tensor * node) {
 
 EngineView view_of(const Engine & engine, const ggml_tensor * k, int64_t n_tokens) {
     EngineView view = {};
-    view.n_cells      = (int32_t) k->ne[2];
-    view.n_streams    = (int32_t) k->ne[3];
+    view.n_cells      = static_cast<int32_t>(k->ne[2]);
+    view.n_streams    = static_cast<int32_t>(k->ne[3]);
     view.first_stream = first_stream(k);
-    view.n_tokens     = (int32_t) (n_tokens/k->ne[3]);
+    view.n_tokens     = static_cast<int32_t>(n_tokens / k->ne[3]);
     view.generation   = engine.generation();
 
     return view;
@@ -182,10 +182,10 @@ void device_node_compute(int, ggml_tensor * node, void * stream) {
 // ---- building ----------------------------------------------------------------------------------------------------------------
 
 static bool is_prompt(const ggml_tensor * k, int64_t n_tokens) {
-    return n_tokens%k->ne[3] != 0 || n_tokens/k->ne[3] > kEngineTokens;
+    return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kEngineTokens;
 }
 
-bool DevicePlane::build_store(Layer & served, const llama_edgekv_store & args) {
+bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     if (!storable(args)) {
         served.info.state = EDGEKV_LAYER_GRAPH;
         return false;
@@ -200,8 +200,8 @@ bool DevicePlane::build_store(Layer & served, const llama_edgekv_store & args) {
 
     NodeParams params = {};
     params.view     = view_of(*engine, args.k, args.k_cur->ne[2]);
-    params.flags    = (uint16_t) ((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
-    params.next_row = (int16_t) (prompt && staging.n_buffers() > 1 ? next_row(served) : -1);
+    params.flags    = static_cast<uint16_t>((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
+    params.next_row = static_cast<int16_t>(prompt && staging.n_buffers() > 1 ? next_row(served) : -1);
 
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs };
     ggml_tensor * node = prompt ? ggml_custom_inplace(args.ctx, staging.k(layer.row), sources, N_STORE_SOURCES, kStore, 1, &layer)
@@ -230,7 +230,7 @@ static void attend_staged(const Staging & staging, DeviceLayer & layer, const ll
     layer.k_idxs  = nullptr;
 }
 
-ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_attend & args) {
+ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     DeviceLayer & layer = of(served);
     if (layer.staged) {
         attend_staged(staging, layer, args);
@@ -247,8 +247,8 @@ ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_atten
     layer.scale   = args.scale;
     layer.softcap = args.softcap;
 
-    const bool selects = ctx.selects((int) args.k->ne[2]) && !ctx.all_read_all();
-    const auto kind    = selects ? (SketchKind) ctx.params.selection.sketch : SketchKind::none;
+    const bool selects = ctx.selects(static_cast<int>(args.k->ne[2])) && !ctx.all_read_all();
+    const auto kind    = selects ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none;
     NodeParams params  = {};
     params.view     = view_of(*engine, args.k, args.q->ne[2]);
     params.next_row = -1;
@@ -268,13 +268,13 @@ ggml_tensor * DevicePlane::build_attend(Layer & served, const llama_edgekv_atten
     } else {
         params.view.leads = !graph.leads_all;
         graph.leads_all   = true;
-        params.next_row   = (int16_t) (ctx.params.mode == EDGEKV_MODE_EXACT ? next_row(served) : -1);
+        params.next_row   = static_cast<int16_t>(ctx.params.mode == EDGEKV_MODE_EXACT ? next_row(served) : -1);
     }
-    params.flags = (uint16_t) ((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
+    params.flags = static_cast<uint16_t>((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
     graph.attends    = true;
-    graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens)*params.view.n_streams : 0;
+    graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens) * params.view.n_streams : 0;
 
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0]*args.q->ne[1], args.q->ne[2], 1, 1, sources,
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1, sources,
                                         N_ATTEND_SOURCES, kAttend, 1, &layer);
     set_params(node, params);
     ggml_format_name(node, "edgekv_attend-%d", args.il);

@@ -1,4 +1,4 @@
-// How a plane takes its device.
+// A plane takes its device.
 #include "state/state.h"
 #include "plane/device/library.h"
 #include "plane/device/device_plane.h"
@@ -50,14 +50,14 @@ EngineShape DevicePlane::engine_shape() const {
         row.v_stride_stream = v->nb[2];
         row.v_stride_cell   = v->nb[1];
         row.v_stride_head   = row.v_row_bytes;
-        row.v_offset        = ctx.shape.page_tokens*row.k_row_bytes;
+        row.v_offset        = ctx.shape.page_tokens * row.k_row_bytes;
         shape.rows.push_back(row);
     }
 
     return shape;
 }
 
-// what can be known before anything is allocated
+// The reasons that are known before anything is allocated.
 Failure DevicePlane::why_not(bool emulated) const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
     if (ctx.hooked.empty()) {
@@ -99,8 +99,8 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
     const size_t budget    = placement.vram_bytes ? placement.vram_bytes : info.free_bytes;
     const size_t twice     = bytes(widest, 2);
     auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
-    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, twice <= budget/4 ? 2 : 1)) {
-        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice/2) + ", which prompts need to attend one layer; " +
+    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, twice <= budget / 4 ? 2 : 1)) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice / 2) + ", which prompts need to attend one layer; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
     }
 
@@ -133,7 +133,7 @@ Failure DevicePlane::reserve_widest() {
     for (int row = 0; row < ctx.shape.n_rows; ++row) {
         for (const EngineView & view : { wide, many }) {
             if (!engine->reserve_workspace(row, view, SketchKind::none, false) ||
-                (sparse && !engine->reserve_workspace(row, view, (SketchKind) ctx.params.selection.sketch, true))) {
+                (sparse && !engine->reserve_workspace(row, view, static_cast<SketchKind>(ctx.params.selection.sketch), true))) {
                 return no_memory();
             }
         }

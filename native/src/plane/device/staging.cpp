@@ -21,7 +21,7 @@ void Staging::release() {
 }
 
 size_t Staging::bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers) {
-    return n_buffers*(ggml_nbytes(k) + ggml_nbytes(v));
+    return n_buffers * (ggml_nbytes(k) + ggml_nbytes(v));
 }
 
 size_t Staging::bytes() const {
@@ -29,7 +29,7 @@ size_t Staging::bytes() const {
 }
 
 bool Staging::reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, const ggml_tensor * v, int n_buffers) {
-    const ggml_init_params params = { 8*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
+    const ggml_init_params params = { 8 * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
     context = ggml_init(params);
     if (!context) {
         return false;
@@ -44,7 +44,7 @@ bool Staging::reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, co
     if (!buffer) {
         return false;
     }
-    ggml_backend_buffer_clear(buffer, 0);  // what lies behind the last token must be finite
+    ggml_backend_buffer_clear(buffer, 0);  // values behind the last token must be finite
     count = n_buffers;
 
     return true;

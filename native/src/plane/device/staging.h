@@ -23,8 +23,8 @@ public:
 
     int n_buffers() const { return count; }
     size_t bytes() const;
-    ggml_tensor * k(int row) const { return count ? keys[row%count] : nullptr; }
-    ggml_tensor * v(int row) const { return count ? values[row%count] : nullptr; }
+    ggml_tensor * k(int row) const { return count ? keys[row % count] : nullptr; }
+    ggml_tensor * v(int row) const { return count ? values[row % count] : nullptr; }
 
 private:
     ggml_context * context = nullptr;

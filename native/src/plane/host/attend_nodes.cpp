@@ -153,7 +153,7 @@ ggml_tensor * build_observe(HostLayer & layer, const llama_edgekv_attend & args,
 
 }  // namespace
 
-ggml_tensor * HostPlane::build_attend(Layer & served, const llama_edgekv_attend & args) {
+ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     HostLayer & layer     = of(served);
     const bool  of_prompt = is_long(args.k, args.q->ne[2]);
     if (!attendable(args)) {

@@ -18,11 +18,11 @@ bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
            n_rows.reserve(n_lists * sizeof(int32_t));
 }
 
-HostPlane::HostPlane(State & ctx) : ctx(ctx), graph(ctx.hooked.size()), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
-    prior.assign(shape.n_entries(), 0.0f);
+    prior = std::make_unique<float[]>(shape.n_entries());
     // one run of a stream selects, at most
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
@@ -69,7 +69,11 @@ Failure HostPlane::reserve_selection(const edgekv_selection & selection) {
     return {};
 }
 
-Failure HostPlane::enter(edgekv_mode mode) {
+Failure HostPlane::do_select(const edgekv_selection & selection) {
+    return ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE ? reserve_selection(selection) : Failure{};
+}
+
+Failure HostPlane::do_enter(edgekv_mode mode) {
     if (mode == EDGEKV_MODE_SPARSE) {
         return reserve_selection(ctx.params.selection);
     }
@@ -80,16 +84,15 @@ Failure HostPlane::enter(edgekv_mode mode) {
     return {};
 }
 
-Failure HostPlane::set_slots(int n_slots) {
+Failure HostPlane::do_set_slots(int n_slots) {
     if (!arena.reserve(n_slots)) {
         return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots * ctx.shape.slot_bytes) + " bytes" };
     }
-    ctx.pages.table.set_slots(n_slots);
 
     return {};
 }
 
-Failure HostPlane::limit_slots(int) {
+Failure HostPlane::do_limit_slots(int) {
     return { EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says" };
 }
 
@@ -110,25 +113,17 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
     char * slot = arena.slot(move.slot);
     copy(layer.seam.k, layer.k_row_bytes(), slot);
     copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
-    ctx.pages.table.copied(move, ctx.pages.cells);
 }
 
-Failure HostPlane::copy_pages(const edgekv_move * moves, int n) {
+Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
-        const Layer & layer = *ctx.hooked[moves[i].row];
-        if (moves[i].head < layer.info.n_head_kv) {
-            copy_page(layer, moves[i]);
-        }
+        copy_page(*ctx.hooked[moves[i].row], moves[i]);
     }
 
     return {};
 }
 
-Failure HostPlane::fill_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "prompts bring pages to a device; this context has none" };
-}
-
-Failure HostPlane::drop_pages(const edgekv_move * moves, int n) {
+Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
         drops.drop(moves[i]);
     }
@@ -138,7 +133,7 @@ Failure HostPlane::drop_pages(const edgekv_move * moves, int n) {
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
 
-void HostPlane::begin(const UbatchBegin & ubatch) {
+void HostPlane::do_begin(const UbatchBegin & ubatch) {
     n_ubatch     = ubatch.number;
     builds   = false;
     sketched.store(false, std::memory_order_relaxed);
@@ -163,7 +158,7 @@ void HostPlane::begin(const UbatchBegin & ubatch) {
     n_threads = std::max(n_threads, threads);
 }
 
-UbatchDone HostPlane::end(bool) {
+UbatchDone HostPlane::do_end(bool) {
     return { attended.load(std::memory_order_relaxed), sketched.load(std::memory_order_relaxed),
              n_last_observed.load(std::memory_order_relaxed) };
 }
@@ -222,9 +217,9 @@ RowLists & HostPlane::lists_of(HostLayer & layer, const TokenRun & run) {
     return ctx.params.selection.keep_rows ? layer.lists[run.workspace] : lists[run.workspace];
 }
 
-float * HostPlane::priority(int layer, int stream, int head) {
+float * HostPlane::priority(int layer, int stream, int head) const {
     assert(ctx.shape.has(layer, head, 0) && ctx.shape.has_stream(stream));
-    return prior.data() + ctx.shape.entry_of_stream(layer, stream, head);
+    return prior.get() + ctx.shape.entry_of_stream(layer, stream, head);
 }
 
 float * HostPlane::mass(int which, int layer, int stream) const {
@@ -237,13 +232,13 @@ float * HostPlane::mass(int which, int layer, int stream) const {
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
-PageArrays HostPlane::arrays() {
+PageArrays HostPlane::arrays() const {
     const float * mass = reinterpret_cast<const float *>(observation.data());
 
-    return { prior.data(), drops.data(), mass, mass + ctx.shape.n_entries() };
+    return { prior.get(), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
-void HostPlane::add_selected(edgekv_selected * out, int stream) {
+void HostPlane::do_add_selected(edgekv_selected * out, int stream) const {
     for (const auto & layer : layers) {
         const size_t n_heads = layer->layer->info.n_head_kv;
         const size_t first   = stream < 0 ? 0 : stream * n_heads;
@@ -267,7 +262,7 @@ void HostPlane::add_selected(edgekv_selected * out, int stream) {
     }
 }
 
-RowsRead HostPlane::last_rows(const Layer & layer, int head, int token) {
+RowsRead HostPlane::do_last_rows(const Layer & layer, int head, int token) const {
     const HostLayer & served = of(layer);
     const TokenRun *  run    = served.nodes().reading.selected_of(0);
     if (!run || token < run->first || token >= run->first + run->n) {
@@ -303,14 +298,14 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += arena.bytes();
-    out.table_bytes       += prior.size() * sizeof(float) + drops.bytes();
+    out.table_bytes       += ctx.shape.n_entries() * sizeof(float) + drops.bytes();
 }
 
-Sketch HostPlane::sketch(const Layer & layer, int stream, std::vector<char> &) {
+Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const {
     return sketches.of(layer.info.row, stream);
 }
 
-const char * HostPlane::slot(int i, std::vector<char> &) {
+const char * HostPlane::do_slot(int i, std::vector<char> &) const {
     return arena.slot(i);
 }
 

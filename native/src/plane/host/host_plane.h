@@ -53,40 +53,19 @@ public:
     explicit HostPlane(State & ctx);  // throws std::bad_alloc
     bool reserve();  // takes the memory that the context's mode needs; false: there is not so much
 
-    Failure enter(edgekv_mode mode) override;
-    Failure reserve_selection(const edgekv_selection & selection) override;
-    void selection_changed() override {}
-    Failure set_slots(int n_slots) override;
-    Failure limit_slots(int n_slots) override;
-
-    Failure copy_pages(const edgekv_move * moves, int n) override;
-    Failure fill_pages(const edgekv_move * moves, int n) override;
-    Failure drop_pages(const edgekv_move * moves, int n) override;
-
-    void begin(const UbatchBegin & ubatch) override;
-    UbatchDone end(bool ok) override;
     const char * failure() const override { return nullptr; }
     bool waits_for_rows() const override { return true; }
+    bool brings_pages() const override { return false; }
     bool plans_graphs() const override { return false; }
-
-    bool build_store(Layer & layer, const llama_edgekv_store & args) override;
-    ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args) override;
-
-    PageArrays arrays() override;
-    void add_selected(edgekv_selected * out, int stream) override;
-    RowsRead last_rows(const Layer & layer, int head, int token) override;
+    PageArrays arrays() const override;
     PromptBlocks prompt_blocks() const override;
     void add_memory(edgekv_memory & out) const override;
     bool describe(edgekv_device &) const override { return false; }
 
-    void wait() override {}
-    Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) override;
-    const char * slot(int i, std::vector<char> & copy) override;
-
     // ---- what its nodes share ----
 
     // decoding thread, while the graph is built
-    HostLayer & of(const Layer & layer) { return *layers[layer.info.row]; }
+    HostLayer & of(const Layer & layer) const { return *layers[layer.info.row]; }
     LayerNodes & build(const HostLayer & layer);  // the first call of a ubatch makes the graph's state anew
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
@@ -95,11 +74,10 @@ public:
     RowLists & lists_of(HostLayer & layer, const TokenRun & run);
 
     // [page of the stream]
-    float * priority(int layer, int stream, int head);
+    float * priority(int layer, int stream, int head) const;
     float * mass_max(int layer, int stream) const { return mass(0, layer, stream); }  // null: not observed
     float * mass_sum(int layer, int stream) const { return mass(1, layer, stream); }
 
-    State & ctx;
     HostGraph graph;
     Sketches sketches;
     Arena arena;
@@ -124,6 +102,22 @@ public:
     std::atomic<int> n_last_observed{0};
 
 private:
+    void do_add_selected(edgekv_selected * out, int stream) const override;
+    RowsRead do_last_rows(const Layer & layer, int head, int token) const override;
+    Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const override;
+    const char * do_slot(int i, std::vector<char> & copy) const override;
+    Failure do_enter(edgekv_mode mode) override;
+    Failure do_select(const edgekv_selection & selection) override;
+    Failure do_set_slots(int n_slots) override;
+    Failure do_limit_slots(int n_slots) override;
+    Failure do_copy_pages(const edgekv_move * moves, int n) override;
+    Failure do_drop_pages(const edgekv_move * moves, int n) override;
+    void do_begin(const UbatchBegin & ubatch) override;
+    UbatchDone do_end(bool ok) override;
+    bool do_build_store(Layer & layer, const llama_edgekv_store & args) override;
+    ggml_tensor * do_build_attend(Layer & layer, const llama_edgekv_attend & args) override;
+
+    Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sparse(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
     float * mass(int which, int layer, int stream) const;
@@ -131,7 +125,7 @@ private:
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
     bool builds = false;  // a graph, in this ubatch
     std::vector<RowLists> lists;  // of the layer that selected last, which attends next
-    std::vector<float> prior;
+    std::unique_ptr<float[]> prior;  // the priority of each page
     Buffer observation;           // mass_max, then mass_sum
 };
 

@@ -14,6 +14,13 @@ namespace edgekv {
 // Makes the node that fills the lists of `layer`. Null: out of memory.
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args);
 
+// What selection takes for a run of tokens.
+struct SelectBytes {
+    size_t workspace, lists;
+    size_t list_stride;  // the most rows of a list
+};
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads);
+
 // Makes the node that attends a ubatch too long for the decode kernel. Null: these heads have no kernel, or memory is out, as `served` says.
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);
 

@@ -12,29 +12,36 @@
 
 namespace edgekv {
 
-SelectPlan::SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads) {
-    const State & ctx = layer.plane->ctx;
+SelectPlan::SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads) :
+    SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), layer.plane->ctx.sketches(), layer.plane->ctx.shape.n_heads, n_threads) {}
 
-    n_tokens  = run.n;
-    n_head_kv = static_cast<int>(k->ne[1]);
-    group     = static_cast<int>(q->ne[1]) / n_head_kv;
-    n_cells   = static_cast<int>(k->ne[2]);
-    n_groups  = (n_cells + kGroupCells - 1) / kGroupCells;
-    n_queries = n_tokens * group;
-    scans     = ctx.sketches();
-    n_chunks  = scans ? (n_groups + kChunkGroups - 1) / kChunkGroups : 1;
+SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads) :
+    n_tokens(n_tokens), n_head_kv(info.n_head_kv), group(info.n_head / info.n_head_kv), n_cells(n_cells),
+    n_groups((n_cells + kGroupCells - 1) / kGroupCells), n_queries(n_tokens * group), scans(scans) {
+    n_chunks = scans ? (n_groups + kChunkGroups - 1) / kChunkGroups : 1;
 
     const size_t n_shares = scans ? static_cast<size_t>(n_head_kv) * n_queries : 0;
     cell_stride    = static_cast<size_t>(n_groups) * kGroupCells;
     group_stride   = static_cast<size_t>(n_groups + 15) / 16 * 16;
-    shares_offset  = align64(HeadClaims::bytes(ctx.shape.n_heads));
+    shares_offset  = align64(HeadClaims::bytes(n_heads));
     tops_offset    = shares_offset + align64(n_shares * cell_stride * sizeof(uint16_t));
     sums_offset    = tops_offset + align64(n_shares * group_stride * sizeof(float));
     threads_offset = sums_offset + (sums_offset - tops_offset);
-    scratch_offset = scans ? align64(sketch_query_bytes(layer.layer->info.head_dim, n_queries)) : 0;
+    scratch_offset = scans ? align64(sketch_query_bytes(info.head_dim, n_queries)) : 0;
     sight_offset   = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
     thread_bytes   = sight_offset + align64(static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight));
     bytes          = threads_offset + n_threads * thread_bytes;
+}
+
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads) {
+    edgekv_layer info = {};
+    info.n_head    = problem.n_head;
+    info.n_head_kv = problem.n_head_kv;
+    info.head_dim  = problem.head_dim;
+    const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, problem.n_head_kv, n_threads);
+    const size_t     n_lists = static_cast<size_t>(plan.n_tokens) * plan.n_head_kv;
+
+    return { plan.bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
 }
 
 bool HeadClaims::completes_head() const {
@@ -67,7 +74,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
     layer.plane->ctx.arrivals.wait(layer.layer->il);
     for (const TokenRun & run : layer.nodes().reading.selected) {
-        const SelectPlan   plan(layer, q, k, run, nth);
+        const SelectPlan   plan(layer, k, run, nth);
         const int64_t      first  = run.stream * (q->ne[2] / k->ne[3]) + run.first;
         const SelectThread thread = { layer, dst, plan, run, first, run.stream + first_stream(k), ith };
         const TokenSights  sights(thread);
@@ -97,7 +104,7 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
     LayerNodes & nodes = plane.build(layer);
 
     for (const TokenRun & run : nodes.reading.selected) {
-        const SelectPlan plan(layer, args.q, args.k, run, plane.n_threads);
+        const SelectPlan plan(layer, args.k, run, plane.n_threads);
         if (!plane.select_workspaces[run.workspace].reserve(plan.bytes) ||
             !plane.sights[run.workspace].reserve(static_cast<size_t>(plan.n_tokens) * plan.n_groups * sizeof(Sight)) ||
             !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride)) {

@@ -15,7 +15,8 @@ constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
 // The sizes of one run's selection, and of its workspace, which all layers use in turn: HeadClaims' counters; shares [KV head][token][head of
 // the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the tokens see.
 struct SelectPlan {
-    SelectPlan(const HostLayer & layer, const ggml_tensor * q, const ggml_tensor * k, const TokenRun & run, int n_threads);
+    SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads);
+    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads);  // n_heads: the most of any layer
 
     int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
     bool scans;  // there are sketches

@@ -75,7 +75,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 }  // namespace
 
-bool HostPlane::build_store(Layer & served, const llama_edgekv_store & args) {
+bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     // long ubatches need this node only for their sketches
     if (is_long(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE) {
         return false;

@@ -1,0 +1,48 @@
+"""Bytes of what a context will take, asked of the library before there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgekv._native._core import ffi, lib
+from edgekv._native.core import _MODES, SKETCHES
+from edgekv.vocab import KvMode, SketchKind
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """A layer that EdgeKV attends on the host. Its heads have a size that a kernel serves."""
+
+    mode: KvMode
+    sketch: SketchKind
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_cells: int
+    """Cells of a stream."""
+    page_tokens: int
+    n_threads: int
+
+
+def sketch_bytes(layer: LayerSize) -> int:
+    """Sketches of the layer and one stream."""
+    return lib.edgekv_sketch_bytes(_native(layer))
+
+
+def step_bytes(layer: LayerSize) -> int:
+    """What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn."""
+    return lib.edgekv_step_bytes(_native(layer))
+
+
+def prompt_bytes(layer: LayerSize) -> int:
+    """Scratch of all threads that read a prompt."""
+    return lib.edgekv_prompt_bytes(_native(layer))
+
+
+def slot_bytes(row_bytes: int, page_tokens: int) -> int:
+    """A slot of the arena, for pages whose tokens take `row_bytes` of K and V in a head."""
+    return lib.edgekv_slot_bytes(row_bytes, page_tokens)
+
+
+def _native(layer: LayerSize):
+    return ffi.new("edgekv_layer_size *", vars(layer) | {"mode": _MODES[layer.mode], "sketch": SKETCHES[layer.sketch]})

@@ -1,0 +1,40 @@
+/* libedgekv: bytes of what a context will take, from plain numbers: nothing has to be loaded or attached. */
+#ifndef EDGEKV_SIZES_H
+#define EDGEKV_SIZES_H
+
+#include "edgekv_settings.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cffi: begin */
+
+/* A layer that EdgeKV attends on the host. Its heads have a size that a kernel serves. */
+typedef struct {
+    edgekv_mode mode;
+    edgekv_sketch sketch;
+    int n_head;
+    int n_head_kv;
+    int head_dim;
+    int n_cells;     /* of a stream */
+    int page_tokens;
+    int n_threads;
+} edgekv_layer_size;
+
+/* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE. */
+EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
+/* What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn. */
+EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);
+/* Scratch of all threads that read a prompt: in modes sparse and evict with mass, and with sketches for prompts that are read sparsely. */
+EDGEKV_API size_t edgekv_prompt_bytes(const edgekv_layer_size * of);
+/* A slot of the arena, for pages whose tokens take row_bytes of K and V in a head. */
+EDGEKV_API size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens);
+
+/* cffi: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

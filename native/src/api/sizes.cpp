@@ -1,0 +1,57 @@
+// The C functions of edgekv_sizes.h.
+#include "edgekv_sizes.h"
+
+#include "pages/shape.h"
+#include "plane/host/nodes.h"
+
+using namespace edgekv;
+
+namespace {
+
+bool scans(const edgekv_layer_size & of) {
+    return of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE;
+}
+
+// Attention of the longest step to all cells. Only whether there is an address for mass counts.
+AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
+    static float mass;
+
+    AttendProblem p = {};
+    p.head_dim    = of.head_dim;
+    p.n_head      = of.n_head;
+    p.n_head_kv   = of.n_head_kv;
+    p.n_tokens    = kMaxQueryTokens;
+    p.n_cells     = of.n_cells;
+    p.page_tokens = of.page_tokens;
+    p.mass_max = p.mass_sum = observed ? &mass : nullptr;
+
+    return p;
+}
+
+}  // namespace
+
+size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
+    return sketch_bytes(static_cast<SketchKind>(of->sketch), of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1) / kGroupCells);
+}
+
+size_t edgekv_step_bytes(const edgekv_layer_size * of) {
+    AttendProblem problem = problem_of(*of, true);
+    if (of->mode == EDGEKV_MODE_EXACT) {
+        return attend_workspace_bytes(problem, of->n_threads);
+    }
+    const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
+    problem.rows.stride = select.list_stride;
+
+    return select.workspace + select.lists + attend_workspace_bytes(problem, of->n_threads);
+}
+
+// One thread's items are the longest.
+size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
+    const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
+
+    return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
+}
+
+size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) {
+    return slot_bytes(row_bytes, page_tokens);
+}

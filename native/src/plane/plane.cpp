@@ -1,0 +1,101 @@
+#include "plane/plane.h"
+
+#include "state/state.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace edgekv {
+
+namespace {
+
+[[maybe_unused]] bool is_served(const State & ctx, const Layer & layer) {
+    return std::find(ctx.hooked.begin(), ctx.hooked.end(), &layer) != ctx.rows.end();
+}
+
+[[maybe_unused]] bool exist(const State & ctx, const edgekv_move * moves, int n, bool slots) {
+    return std::all_of(moves, moves + n, [&](const edgekv_move & move) {
+        return ctx.shape.has(move.row, move.head, move.page) && (!slots || (move.slot >= 0 && move.slot < ctx.pages.table.n_slots()));
+    });
+}
+
+}  // namespace
+
+// ---- questions ---------------------------------------------------------------------------------------------------------------
+
+void Plane::add_selected(edgekv_selected * out, int stream) const {
+    assert(stream < 0 || ctx.shape.has_stream(stream));
+    do_add_selected(out, stream);
+}
+
+RowsRead Plane::last_rows(const Layer & layer, int head, int token) const {
+    assert(is_served(ctx, layer) && head >= 0 && head < layer.info.n_head_kv && token >= 0 && token < kMaxQueryTokens);
+    assert(ctx.params.selection.keep_rows);
+    return do_last_rows(layer, head, token);
+}
+
+Sketch Plane::sketch(const Layer & layer, int stream, std::vector<char> & copy) const {
+    assert(!computes && is_served(ctx, layer) && ctx.shape.has_stream(stream));
+    return do_sketch(layer, stream, copy);
+}
+
+const char * Plane::slot(int i, std::vector<char> & copy) const {
+    assert(!computes && ctx.pages.table.has_slot(i));
+    return do_slot(i, copy);
+}
+
+// ---- changes -----------------------------------------------------------------------------------------------------------------
+
+Failure Plane::enter(edgekv_mode mode) {
+    assert(!computes && (mode != EDGEKV_MODE_EVICT || ctx.params.placement.kind == EDGEKV_DEVICE_HOST));
+    return do_enter(mode);
+}
+
+Failure Plane::select(const edgekv_selection & selection) {
+    assert(!computes && &selection != &ctx.params.selection);
+    return do_select(selection);
+}
+
+Failure Plane::set_slots(int n_slots) {
+    assert(!computes && n_slots >= 0);
+    return do_set_slots(n_slots);
+}
+
+Failure Plane::limit_slots(int n_slots) {
+    assert(!computes && n_slots >= 0);
+    return do_limit_slots(n_slots);
+}
+
+Failure Plane::copy_pages(const edgekv_move * moves, int n) {
+    assert(!computes && exist(ctx, moves, n, true));
+    return do_copy_pages(moves, n);
+}
+
+Failure Plane::drop_pages(const edgekv_move * moves, int n) {
+    assert(!computes && exist(ctx, moves, n, false));
+    return do_drop_pages(moves, n);
+}
+
+void Plane::begin(const UbatchBegin & ubatch) {
+    assert(!computes);
+    computes = true;
+    do_begin(ubatch);
+}
+
+UbatchDone Plane::end(bool ok) {
+    assert(computes || !ok);
+    computes = false;
+    return do_end(ok);
+}
+
+bool Plane::build_store(Layer & layer, const llama_edgekv_store & args) {
+    assert(is_served(ctx, layer));
+    return do_build_store(layer, args);
+}
+
+ggml_tensor * Plane::build_attend(Layer & layer, const llama_edgekv_attend & args) {
+    assert(is_served(ctx, layer));
+    return do_build_attend(layer, args);
+}
+
+}  // namespace edgekv

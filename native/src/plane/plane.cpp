@@ -10,7 +10,7 @@ namespace edgekv {
 namespace {
 
 [[maybe_unused]] bool is_served(const State & ctx, const Layer & layer) {
-    return std::find(ctx.hooked.begin(), ctx.hooked.end(), &layer) != ctx.rows.end();
+    return std::find(ctx.hooked.begin(), ctx.hooked.end(), &layer) != ctx.hooked.end();
 }
 
 [[maybe_unused]] bool exist(const State & ctx, const edgekv_move * moves, int n, bool slots) {

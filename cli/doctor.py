@@ -11,7 +11,7 @@ import click
 from edgekv.amounts import gibibytes, size, tokens
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, option
-from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows, span
 from edgekv.errors import EXIT_LIBRARY
 
 LAYER_COLUMNS = [
@@ -183,7 +183,7 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
                          "as fast")
     _line("size", size(model["file_bytes"]))
     dims = sorted({model["head_dim_k"], model["head_dim_v"]}, reverse=True)
-    _line("layers", f"{model['n_layer']}, with {_span(model['n_head'])} query and {_span(model['n_head_kv'])} KV heads "
+    _line("layers", f"{model['n_layer']}, with {span(model['n_head'])} query and {span(model['n_head_kv'])} KV heads "
                     f"of {' (K) and '.join(map(str, dims))}{' (V)' * (len(dims) > 1)}")
     _line("context", f"trained for {model['n_ctx_train']:,} tokens; vocabulary {model['n_vocab']:,}")
     if model["rope_freq_base"] is not None:
@@ -205,7 +205,7 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
         _line("attention", f"not known: {model['layers_error']}")
     else:
         click.echo()
-        print_rows(_grouped(model["layers"]), LAYER_COLUMNS, "table")
+        print_rows(_layer_rows(model["layers"]), LAYER_COLUMNS, "table")
     _print_plans(model["device_plans"])
 
 
@@ -216,21 +216,16 @@ def _by_folder(libraries: dict[str, str]) -> list[tuple[Path, list[str]]]:
     return list(folders.items())
 
 
-def _grouped(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each run of layers that differ in nothing but their number."""
-    rows = []
-    for _, group in groupby(layers, key=lambda layer: {key: value for key, value in layer.items() if key not in ("il", "index")}):
-        run = list(group)
-        first, last = run[0], run[-1]
-        rows.append({
-            "layers": f"{first['il']}" if len(run) == 1 else f"{first['il']}-{last['il']}",
-            "hooked": first["hooked"],
-            "heads": f"{first['n_head']}/{first['n_head_kv']}",
-            "head_dim": first["head_dim"],
-            "types": f"{_name(first['type_k'])}/{_name(first['type_v'])}",
-            "reason": first["reason"],
-        })
-    return rows
+def _layer_rows(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each run of layers that differ only in their numbers."""
+    return [{
+        "layers": numbers,
+        "hooked": layer["hooked"],
+        "heads": f"{layer['n_head']}/{layer['n_head_kv']}",
+        "head_dim": layer["head_dim"],
+        "types": f"{_name(layer['type_k'])}/{_name(layer['type_v'])}",
+        "reason": layer["reason"],
+    } for numbers, layer in layer_runs(layers)]
 
 
 def _name(cache_type: Any) -> str:
@@ -239,8 +234,3 @@ def _name(cache_type: Any) -> str:
 
 def _line(label: str, text: str) -> None:
     click.echo(f"{label:<16}{text}")
-
-
-def _span(values: list[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low}-{high}"

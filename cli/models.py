@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from edgekv.amounts import gibibytes, size, tokens
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
-from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 
 if TYPE_CHECKING:
@@ -195,19 +194,10 @@ def _print(facts: dict[str, Any], full: bool) -> None:
     click.echo()
     print_rows(facts["tensors"], TYPE_COLUMNS, "table")
     click.echo()
-    print_rows(_grouped(facts["layers"]), LAYER_COLUMNS, "table")
+    print_rows([{"layers": numbers, "attention": "EdgeKV" if layer["served"] else "stock", "heads": f"{layer['n_head']}/{layer['n_head_kv']}",
+                 "reason": layer["reason"]} for numbers, layer in layer_runs(facts["layers"])], LAYER_COLUMNS, "table")
     click.echo()
     _print_template(facts["chat_template_text"], full)
-
-
-def _grouped(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each run of layers that differ in nothing but their number."""
-    rows = []
-    for (reason, served, n_head, n_kv), group in groupby(layers, key=lambda x: (x["reason"], x["served"], x["n_head"], x["n_head_kv"])):
-        numbers = [layer["il"] for layer in group]
-        span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-        rows.append({"layers": span, "attention": "EdgeKV" if served else "stock", "heads": f"{n_head}/{n_kv}", "reason": reason})
-    return rows
 
 
 def _print_template(template: str | None, full: bool) -> None:

@@ -10,7 +10,7 @@ import httpx2 as httpx
 
 from edgekv.amounts import size
 from edgekv.cli.chat.client import ChatClient
-from edgekv.cli.chat.kv_status import KvStatus, Row
+from edgekv.cli.chat.kv_status import KvStatus, Row, size_column
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder
@@ -168,7 +168,7 @@ def _tier_rows(tiers: Any) -> list[Row]:
     for tier in tiers if isinstance(tiers, list) else []:
         name, n_bytes, used = _text(tier, "tier"), _count(tier, "bytes"), _count(tier, "used_bytes")
         if name and n_bytes:
-            rows.append((name.replace("_", " "), f"{size(n_bytes):>10}" + (f"  {size(used)} used" if used else "")))
+            rows.append((name.replace("_", " "), size_column(n_bytes) + (f"  {size(used)} used" if used else "")))
     return rows
 
 

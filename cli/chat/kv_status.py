@@ -97,9 +97,9 @@ def mode_summary(server: Server) -> str:
 def memory_rows(server: Server) -> list[Row]:
     """Memory of the KV cache and the model; in mode sparse also where pages live, and why."""
     attached = server.runtime
-    model = ("model", _bytes(server.model.tensor_bytes))
+    model = ("model", size_column(server.model.tensor_bytes))
     if attached is None:
-        return [("home", f"{_bytes(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
+        return [("home", f"{size_column(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
     rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.selection.sketch.value), model]
     if attached.mode is KvMode.EVICT:
         rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
@@ -113,15 +113,15 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]
     rows = []
     if tiers.n_slots:
         n_taken = tiers.n_resident + tiers.n_moving
-        rows.append(("arena", (f"{_bytes(memory.arena_bytes)}  {_bytes(n_taken * tiers.slot_bytes).strip()} used: "
+        rows.append(("arena", (f"{size_column(memory.arena_bytes)}  {size(n_taken * tiers.slot_bytes)} used: "
                                f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}")))
-    rows.append(("home", (f"{_bytes(memory.home_bytes)}  {size(memory.used_bytes)} used: "
+    rows.append(("home", (f"{size_column(memory.home_bytes)}  {size(memory.used_bytes)} used: "
                           f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens")))
     if memory.sketch_bytes:
-        rows.append(("sketches", f"{_bytes(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
-    rows.append(("tables", f"{_bytes(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
-    rows.append(("work space", _bytes(memory.workspace_bytes)))
-    rows.append(("above stock", f"{_bytes(memory.extra_bytes)}  all of these but home"))
+        rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
+    rows.append(("tables", f"{size_column(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
+    rows.append(("work space", size_column(memory.workspace_bytes)))
+    rows.append(("above stock", f"{size_column(memory.extra_bytes)}  all of these but home"))
     return rows
 
 
@@ -176,6 +176,6 @@ def layer_rows(server: Server) -> list[Row]:
             *(("layers", f"{len(layers)} {reason}") for reason, layers in by_reason.items())]
 
 
-def _bytes(n_bytes: int) -> str:
-    """For a column of sizes."""
+def size_column(n_bytes: int) -> str:
+    """A size for a column of them: `size`, aligned at the right."""
     return f"{size(n_bytes):>10}"

@@ -6,8 +6,9 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import click
@@ -70,6 +71,20 @@ def print_rows(rows: Sequence[Row], columns: list[Column], output: str) -> None:
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(_without_nan(value), indent=2, ensure_ascii=False))
+
+
+def span(values: Iterable[int]) -> str:
+    """ "4-7", or "4" where all values are equal."""
+    numbers = list(values)
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low}-{high}"
+
+
+def layer_runs(layers: Iterable[Row]) -> Iterator[tuple[str, Row]]:
+    """The numbers and the first layer of each run of layers that differ only in their numbers."""
+    for _, group in groupby(layers, key=lambda layer: {key: value for key, value in layer.items() if key not in ("il", "index")}):
+        run = list(group)
+        yield span(layer["il"] for layer in run), run[0]
 
 
 def _without_nan(value: Any) -> Any:

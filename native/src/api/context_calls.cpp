@@ -158,7 +158,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_changed        = static_cast<int>(cells.changed_pages().size());
     out->newest           = -1;
     for (const int32_t page : cells.changed_pages()) {
-        out->newest = std::max(out->newest, cells.newest(0)[page]);
+        out->newest = std::max(out->newest, cells.newest()[page]);
     }
 
     return EDGEKV_OK;

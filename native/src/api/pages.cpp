@@ -73,7 +73,7 @@ edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arr
     const PageArrays arrays = ctx->plane->arrays();
     const Table &    table  = ctx->pages.table;
 
-    *out = { arrays.priority, table.data(), ctx->pages.cells.newest(0), arrays.dropped,
+    *out = { arrays.priority, table.data(), ctx->pages.cells.newest(), arrays.dropped,
              ctx->shape.n_rows, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
 
     return EDGEKV_OK;

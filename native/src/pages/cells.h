@@ -37,6 +37,7 @@ public:
 
     // null before the first sync
     const int32_t * positions(int stream) const { assert(dims.has_stream(stream)); return stream_positions[stream]; }
+    const int32_t * newest() const { return page_newest.data(); }  // of all streams
     const int32_t * newest(int stream) const { return page_newest.data() + first_page(stream); }
     const int32_t * oldest(int stream) const { return page_oldest.data() + first_page(stream); }
 

@@ -28,8 +28,9 @@ def _size(noun: str) -> Callable[[str], int]:
 
 
 def _address(text: str) -> str:
-    if not text.startswith(("redis://", "rediss://")):
-        raise ConfigError("the shared cache's address must begin with redis:// or rediss://, such as redis://127.0.0.1:6379/0")
+    from edgekv.store.places import shared_scheme
+
+    shared_scheme(text)
     return text
 
 

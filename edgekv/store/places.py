@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from edgekv.errors import ConfigError
 from edgekv.store.folder import FolderPlace
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Place
 from edgekv.store.settings import StoreSettings
+
+
+def _redis(identity: ModelIdentity, settings: StoreSettings) -> Place:
+    from edgekv.store.remote import RedisPlace
+
+    assert settings.url is not None
+    return RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s)
+
+
+SHARED: dict[str, Callable[[ModelIdentity, StoreSettings], Place]] = {"redis": _redis, "rediss": _redis}
+"""Places that several machines share, by the scheme of their address. Their `name` is remote."""
+
+
+def shared_scheme(url: str) -> str:
+    """The scheme of a shared place's address. Raises ConfigError where there is no such place."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SHARED:
+        raise ConfigError(f"the shared cache's address must begin with {' or '.join(f'{known}://' for known in SHARED)}, such as redis://HOST:PORT/DB")
+    return scheme
 
 
 def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]:
@@ -14,7 +36,5 @@ def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]
     if settings.folder is not None:
         places.append(FolderPlace(identity, settings.folder, settings.folder_bytes))
     if settings.url is not None:
-        from edgekv.store.remote import RedisPlace
-
-        places.append(RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s))
+        places.append(SHARED[shared_scheme(settings.url)](identity, settings))
     return places

@@ -26,7 +26,8 @@ def shared_scheme(url: str) -> str:
     """The scheme of a shared place's address. Raises ConfigError where there is no such place."""
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SHARED:
-        raise ConfigError(f"the shared cache's address must begin with {' or '.join(f'{known}://' for known in SHARED)}, such as redis://HOST:PORT/DB")
+        raise ConfigError(f"the shared cache's address {url.split('@')[-1]!r} must begin with {' or '.join(f'{known}://' for known in SHARED)}, "
+                          "such as redis://HOST:PORT/DB")
     return scheme
 
 

@@ -96,13 +96,13 @@ class Prefixes:
         if fetch is not None:
             fetch.leave()
 
-    def _look_up(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, n_have: int) -> PrefixHit:
+    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int) -> PrefixHit:
         """The fetched rows, or those of this machine, which may be more by now."""
-        root, fetch = self._root(runtime, prompt), self._fetches.pop(prompt.seq_id, None)
-        near = store.restore(prompt.tokens, n_have, _accepted(runtime), True, root, _read_with(runtime), near=True)
+        fetch = self._fetches.pop(seq_id, None)
+        near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True)
         if fetch is None:
             return near
-        fetched = fetch.take().behind(n_have) if fetch.asked.same(WantedPrefix(root, prompt.tokens)) else PrefixHit()
+        fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
         if fetched.end <= near.end:
             fetch.leave()
             return near
@@ -115,7 +115,8 @@ class Prefixes:
         if runtime is None or store is None:
             return CachedTokens()
         self._saver.leave(prompt.seq_id)
-        hit = _worth(self._look_up(runtime, store, prompt, n_have))
+        wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have))
         self._n_prompts += 1
         self._n_hits += bool(hit.pieces)
         came = partial(store.came, hit)
@@ -128,7 +129,7 @@ class Prefixes:
         loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
         comes = bool(pieces) and runtime.tokens.can_wait
         if comes:
-            self._loading = WantedPrefix(self._root(runtime, prompt), prompt.tokens.copy()), loading
+            self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading
         else:
             pieces = pieces[:loading.finish()]
         cached = _count(pieces)

@@ -146,7 +146,7 @@ _KV_OPTIONS = [
                     + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it.  "
-                    f"[default: {AUTO}, none: on a processor it gains nothing]"),
+                    f"[default: {AUTO}; a processor has none, as it gains nothing there]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
                     f"memory than that.  [default: {EvictionOptions.keep}]"),

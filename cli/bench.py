@@ -1,7 +1,5 @@
 """`edgekv bench`: speed, with llama-bench's letters and names, beside stock llama.cpp in the same run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from itertools import chain, product

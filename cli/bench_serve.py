@@ -1,7 +1,5 @@
 """`edgekv bench serve`: how servers answer several clients at once."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

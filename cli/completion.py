@@ -1,7 +1,5 @@
 """`edgekv completion`: the scripts with which shells complete command lines, and the answers to them."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -1,7 +1,5 @@
 """`edgekv config`: the file of options, and where each value comes from."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`edgekv doctor`: this installation, and its plans for a model."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 from typing import Any

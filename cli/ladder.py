@@ -1,7 +1,5 @@
 """`edgekv bench ladder`: what each idea adds, on recorded attention and live."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`edgekv policies`: what can be chosen to decide which pages are worth their place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

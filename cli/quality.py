@@ -1,7 +1,5 @@
 """`edgekv quality`: what a KV mode costs in predictions and answers, against full attention."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

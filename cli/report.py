@@ -1,7 +1,5 @@
 """`edgekv report`: what was measured, as one HTML page."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

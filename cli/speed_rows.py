@@ -1,7 +1,5 @@
 """Rows of `edgekv bench` as table, Markdown, CSV, JSON and JSON lines."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

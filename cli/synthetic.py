@@ -1,7 +1,5 @@
 """`edgekv models shapes` and `synth`: model files of random weights in the shape of real ones, to measure with."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

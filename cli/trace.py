@@ -1,7 +1,5 @@
 """`edgekv trace`: record a model's attention, and say what a recording holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

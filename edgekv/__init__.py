@@ -4,8 +4,6 @@
 imported after this package runs on our libraries.
 """
 
-from __future__ import annotations
-
 import os
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import distribution as _distribution

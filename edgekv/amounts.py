@@ -1,7 +1,5 @@
 """Reading and printing of bytes, tokens, shares, durations and switches, everywhere alike."""
 
-from __future__ import annotations
-
 import re
 
 from edgekv.errors import ConfigError

@@ -1,7 +1,5 @@
 """NAME=VALUE lists: settings of a policy, changes of bench modes, `--set`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Messages are one sentence that says what was wrong, what is allowed, and what to do. The command line prints them without a traceback.
 """
 
-from __future__ import annotations
-
 EXIT_OK = 0
 EXIT_RUNTIME = 1
 EXIT_USAGE = 2

@@ -1,7 +1,5 @@
 """Small JSON files of this machine that several processes read and replace."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """`Llama`: llama_cpp.Llama with KV options. Same methods, same results."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,7 +1,5 @@
 """This machine in words. A figure needs the processor and the day that it was measured on."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

@@ -1,7 +1,5 @@
 """Named things a person can choose from, with a sentence about each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 

@@ -1,7 +1,5 @@
 """The words that several packages share, each with one meaning."""
 
-from __future__ import annotations
-
 import enum
 
 PAGE_TOKENS = 16

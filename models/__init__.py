@@ -1,7 +1,5 @@
 """Models before they are loaded: where they are, and what a GGUF file says about its shape."""
 
-from __future__ import annotations
-
 from edgekv.models.default import default_model
 from edgekv.models.geometry import Geometry, geometry
 

@@ -1,7 +1,5 @@
 """The default model of `edgekv chat`, from the distribution that the extra `demo` installs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

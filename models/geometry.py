@@ -1,7 +1,5 @@
 """The shape of a model, read from its GGUF metadata without loading it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """GGUF files on this machine: the default model, and those in other tools' caches."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

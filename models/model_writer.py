@@ -5,8 +5,6 @@ writes, and no two rows are alike. The bank's numbers are normally distributed w
 would grow from layer to layer.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 import zlib

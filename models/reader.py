@@ -4,8 +4,6 @@
 stays one view of the mapped file, and tensors are described, not mapped.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Layers without a KV cache, and the state that they keep instead."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edgekv.models.reader import MetadataReader

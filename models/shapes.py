@@ -1,7 +1,5 @@
 """Shapes of known models, for files of random weights (`edgekv models synth`): time and memory depend on the shape alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The same path, `SyntheticShape` and seed give the same bytes. Weights are scaled
 far from the second: logits then show a wrong kernel.
 """
 
-from __future__ import annotations
-
 import inspect
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The weights that a token reads: the part of its time that no KV cache changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

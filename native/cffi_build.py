@@ -4,8 +4,6 @@ The declarations are read from the header itself, between its `cffi: begin` and 
 one text, and the compiler checks every type cffi assumes.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Rows that one version of the kernels computed are not taken for those of another, and nobody has to raise a number for that.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -9,8 +9,6 @@ PATH is an sdist of llama-cpp-python, an unpacked one, or a llama.cpp tree; with
 environment, the sdist is fetched with `pip download`, checked against its hash and kept in the user's cache folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import hashlib

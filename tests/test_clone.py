@@ -1,8 +1,6 @@
 """Python starts in the folder of a clone, as everybody does after `pip install .`, and finds the package rather than the folder
 `edgekv`."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The READMEs and the program agree: what one names, the other has."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Two places that name the same number or list agree."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m tests.gpu_command` without a GPU: its plan, its second call after a kill, its tables, targets and exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

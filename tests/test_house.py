@@ -1,7 +1,5 @@
 """House rules that no linter checks: a file is short enough to be read whole, and no test imports another."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path

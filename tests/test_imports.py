@@ -1,7 +1,5 @@
 """House rules: imports point down, native code has one door, and `--help` costs nothing."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

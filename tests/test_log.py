@@ -1,7 +1,5 @@
 """LOG.md: the form of its entries, and the tables that they name. CHANGELOG.md: the form of the newest release."""
 
-from __future__ import annotations
-
 import csv
 import re
 import sys

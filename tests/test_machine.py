@@ -1,7 +1,5 @@
 """edgekv.machine names the processor in the words that stand beside figures."""
 
-from __future__ import annotations
-
 import datetime
 import re
 

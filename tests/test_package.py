@@ -1,7 +1,5 @@
 """The installed package: its requirements and its contents."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from pathlib import Path

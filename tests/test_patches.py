@@ -1,7 +1,5 @@
 """patches/apply.py against another version of llama.cpp, and what a patch may hold."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

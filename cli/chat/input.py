@@ -1,7 +1,5 @@
 """The prompt: line editing, history, several lines, and the keys that clear the line or leave."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shows a chat: the answer on standard output; progress, footer and notes on standard error."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Conversations in files: a JSON list of messages, written completely or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """A conversation's messages, also after an answer was cut, refused or taken back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One question or a conversation, with any server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv.cli.chat.client import ChatClient

@@ -1,7 +1,5 @@
 """The options of the prefix store, which spares reading a conversation again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

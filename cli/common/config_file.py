@@ -1,7 +1,5 @@
 """The file of options: TOML, one key for each long option of `edgekv chat` and `edgekv serve`, below variables and command line."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import sys

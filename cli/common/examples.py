@@ -1,7 +1,5 @@
 """The examples at the end of a command's help."""
 
-from __future__ import annotations
-
 _HEADING = "Examples:"
 _AS_IT_IS = "\b"  # click rewraps other paragraphs
 

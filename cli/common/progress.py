@@ -1,7 +1,5 @@
 """Progress on standard error: a bar on a terminal, elsewhere a line now and then."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

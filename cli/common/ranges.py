@@ -1,7 +1,5 @@
 """Numbers as llama-bench takes them: "512", "1,2,4", "0-8192+2048", "1-8*2"."""
 
-from __future__ import annotations
-
 import re
 
 from edgekv.errors import ConfigError

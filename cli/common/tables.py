@@ -1,7 +1,5 @@
 """Prints rows as a table, JSON, CSV or Markdown, for all commands that answer with rows."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -3,8 +3,6 @@
 `prepare()` comes first: it points llama-cpp-python at our libllama and checks that all versions fit.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

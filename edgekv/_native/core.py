@@ -1,7 +1,5 @@
 """libedgekv through cffi: contexts, layers, observation, cells. Everything returned is a plain Python value or a NumPy view."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Checks that this processor can run the libraries. It is done before they are loaded: an instruction that it lacks would
 end the process without a word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from edgekv._native._cpu import ffi, lib

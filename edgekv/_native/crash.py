@@ -1,7 +1,5 @@
 """The sentence that a person reads where native code ends the process. Only for a process that is ours: a library leaves such things alone."""
 
-from __future__ import annotations
-
 import faulthandler
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Devices, their rates, and where a context's data plane runs, as plain values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv._native._core import ffi, lib

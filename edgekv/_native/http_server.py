@@ -1,7 +1,5 @@
 """llama.cpp's HTTP server inside this process, through cffi: its life, and its documents about the KV hierarchy."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which instruction set the kernels are taken from, and how fast each is."""
 
-from __future__ import annotations
-
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _check
 from edgekv.errors import ConfigError

@@ -1,7 +1,5 @@
 """Libraries of the system that others bring."""
 
-from __future__ import annotations
-
 import ctypes
 
 

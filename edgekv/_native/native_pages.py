@@ -1,7 +1,5 @@
 """The pages of one context through cffi, by ids of its shape: one call for each question and each change of the page table."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv._native import core, device_calls

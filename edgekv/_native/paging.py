@@ -1,7 +1,5 @@
 """Selection, pins and the arrays by page of a context through cffi."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The keeper of prefixes for the server, through cffi: the server calls its functions on the thread that decodes."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from functools import cache

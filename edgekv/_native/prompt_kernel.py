@@ -5,8 +5,6 @@ somewhere. Kernels give other bits, so the choice is made once for a machine and
 own default is used, which is the same each time.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bytes of what a context will take, asked of the library before there is one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv._native._core import ffi, lib

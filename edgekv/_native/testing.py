@@ -1,7 +1,5 @@
 """Functions for tests: edgekv_testing.h through cffi."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """K and V of whole tokens through cffi: taken out of a context's home, and put back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The library is asked, as llama.cpp asks it where a model is loaded: the answer d
 processor has and the kernel lets programs use.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Chooses the array operations for a context's data plane."""
 
-from __future__ import annotations
-
 from edgekv.arrays.ops import Ops
 from edgekv.vocab import DeviceKind
 

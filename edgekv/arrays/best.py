@@ -1,7 +1,5 @@
 """The best pages of each head."""
 
-from __future__ import annotations
-
 from edgekv.arrays.ops import Array, Ops
 
 

@@ -1,7 +1,5 @@
 """Gather: pages from home into slots. The specification of edgekv_gather_pages in move_pages.cuh."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

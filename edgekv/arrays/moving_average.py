@@ -1,7 +1,5 @@
 """Exponential moving average, in place."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

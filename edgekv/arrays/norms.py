@@ -1,7 +1,5 @@
 """Norms of K or V rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

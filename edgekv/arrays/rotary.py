@@ -1,7 +1,5 @@
 """The fall of attention with distance that rotary position embedding causes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

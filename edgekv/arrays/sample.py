@@ -9,8 +9,6 @@ A part of the resolution is spread evenly over the visible cells, as a floor und
 read now and then, and no weight is above 1 / floor.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The largest and the smallest of many values, in order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """The four groups of KV options. Each defines its options, with their environment variables, and checks each option by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """A page budget is divided over layers and heads: pages have scores, and the best are taken."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.errors import ConfigError

@@ -1,7 +1,5 @@
 """Decides which pages mode evict gives up: heads drop pages, and a page that no head keeps, or that has no room, is freed. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

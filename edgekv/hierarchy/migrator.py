@@ -1,7 +1,5 @@
 """Carries a plan out: submit, advance, collect."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counters of one attached context."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 

@@ -1,7 +1,5 @@
 """The memory hierarchy of one context: its parts, and the phases of a run in their order."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

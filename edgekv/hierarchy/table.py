@@ -4,8 +4,6 @@ A page's base is the state of its cells, the same for all rows and heads: FREE, 
 (settled). A settled page can have a slot besides: MOVING while the copy is under way, RESIDENT when it is complete.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.topk import smallest

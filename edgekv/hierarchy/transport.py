@@ -1,7 +1,5 @@
 """What the hierarchy asks of an arena and of the native page table."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

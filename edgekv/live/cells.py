@@ -4,8 +4,6 @@ Every array here is a view of llama.cpp's own memory. It is valid until its cont
 Its contents are current while nothing decodes. They change with every decode, seq_rm, seq_cp, shift and state load: copy what should stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The arena in device memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The arena in host memory."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The mean norm of each page's keys, for policies that look at keys."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv._native import core

@@ -1,7 +1,5 @@
 """Eviction in one context: the cells that it sees, and the native calls that drop pages."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv._native import core, paging

@@ -1,7 +1,5 @@
 """The settings that decide which rows a sparse step or prompt reads."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

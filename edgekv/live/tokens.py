@@ -4,8 +4,6 @@ A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, 
 decoding thread, between two decodes, unless a method says otherwise.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The hierarchy of one native context: its shape, its arena and its observations."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 

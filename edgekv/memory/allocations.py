@@ -1,7 +1,5 @@
 """The memory of a context, part by part, from the model's header alone: llama.cpp's allocations and ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

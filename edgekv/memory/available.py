@@ -1,7 +1,5 @@
 """Free host memory: the machine's, or less where a control group of this process has a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

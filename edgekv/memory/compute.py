@@ -1,8 +1,6 @@
 """llama.cpp's work buffers by a formula for a prompt's ubatch. It was fitted to the graphs that llama.cpp's allocator reserved for many
 shapes (`edgekv.rates.measuring.reserve`)."""
 
-from __future__ import annotations
-
 from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile
 

@@ -1,8 +1,6 @@
 """Chooses the context to open, before a model is loaded: Linux grants memory that it does not have, and swaps or kills later. It counts as
 `edgekv plan` does, and refuses what does not fit there."""
 
-from __future__ import annotations
-
 from edgekv.amounts import MIB, size
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest

@@ -1,7 +1,5 @@
 """Corrects this machine's kept rates by the speed of a loaded model."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import fields, replace
 

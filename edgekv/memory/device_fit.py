@@ -1,7 +1,5 @@
 """The GPU memory of a context, estimated before a model is loaded. The native library decides the real figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

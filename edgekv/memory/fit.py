@@ -1,7 +1,5 @@
 """The memory of a context's KV cache, from the shape of a model alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

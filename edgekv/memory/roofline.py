@@ -1,7 +1,5 @@
 """The estimated time of a token, before anything is loaded: from the bytes that it reads, its arithmetic and this machine's measured rates."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping

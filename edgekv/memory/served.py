@@ -1,7 +1,5 @@
 """Which layers EdgeKV's attention serves, and why not the others, by a model's header. `edgekv doctor` opens a context to be certain."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv.memory.fit import sparse_layers

@@ -1,7 +1,5 @@
 """One run, as policies, prefetchers and the page table see it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The states of pages, the reasons for them, and a read-only view of both for decisions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 

@@ -1,7 +1,5 @@
 """The axes of per-page arrays."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

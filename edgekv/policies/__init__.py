@@ -3,8 +3,6 @@
 A policy's name joins its parts by "+"; a part may have settings: "ema(alpha=0.02)+anchor+recent".
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields

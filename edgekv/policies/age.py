@@ -1,7 +1,5 @@
 """Ages of pages, counted from the newest token of their stream. The host knows the positions; all heads get the same score."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.pages.observation import Observation

@@ -1,7 +1,5 @@
 """What all policies share: settings, scores, forgetting. A policy itself only says what a page is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any

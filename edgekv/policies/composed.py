@@ -1,7 +1,5 @@
 """Several policies as one."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

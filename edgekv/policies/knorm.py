@@ -1,7 +1,5 @@
 """Keys of low norm."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.errors import ConfigError

@@ -1,7 +1,5 @@
 """Prefetchers: which pages will be wanted next. A prefetcher = one file, one line here, one line in tests/prefetch/test_prefetch.py."""
 
-from __future__ import annotations
-
 from edgekv.arrays.ops import Ops
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch.neighbour import Neighbour

@@ -1,7 +1,5 @@
 """The pages beside the hottest."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.order import Later

@@ -1,7 +1,5 @@
 """No prefetch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.order import Later

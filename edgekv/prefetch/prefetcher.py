@@ -1,7 +1,5 @@
 """The interface of all prefetchers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What was attended last."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.order import Later

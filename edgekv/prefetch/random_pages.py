@@ -1,7 +1,5 @@
 """Random pages, which any prefetcher has to beat."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Ops

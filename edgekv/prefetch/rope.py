@@ -1,7 +1,5 @@
 """A prior from the model's own position embedding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Ops

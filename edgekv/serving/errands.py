@@ -1,7 +1,5 @@
 """Errands of other threads for the one that decodes: only that one may look at the cache or change the settings of attention."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future

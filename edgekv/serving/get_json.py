@@ -1,7 +1,5 @@
 """Requests of a process to its own server, over HTTP as anybody's."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from typing import Any

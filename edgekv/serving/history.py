@@ -1,7 +1,5 @@
 """The last minutes of decoding, second by second."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Loads the rows of a prompt into its cells: a thread reads, verifies and copies them layer by layer, while earlier layers are computed."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import deque

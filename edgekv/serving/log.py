@@ -4,8 +4,6 @@ The server has one log, which always goes to file descriptor 2. So that it stays
 while the server lives, and Python's `sys.stderr` writes to a copy of the old one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

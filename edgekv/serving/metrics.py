@@ -3,8 +3,6 @@
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Prefixes of conversations for the server in this process: between its sequences and a `PrefixStore`."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import logging

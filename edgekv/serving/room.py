@@ -1,7 +1,5 @@
 """A server's need of the machine's memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edgekv.machine import default_threads

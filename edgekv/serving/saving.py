@@ -1,7 +1,5 @@
 """Saves beside the decoding: threads copy finished rows out while other tokens are computed."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The options of a server, and checks of those that would make llama.cpp's server end the process."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """The figures of a server at one moment, and the documents that show them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

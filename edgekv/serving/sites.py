@@ -1,8 +1,6 @@
 """The names under which a server answers. A page of another site can give its own name our address (DNS rebinding): then the browser takes
 the server for that page's, and only the name in the Host header tells them apart."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket

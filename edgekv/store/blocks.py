@@ -1,7 +1,5 @@
 """Blocks of a prefix, and the keys that chain them."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from dataclasses import dataclass, field

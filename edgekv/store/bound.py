@@ -1,7 +1,5 @@
 """Keeps a folder within its bytes, whoever writes into it: the least recently used blocks go first."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

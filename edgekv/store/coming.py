@@ -1,7 +1,5 @@
 """Blocks that are known but not loaded: their rows are read layer by layer, when they are needed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -3,8 +3,6 @@
     FOLDER/conversations/NAME.json    keys of blocks, hexadecimal
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The digest of all bytes of a model's files. It is computed once for a file, and then known by the file's place and times."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -5,8 +5,6 @@
     FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """A place below RAM: a folder, which survives the process and which several processes share."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

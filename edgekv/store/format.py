@@ -1,7 +1,5 @@
 """The bytes of a block outside RAM: a header that says whose rows they are, a checksum for each layer, and the rows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import struct

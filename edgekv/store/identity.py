@@ -1,7 +1,5 @@
 """A model's identity: everything but the tokens that K and V depend on. It tells the stored rows that fit a model, and their size."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Lists a folder of prefixes for people: conversations, their models, and the blocks that they share."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter

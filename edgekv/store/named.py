@@ -1,7 +1,5 @@
 """Named prefixes of a folder: they stay until the name expires, even unused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The interface of a place below RAM; and how a failing place is left alone for a while."""
 
-from __future__ import annotations
-
 import enum
 import logging
 import threading

@@ -1,7 +1,5 @@
 """How fast a place delivers rows, as measured so far."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

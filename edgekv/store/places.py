@@ -1,7 +1,5 @@
 """The places below RAM that the settings name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from edgekv.errors import ConfigError

@@ -1,7 +1,5 @@
 """The upper tier: blocks in RAM, bounded in bytes, least recently used first."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator

@@ -6,8 +6,6 @@
 All names are in hexadecimal, ROOT is the model identity's. Everything has a time to live, renewed when it is used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout

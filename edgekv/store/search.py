@@ -1,7 +1,5 @@
 """Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Where prefixes are kept, and how many bytes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The prefix store of one model: what was read once is found again by its tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

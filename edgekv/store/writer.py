@@ -1,7 +1,5 @@
 """Writes to a place behind its store's back, on a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence

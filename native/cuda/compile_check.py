@@ -10,8 +10,6 @@ from the same bytes with the same compiler and flags is not compiled again (--ca
 Exit status: 0 all compiled; 1 a file does not compile; 5 there is no nvcc, or no cuBLAS header, to compile with.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

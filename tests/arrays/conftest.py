@@ -1,7 +1,5 @@
 """Array operations, once for each library."""
 
-from __future__ import annotations
-
 import pytest
 from support.array_libraries import real_cupy
 

@@ -1,7 +1,5 @@
 """EdgeKV chooses an array library, and says so where one is missing."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The copies of pages, against plain slices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.array_libraries import address_of, on

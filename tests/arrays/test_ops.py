@@ -1,7 +1,5 @@
 """Operations on per-page arrays: NumPy, the specification, against our kernels on the emulated device, and with a GPU, on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Sampling: NumPy's specification is right on average and reads every certain row, and the kernels of every instruction set agree with
 it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What tests of the command line start: a server made of paper, the program, a chat in a pseudo-terminal."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

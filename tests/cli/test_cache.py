@@ -1,7 +1,5 @@
 """`edgekv cache`: what a folder holds, and what may be done to it."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

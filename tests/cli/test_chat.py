@@ -1,7 +1,5 @@
 """`edgekv chat` through a terminal, with the real server."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Conversations that are kept, and come back: `--resume` and `/chats`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

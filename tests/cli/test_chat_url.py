@@ -1,7 +1,5 @@
 """`edgekv chat --url`: a server elsewhere, of EdgeKV, of llama.cpp and of others."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Iterator

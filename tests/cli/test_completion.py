@@ -1,7 +1,5 @@
 """`edgekv completion`: the offers behind a TAB, asked as the scripts ask, and in each shell itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The file of options counts below variables and the command line, and a mistake in it gets one sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 import stat

@@ -1,7 +1,5 @@
 """The chat's side of a conversation, against a server made of paper."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

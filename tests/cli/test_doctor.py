@@ -1,7 +1,5 @@
 """`edgekv doctor` tells the truth on a healthy machine, and still tells something on a broken one."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

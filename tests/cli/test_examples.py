@@ -1,7 +1,5 @@
 """The examples at the end of each command's help are lines that it takes."""
 
-from __future__ import annotations
-
 import click
 import pytest
 from support.command_lines import calls, commands, parse

@@ -1,7 +1,5 @@
 """`edgekv models`: files of random weights have the shape they claim, are whole or not there, and decode."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`edgekv chat -p`: one answer without a terminal, its settings, and mistakes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

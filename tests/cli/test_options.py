@@ -1,7 +1,5 @@
 """The shared options become KvOptions: from the command line, else from the environment, else by default."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

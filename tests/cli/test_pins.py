@@ -1,7 +1,5 @@
 """Pinned messages: where their tokens stand, and how pins follow the conversation."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgekv.cli.chat.pinned_messages import Pins, message_span

@@ -1,7 +1,5 @@
 """`edgekv plan`: the table, JSON, exit codes; and the summary line of chat and serve."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The chat's display: text, progress, footer, memory, advice."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """`edgekv serve`: its options become settings, mistakes get a sentence, and the program says its first lines and ends as it should."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

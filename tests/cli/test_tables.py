@@ -1,7 +1,5 @@
 """cli/common/tables.py: the same rows as plain text, in a terminal, as JSON, CSV and Markdown."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

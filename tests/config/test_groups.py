@@ -1,7 +1,5 @@
 """KvOptions and its four groups: an option is named once, is given flat, and lies in its group."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import FrozenInstanceError, fields
 

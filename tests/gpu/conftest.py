@@ -1,7 +1,5 @@
 """These tests need a GPU and the environment that `python tests/gpu_command run` makes; a plain `pytest` leaves them out."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each fault ends in a sentence and a consistent state: the next context works."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

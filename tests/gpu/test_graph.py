@@ -1,8 +1,6 @@
 """With tiering on, a decode graph has as many splits as stock's, one of them on the GPU, and llama.cpp's CUDA graphs stay in
 use."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -2,8 +2,6 @@
 each next one the most likely too, which is what greedy decoding would have given. Where stock's two best lie closer together than
 its own two kernels do, either is right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Pages move while tokens are decoded and cells change under them: after each kind of change every sketch and every slot is
 right, and the predictions are those of a context in which nothing ever moved."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

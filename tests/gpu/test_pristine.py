@@ -1,7 +1,5 @@
 """Mode exact with room for everything gives stock's logits, within the spread of stock's own two kernels on this card."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.decoding import kld, top_gap

@@ -1,8 +1,6 @@
 """`python -m tests.gpu_command pack | run`, or the same as `python tests/gpu_command ...`. The first is not to be had where another package
 has brought a module `tests` along."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import runpy

@@ -1,8 +1,6 @@
 """Stage bench: the models, then the columns of the table, the most valuable first. Each column is a process of its own (rows.py) that
 appends a row for each depth: whatever ends it costs one row."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Stage build: an environment of its own, llama.cpp's source, native code for the card found, and the package in that environment."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Commands with a time limit and a log: a limit ends the command and everything it started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Stages tests, sanitize and bench for the kernels: native/tests/device/test_*.cpp, built for the card and run on it, once more
 under compute-sanitizer, and those that can, to measure. In a rehearsal the emulated device takes the card's place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .machine import tool

@@ -1,7 +1,5 @@
 """This machine (the card, its driver, the toolkit, the processor) and the state of the sources that runs on it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -8,8 +8,6 @@
 Every file is listed in its parcel's manifest.json with its hash. `take_in` copies what it finds into the state folder: a later
 command on the same machine need not carry it again. """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

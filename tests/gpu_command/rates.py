@@ -1,7 +1,5 @@
 """A script that runs in the installed package: it writes the device's measured rates as JSON. `python rates.py cuda|emulated FILE`"""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

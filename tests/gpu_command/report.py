@@ -1,7 +1,5 @@
 """One json and one table of everything so far, written after each step: a kill costs nothing that was measured."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import tarfile

@@ -3,8 +3,6 @@
     python rows.py --model FILE --label NAME --column sparse --device cuda --depths 131072,32768 --rows FILE [--vram BYTES] ...
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """One call of the command: the checkout, the state folder, the device, the environment that its programs get."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """The state of the work: a folder outside the checkout, so that a warm machine goes on where the last command stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

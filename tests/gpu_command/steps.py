@@ -1,7 +1,5 @@
 """Steps run one after the other, each once, as far as the minutes go."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

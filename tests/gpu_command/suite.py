@@ -1,8 +1,6 @@
 """Stage tests for the installed package: every tests/gpu/test_*.py, and the tests of tests/ that run on a card. Each file is a step of its
 own, so that one that hangs costs no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .session import Session

@@ -1,8 +1,6 @@
 """The targets of the GPU benchmark, as arithmetic on measured rows. A row is what edgekv/lab/questions/gpu_table.py measures; times in ms,
 rates in bytes per second. Rows of an emulated link are judged apart from those of the real one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

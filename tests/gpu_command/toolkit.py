@@ -2,8 +2,6 @@
 package in another, without the names that a linker looks for: what is missing in the toolkit is looked for there and handed to
 CMake by name."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

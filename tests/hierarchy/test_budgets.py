@@ -1,7 +1,5 @@
 """Dividing a page budget, against a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

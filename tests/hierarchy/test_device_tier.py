@@ -1,7 +1,5 @@
 """The hierarchy on a device: copies on a side stream, answers that come later, capacity and pace. No GPU is needed."""
 
-from __future__ import annotations
-
 import types
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The decision of mode evict: which pages it drops and which cells it frees."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The hierarchy end to end, over an arena that holds bytes: policy, plan, migration and events together, with no model."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The migrator: exact moves, bounded steps, and copies that are late, out of order or lost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.tiers import FakeArena, settled, where

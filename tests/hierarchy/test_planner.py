@@ -1,7 +1,5 @@
 """The planner: tables with exact ids, and its promises on random inputs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """PageTable: exact transitions, and its invariants under random events."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

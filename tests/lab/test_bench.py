@@ -1,7 +1,5 @@
 """`edgekv bench`: what it measures, fills and says. No speed is asserted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.benches import measure

@@ -1,7 +1,5 @@
 """`edgekv bench` at the command line: its formats, bad input, a peer, an interrupt."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

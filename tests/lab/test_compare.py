@@ -1,7 +1,5 @@
 """edgekv.lab.results.compare and `edgekv bench compare`: rows of two results in pairs."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the rows of `edgekv bench` say: ratios, limits, prompts, predictions, what was read. No speed is asserted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.benches import measure

@@ -1,7 +1,5 @@
 """Hit rates of every policy on recorded traces: they stay what they were."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """edgekv.lab.heads.attended and `edgekv heads`: what is made of attention mass."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

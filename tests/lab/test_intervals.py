@@ -1,7 +1,5 @@
 """The arithmetic of `edgekv quality`: intervals, distances, retention, effort."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.decoding import kld

@@ -1,7 +1,5 @@
 """edgekv.lab.questions.ladder and `edgekv bench ladder`."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Modes of a benchmark, and the texts that they read."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

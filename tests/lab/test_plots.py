@@ -1,7 +1,5 @@
 """The report's pictures by themselves: labels, ticks, style, and the plot of speed against depth."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The progress that a benchmark shows, on a terminal and off it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

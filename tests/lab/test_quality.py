@@ -1,7 +1,5 @@
 """`edgekv quality`: its rows, what it refuses, and its command."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

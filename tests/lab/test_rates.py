@@ -1,7 +1,5 @@
 """Rates of a machine that others use too: the fastest sample, processor time, and what others do."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from types import SimpleNamespace

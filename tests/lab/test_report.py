@@ -1,7 +1,5 @@
 """edgekv.lab.report and `edgekv report`: a folder of results as one page."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

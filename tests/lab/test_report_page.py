@@ -1,7 +1,5 @@
 """The report in a real browser without a window: screen and paper, wide and narrow, light and dark. Skipped where there is none."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

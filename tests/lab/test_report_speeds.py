@@ -1,7 +1,5 @@
 """The report's parts from rows of `edgekv bench`, from the plan and from servers."""
 
-from __future__ import annotations
-
 import json
 
 import click

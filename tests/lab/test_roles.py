@@ -1,7 +1,5 @@
 """edgekv.lab.heads.roles: what made-up attention makes of a head."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

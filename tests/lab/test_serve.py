@@ -1,7 +1,5 @@
 """Servers under the load of several clients: what is counted, and what is said of servers that cannot be measured."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulator: what is counted against plain loops, what is chosen, what policies see, the hot tier, scenarios and the command."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

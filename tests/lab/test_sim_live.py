@@ -1,7 +1,5 @@
 """A live context does what the simulator does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.traces import replayed

@@ -1,7 +1,5 @@
 """The way back to where modes start, and what is asked there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

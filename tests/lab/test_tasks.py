@@ -1,7 +1,5 @@
 """The tasks of `edgekv quality`: their contexts, their questions, their graders, without asking any model."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Trace files: what is written is read, what is not a trace is refused, and an interrupted recording leaves nothing. And the recorder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """KV cells as Python sees them, against a model of what seq_rm, seq_cp, shift, state save and load do to them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

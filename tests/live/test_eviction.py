@@ -1,7 +1,5 @@
 """Mode evict: a hard bound on the cells, pages dropped by head, and positions that stay right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.contexts import attached, drop, dropped

@@ -1,7 +1,5 @@
 """Mode evict through rewinds, state files, random events and a cache over another's cells: nothing is stale."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support import assistant

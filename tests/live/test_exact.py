@@ -1,7 +1,5 @@
 """`exact` gives the answers of stock llama.cpp: pristine logits, greedy identity, every shape the kernel serves."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

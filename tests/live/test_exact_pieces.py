@@ -1,7 +1,5 @@
 """A piece of a prompt, however short, is read by the same kernel in modes exact and sparse: the same bits, and no memory for what is not selected."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Finished rows are read on another thread while others are computed, and nothing moves or removes them meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager

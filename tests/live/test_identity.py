@@ -1,7 +1,5 @@
 """The identity of rows follows from the context as it was built: it differs where one thing that rows depend on differs, and only there."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Norms of keys by page, against a plain loop, through changes of the cells."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.contexts import attached

@@ -1,7 +1,5 @@
 """There is no memory left: a hook or a call fails with a sentence, stock llama.cpp takes the place of our nodes, and the process lives on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Observers see attention mass that sums to one per query head and agrees with a softmax computed from the weights, of decoded tokens and of
 a prompt's end."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

@@ -1,8 +1,6 @@
 """Mode sparse reads some tokens for certain: their positions and a person's pins decide which, not the policy's scores nor the places of
 cells."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.contexts import Context, attached

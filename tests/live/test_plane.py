@@ -1,8 +1,6 @@
 """The device plane, end to end on the emulated device: the very kernels, buffers, streams and graph nodes that run on a GPU, under
 llama.cpp's CPU backend. The host plane and stock llama.cpp are the yardstick."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.contexts import attached, n_hooked

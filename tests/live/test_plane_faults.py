@@ -1,7 +1,5 @@
 """The device plane under faults: refusals, failures, contexts that end, memory that is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from dataclasses import replace

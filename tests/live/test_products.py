@@ -1,7 +1,5 @@
 """Several tokens meet Q4_1 weights in our kernel: the numbers are those of ggml's, and stock llama.cpp stays stock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

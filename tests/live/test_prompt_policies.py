@@ -1,8 +1,6 @@
 """Policies that judge by the end of a prompt, in mode evict: each follows its definition on the mass that the newest tokens gave, over a
 prompt of many times what it keeps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

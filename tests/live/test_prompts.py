@@ -1,8 +1,6 @@
 """Prompts are ubatches longer than a decode step, in nodes of ours: every length, cache type and mask, at any depth, for each number of
 threads; their place in the graph, and what observers see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

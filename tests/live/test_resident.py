@@ -1,7 +1,5 @@
 """Memory of sketches becomes resident where there are tokens, and nowhere else."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

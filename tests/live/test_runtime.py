@@ -1,7 +1,5 @@
 """Attaching, detaching, defaults, several contexts, and handshakes that refuse another build."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """How good a sample is: the error against full attention over the same cache, its estimate, and the mass that policies see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

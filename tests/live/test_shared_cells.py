@@ -1,7 +1,5 @@
 """Sequences that share one cache in mode sparse: each one's rows follow from its own tokens, whatever lies beside them."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.contexts import Context, attached
 

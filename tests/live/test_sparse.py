@@ -1,8 +1,6 @@
 """Mode sparse is `exact` where everything is read for certain; it reads the certain rows and a sample; sketches and arena stay true through
 every event. test_sampling.py judges the sample."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mode sparse while things change: options, events, a failed decode, two thousand tokens, instruction sets."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sparse prompts: the blocks that they attend, their cost, and their labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.contexts import attached

@@ -1,7 +1,5 @@
 """Rows of tokens that were computed once are put back: the next token's logits are those of a context that never lost them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import closing

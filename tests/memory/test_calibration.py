@@ -1,7 +1,5 @@
 """Rates are measured once and kept, whatever the file looks like; conclusions from them are arithmetic."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

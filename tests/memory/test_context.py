@@ -1,7 +1,5 @@
 """Which context is opened, and which is refused before anything is loaded: all that the plan counts must fit in free memory."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which device a context gets, and the sentence where it is not the GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

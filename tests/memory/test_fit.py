@@ -1,7 +1,5 @@
 """What fits in memory: contexts, sketches and arena of mode sparse, and all of it on a device."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The plan: parts against what llama.cpp and EdgeKV allocate, the published example, limits, speeds and what is recommended."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import replace

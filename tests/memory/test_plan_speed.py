@@ -1,8 +1,6 @@
 """A plan's speeds against measured ones. This takes minutes on a machine that does nothing else, so that it runs only where
 EDGEKV_PLAN_SPEED names numbers of threads."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

@@ -1,7 +1,5 @@
 """Rates that are kept, and the time of a token that follows from them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

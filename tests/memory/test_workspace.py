@@ -1,7 +1,5 @@
 """The work space of our kernels: the plan against what the library reserves for a prompt and the longest step after it."""
 
-from __future__ import annotations
-
 import pytest
 from support.contexts import attached
 

@@ -1,8 +1,6 @@
 """`edgekv models pull`: the files that it takes, and its sentences where they are not to be had. The library is a fake: tests have no
 network."""
 
-from __future__ import annotations
-
 import sys
 import types
 

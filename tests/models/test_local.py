@@ -1,7 +1,5 @@
 """Models that other tools keep on this machine, and how one is found by name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """models/: the default model, geometry, what is said about bad files, and that the synthetic models are what they claim."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shutil

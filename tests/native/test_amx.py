@@ -1,8 +1,6 @@
 """What llama.cpp tells the tile unit of CPUs with AMX, as this machine's compiler compiles it. Needs no AMX: the object code that would
 load the configuration keeps it for us instead."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

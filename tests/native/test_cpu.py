@@ -1,7 +1,5 @@
 """The processor that the libraries were compiled for, and the one that is here."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """How native code ends the process: never without a sentence. Each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The device's kernels on the emulated device: native/tests/device/test_*.cpp, built by the host's compiler."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Includes of the native sources: what may know what, and no circle."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The native tests, built and run: the kernels against their double-precision references for every instruction set, and what follows
 the cells against a look at all of them (native/tests/host/test_*)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which kernel reads prompts: the fastest one, measured once for a machine and kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

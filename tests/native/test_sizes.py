@@ -1,7 +1,5 @@
 """Sizes of the native sources: how long a file and how long a parameter list may be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The digest of the native sources, which kept rows carry: no source can be forgotten."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

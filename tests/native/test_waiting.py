@@ -1,7 +1,5 @@
 """Threads that wait for each other leave the processor to others: set before the library that waits is loaded, and not over what a person says."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Policies of the literature on caches, each against a plain loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

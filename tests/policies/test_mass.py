@@ -1,7 +1,5 @@
 """Policies by attention mass and by position, each against a plain loop."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

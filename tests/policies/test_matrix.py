@@ -1,7 +1,5 @@
 """What holds for every policy: unobserved steps, the same scores again, empty pages, composition, a device."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The policies of the default and their parts, their names and settings, and the list of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

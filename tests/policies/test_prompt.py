@@ -1,7 +1,5 @@
 """Policies that look at what the end of a prompt attends, each against a plain loop."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Every prefetcher against exact ids, and the RoPE prior against its formula."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A tiny model whose rows tests compare to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

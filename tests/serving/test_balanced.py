@@ -1,7 +1,5 @@
 """Two servers behind a load balancer, with a prefix server that both share: the configuration that the store's README shows."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Clients of others: OpenAI's and Anthropic's own, which check the shape of each answer, and the lines of the READMEs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A fault gets a status, a type and one sentence, the same for clients of both dialects."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 from support.clients import CHAT, send

@@ -1,7 +1,5 @@
 """Drafts from what was said before (upstream's n-gram lookup): the same answer, in fewer steps, for any length of draft."""
 
-from __future__ import annotations
-
 import pytest
 from support.clients import Endpoint
 from support.local_server import options

@@ -1,7 +1,5 @@
 """The thread that decodes makes every change, also while an answer runs."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 

@@ -1,7 +1,5 @@
 """The server in mode evict: a conversation longer than what it keeps, and its refusals."""
 
-from __future__ import annotations
-
 import pytest
 from support.clients import CHAT, post
 

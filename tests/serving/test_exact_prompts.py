@@ -1,7 +1,5 @@
 """The server reads a prompt beside answers in pieces as short as answers: where prompts are exact, the pieces are."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.clients import Stream, answering, drained
 

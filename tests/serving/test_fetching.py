@@ -1,7 +1,5 @@
 """The server fetches a prompt's rows from a shared server while it answers others."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.client
 import json

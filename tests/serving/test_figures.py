@@ -1,7 +1,5 @@
 """The endpoint shows the Runtime's own figures, in forms that the usual tools read."""
 
-from __future__ import annotations
-
 import base64
 import re
 import time

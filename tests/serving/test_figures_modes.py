@@ -1,7 +1,5 @@
 """Figures of servers of their own: behind a key, in other modes, without a Runtime, one after the other."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

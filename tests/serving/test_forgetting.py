@@ -1,7 +1,5 @@
 """The server keeps nothing that it shall not keep, and deletes what a person deletes: from slots, RAM and disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A client that leaves frees its slot at once, in the middle of its prompt or of its answer."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -3,8 +3,6 @@
 501 is what upstream answers for what this server was not started with (embeddings, slots on disk): that is no failure of its.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

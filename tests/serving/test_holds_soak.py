@@ -1,8 +1,6 @@
 """Sixteen streams on four slots, with scrapes of the figures: no error, no growth, nobody starves. EDGEKV_SOAK_MINUTES has it run for longer,
 and on the default model."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

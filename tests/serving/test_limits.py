@@ -1,8 +1,6 @@
 """The cost of one request for the others: the queue ends, long prompts do not stop answers, and the server tells waiting clients when it
 stops."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

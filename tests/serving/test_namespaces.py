@@ -1,7 +1,5 @@
 """A key reveals nothing of what another key sent: not in slots, in the cells of others, in RAM, on disk, or in a log."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

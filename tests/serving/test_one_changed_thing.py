@@ -1,7 +1,5 @@
 """A server takes no kept row where one thing has changed: behind its options, or in the adapters of a request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One store keeps the prefixes of all adapters and scales that requests name, and gives none to another."""
 
-from __future__ import annotations
-
 import gc
 import pathlib
 import threading

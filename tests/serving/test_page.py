@@ -1,7 +1,5 @@
 """The page at /edgekv, in a real browser without a window; skipped where there is none."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

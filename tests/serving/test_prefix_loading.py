@@ -1,8 +1,6 @@
 """Rows of a prefix come in time while the rest of the prompt is computed, or not at all. An answer behind loaded rows has the bits of one
 behind rows that stayed, where the prompt is cut at the same places."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

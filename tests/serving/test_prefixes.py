@@ -1,8 +1,6 @@
 """A prompt begins with rows of a conversation that comes back, of another slot or of another server; sampled rows serve a server that
 samples alike."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor

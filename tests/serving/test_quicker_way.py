@@ -1,7 +1,5 @@
 """The server loads kept rows where that is quicker and computes them otherwise, by the rates that it has seen."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The same conversation gets the same answer: each token's reads follow from the conversation alone, and both modes read prompts alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

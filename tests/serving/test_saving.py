@@ -1,7 +1,5 @@
 """Rows are copied out beside the decoding, and the next prompt finds them all the same."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """/metrics and /slots while the server works: which thread takes the figures, and how old they are."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

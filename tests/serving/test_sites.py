@@ -1,7 +1,5 @@
 """Programs of its owner ask a server on this machine, and so may any web page that he has open. Requests here are as browsers send them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

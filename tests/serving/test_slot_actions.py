@@ -1,8 +1,6 @@
 """A slot's actions in every mode: conversations take turns, are saved, restored and erased, lose their middle and outgrow their context.
 The answers are those of mode off under the same actions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

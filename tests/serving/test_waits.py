@@ -1,7 +1,5 @@
 """The waits of clients in /metrics, under our names and under vLLM's."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

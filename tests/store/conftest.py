@@ -1,7 +1,5 @@
 """A store ends with its test: its threads would go on writing, and log into the next test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The bound of RAM holds while a long chain is restored: its rows stream through."""
 
-from __future__ import annotations
-
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Blocks of a folder whose rows come layer by layer."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Blocks belong to conversations, and go with them."""
 
-from __future__ import annotations
-
 import stat
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Somebody made these files to be read: the parser raises its own error alone, whatever they say."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

@@ -1,7 +1,5 @@
 """The digest of a model's files: every byte counts, and each is read once."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults below RAM: processes that are killed, full and read-only disks, folders that vanish, processes that share."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

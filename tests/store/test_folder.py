@@ -1,7 +1,5 @@
 """The folder below RAM: what survives a restart, what is shared, what is refused, and its bound."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

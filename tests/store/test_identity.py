@@ -1,7 +1,5 @@
 """Which rows belong to which model."""
 
-from __future__ import annotations
-
 import pytest
 from support.prefix_rows import LAYOUT, identity
 

@@ -1,7 +1,5 @@
 """The store with RAM alone: chains, cuts, tails, labels, near misses, bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

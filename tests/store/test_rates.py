@@ -1,7 +1,5 @@
 """The store loads or computes tokens by the rates that it has seen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, conversation

@@ -1,7 +1,5 @@
 """Sampled rows serve a reader with the same settings: a worse sample never passes for a better one."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A Redis-compatible server below RAM: what is shared, and what becomes of a server that fails."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A file that cannot be used is left out alone: the rest of the folder serves."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

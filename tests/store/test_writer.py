@@ -1,7 +1,5 @@
 """The thread that writes behind survives every fault of a place, and the log says at the end what it could not write."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

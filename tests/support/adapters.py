@@ -1,7 +1,5 @@
 """LoRA adapters and control vectors, which change a synthetic model's rows without being in its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,7 +1,5 @@
 """The array libraries that operations run on: NumPy, CuPy over the emulated device, and CuPy where there is a GPU."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A draft model that attends the cells of its target's cache (gemma4-assistant), with random weights; its target is a synthetic gemma2."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows of `edgekv bench` on small models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edgekv.lab.engine.environment import environment

@@ -1,7 +1,5 @@
 """A real browser without a window, and how colours are told apart."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

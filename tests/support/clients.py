@@ -1,7 +1,5 @@
 """A running server as its clients see it: requests, streams, raw sockets, and whether it is busy."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

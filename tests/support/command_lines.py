@@ -1,7 +1,5 @@
 """Command lines as documents show them: the calls of `edgekv` in a line of a shell, and whether the program takes their words."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """A bare llama_context through llama_cpp's low-level functions: several sequences, unified or split streams, no Llama around it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence

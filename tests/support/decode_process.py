@@ -6,8 +6,6 @@ Without --tokens each next token is the most likely one; with it, the tokens kep
 thinks. Kept: `tokens` [step] that were decoded, `best` [step] the most likely next one, `gap` [step] its distance from the
 second, and with --logits `logits` float32 [step, n_vocab]. """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

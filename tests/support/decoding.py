@@ -1,7 +1,5 @@
 """Decoding chosen tokens and comparing logits, for the tests that compare modes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -8,8 +8,6 @@ llama.cpp turns what it stores in a quantised cache by a Walsh-Hadamard matrix, 
 channel stands out: K by the largest that divides the head, V by one of 64 (llama_kv_cache::build_input_k_rot). So does this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Random events on the cells of a context, a model of their effect, and the invariants after each of them."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.contexts import Context, attached
 

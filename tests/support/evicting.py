@@ -1,7 +1,5 @@
 """A context in mode evict, a sequence of it, and the pages that its heads attend."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.contexts import Context
 

@@ -1,7 +1,5 @@
 """GPUs that a test makes up: the answers of edgekv._native.device_calls, with no library behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

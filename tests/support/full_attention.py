@@ -1,7 +1,5 @@
 """The attention that a context computed in a step, and full attention over all of its cache in double precision."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

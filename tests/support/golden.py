@@ -6,8 +6,6 @@
 A change of these numbers is a change of what policies do: look at the difference before it is committed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

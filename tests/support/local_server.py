@@ -1,7 +1,5 @@
 """A server in this process: completions of token lists, and the figures it shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Native programs and libraries that only tests need, built by the CMake and the compiler at hand."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

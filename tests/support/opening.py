@@ -1,7 +1,5 @@
 """Opening a model on the device under test. Files that run inside the installed package use it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

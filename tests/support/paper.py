@@ -1,7 +1,5 @@
 """A server made of paper: it lists models, and answers each request with what a test wrote down."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

@@ -1,7 +1,5 @@
 """A model on the emulated device, and the steps that compare it with the host."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

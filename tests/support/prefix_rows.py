@@ -1,7 +1,5 @@
 """Conversations for a prefix store. Their rows tell from which tokens they were computed."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A server of a tiny model that keeps prefixes, and its account of where a prompt's tokens came from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

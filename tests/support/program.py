@@ -1,7 +1,5 @@
 """The program itself in a process of its own, without a terminal and in a pseudo-terminal."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

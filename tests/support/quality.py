@@ -1,7 +1,5 @@
 """A quick run of `edgekv quality` on tiny models."""
 
-from __future__ import annotations
-
 from edgekv.lab.texts.text import standard_text
 
 SPARSE = "sparse:resolution=20,exact_tokens=0,recent_tokens=16"

@@ -1,7 +1,5 @@
 """Rates that no machine has, for plans whose numbers can be reckoned by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A Redis-compatible server of the tests' own, plain or encrypted."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Rows of results as the benchmarks write them."""
 
-from __future__ import annotations
-
 
 def ladder_rows(text: str = "prose", live: bool = True, model: str = "tiny.gguf") -> list[dict]:
     return [

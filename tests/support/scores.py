@@ -1,7 +1,5 @@
 """A context that grows token by token, as a policy sees it, and a check of a policy against a plain loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`edgekv serve` as a process of its own, which tests ask as clients do."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

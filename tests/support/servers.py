@@ -1,7 +1,5 @@
 """Documents of servers and of the plan, as a report finds them in files."""
 
-from __future__ import annotations
-
 
 def serve_rows(n_clients: int) -> list[dict]:
     """As `edgekv bench serve -o json` has them."""

@@ -1,7 +1,5 @@
 """A model in mode sparse, and the steps that compare it with full attention."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.decoding import kld
 

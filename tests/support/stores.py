@@ -1,7 +1,5 @@
 """Prefix stores for the conversations of `prefix_rows`: open, fill and ask them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

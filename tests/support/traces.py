@@ -1,7 +1,5 @@
 """Traces of random numbers, for tests that need no model, and their replay."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.lab.traces.sim import Replay, Scenario

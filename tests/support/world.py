@@ -1,7 +1,5 @@
 """A sequence without a model, and the hierarchy over its attention."""
 
-from __future__ import annotations
-
 import numpy as np
 from support.tiers import FakeArena, FakeDevice
 

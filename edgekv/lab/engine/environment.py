@@ -1,7 +1,5 @@
 """The machine that measures: a line above each table, and a field of each row of JSON."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The fields of a benchmark's row beyond those of llama-bench. Each figure is a line here: its field, its formula, its column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The progress of a run, the time left, and the share of the time that went into measured work."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 A mode is a registered name, or a name with changes of its own, such as `sparse:resolution=1000`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The memory that contexts need. It is asked before anything is loaded, to know which depths fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ what it learned in an earlier pass is forgotten first. The first step of the mod
 the graph.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

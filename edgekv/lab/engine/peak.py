@@ -1,7 +1,5 @@
 """The most memory that this process had at once."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Another llama-bench, asked for the same test on the same file."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The request of `edgekv bench`: tests as llama-bench has them, at depths, in modes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The row of every measurement of speed: llama-bench's fields first, under its names, then ours."""
 
-from __future__ import annotations
-
 import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state that every mode starts from, and the way back to it: a context that full attention has read, or the mode itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from edgekv.config import KvOptions

@@ -1,7 +1,5 @@
 """The times of one mode in one test, pass by pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

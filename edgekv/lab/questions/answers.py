@@ -4,8 +4,6 @@ No mode has seen a question when it starts: full attention reads the context but
 decoded one by one as in any pass (edgekv.lab.engine.passes), and only then comes the question, under the mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

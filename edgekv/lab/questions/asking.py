@@ -1,8 +1,6 @@
 """Asks a question of a context in the mode that is in force: question and beginnings of the answer are decoded token by token,
 the gaps are filled in greedily."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ same prompts again, which the server holds, so that little but decoding is measu
 asked; tokens are counted as they are streamed, one an event.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -5,8 +5,6 @@ Then, for each depth, the cache is cut back, the last tokens before the depth ar
 there), and single tokens are decoded: first some that are not timed, in which the policy fills the arena, then the timed ones. A
 row is handed out as soon as it is complete. Runs on the CPU and on an emulated device as well. """
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

@@ -7,8 +7,6 @@ the latter it also decodes the text (`edgekv.lab.questions.speed`), so that what
 rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

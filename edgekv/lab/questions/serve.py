@@ -4,8 +4,6 @@ All of them run during the whole measurement, and one at a time is asked. Stock 
 without; rows are paired with the faster of the two in what they are about.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Tells whether a sparse mode left something out. A mode that attended everything finds everything, and that says nothing about it."""
 
-from __future__ import annotations
-
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.live.runtime import Runtime
 from edgekv.reports import SelectionReport

@@ -4,8 +4,6 @@ A model is loaded once for each setting. Its contexts are filled once to each de
 take turns. Stock is measured with flash attention and without, and the faster one is what the others are compared with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product

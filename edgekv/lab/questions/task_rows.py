@@ -1,7 +1,5 @@
 """The rows of answers: by task and length, and grids by depth and length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

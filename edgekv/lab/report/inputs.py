@@ -1,7 +1,5 @@
 """The inputs of a report: the JSON rows and traces in a folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """The parts of a report about where it was measured and what was planned: the machine and the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A folder of results as one HTML page that needs nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of a report about servers: under several clients, and over time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts of a report that come from traces: curves over the budget, heads, popularity over time, what is read, roles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

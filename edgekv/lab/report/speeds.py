@@ -1,7 +1,5 @@
 """The parts of a report that show rows of `edgekv bench`: speed of answers and prompts, hits, memory, all against depth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path

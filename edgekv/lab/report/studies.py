@@ -1,7 +1,5 @@
 """The parts of a report that show rows of other commands: the ladder, quality over the budget, retention by task."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The simulations that a report needs of the traces it finds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

@@ -7,8 +7,6 @@ Welch, "The generalization of Student's problem when several different populatio
 bootstrap: of the usual three to five samples it is much too narrow. With one sample on a side the noise is not known.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

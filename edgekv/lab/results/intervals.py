@@ -1,7 +1,5 @@
 """95 % intervals of the counts and means of benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of results: what `-o json` and `-o jsonl` print, EdgeKV's commands and llama-bench alike."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

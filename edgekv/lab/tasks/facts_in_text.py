@@ -1,7 +1,5 @@
 """The same facts in a text, asked for in different ways."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """The same facts in a text, asked for in the forms of examinations, after the text or before it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """One long chain of boxes that get what they hold from each other: which boxes hold the number at its beginning?"""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.needles import RULER

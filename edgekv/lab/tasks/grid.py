@@ -1,7 +1,5 @@
 """One needle at each depth of contexts of each length."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

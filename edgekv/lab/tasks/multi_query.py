@@ -1,7 +1,5 @@
 """Several facts in a long text, asked for in one question."""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.needles import RULER, magic_numbers

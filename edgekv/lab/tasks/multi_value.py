@@ -1,7 +1,5 @@
 """One thing that has several numbers, each said elsewhere in a long text: all of them are asked for at once."""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.needles import CITIES, RULER, numbers

@@ -1,7 +1,5 @@
 """One or a few facts in a long text, and a question about one of them."""
 
-from __future__ import annotations
-
 from random import Random
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """A haystack that consists of needles: every sentence says what the asked ones say, of something else."""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.needles import ADJECTIVES, RULER

@@ -1,7 +1,5 @@
 """Records of people in a text, to be written as JSON."""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, task

@@ -1,7 +1,5 @@
 """What a task is: contexts, questions about them, and how answers are graded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random

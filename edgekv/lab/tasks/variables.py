@@ -1,7 +1,5 @@
 """Boxes that hold a number, or what another box holds: variables that get their values from each other."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 

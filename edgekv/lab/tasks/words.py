@@ -1,7 +1,5 @@
 """Lists of words in which some are frequent."""
 
-from __future__ import annotations
-
 from random import Random
 
 from edgekv.lab.tasks.needles import RULER

@@ -1,7 +1,5 @@
 """Facts that can be planted in a text and asked for: things that have a number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SUBJECTS = (

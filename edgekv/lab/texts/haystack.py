@@ -1,7 +1,5 @@
 """Natural text with sentences planted in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They are the same wherever the Python version is. `content` is plain text; a Text also knows how a given model reads it.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import pydoc_data.topics

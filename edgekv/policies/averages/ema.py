@@ -1,7 +1,5 @@
 """Exponential moving average of attention mass, for each head on its own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One moving average for all heads of a layer."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops

@@ -1,7 +1,5 @@
 """No opinion."""
 
-from __future__ import annotations
-
 from edgekv.policies.base import Policy
 
 

@@ -1,7 +1,5 @@
 """The attention of the selecting token itself."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.pages.observation import Observation

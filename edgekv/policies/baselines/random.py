@@ -1,7 +1,5 @@
 """A fixed random order, which any policy has to beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

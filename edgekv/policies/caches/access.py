@@ -1,7 +1,5 @@
 """What counts as an access."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv.policies.base import Settings, at_least

@@ -1,7 +1,5 @@
 """Levels of popularity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Least frequently used."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops

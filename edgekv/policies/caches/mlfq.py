@@ -1,7 +1,5 @@
 """Levels by the number of accesses; a page without new ones sinks again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

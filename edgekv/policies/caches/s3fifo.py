@@ -1,7 +1,5 @@
 """Three queues, first in, first out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops

@@ -1,7 +1,5 @@
 """Heavy hitters and the newest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

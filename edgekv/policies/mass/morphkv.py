@@ -1,7 +1,5 @@
 """The attention of the newest tokens together."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The attention of the newest token."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops

@@ -1,7 +1,5 @@
 """Neighbours compared in turn: dense near the end, ever sparser towards the beginning."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

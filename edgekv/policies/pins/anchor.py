@@ -1,7 +1,5 @@
 """Anchors: the first tokens stay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv.pages.observation import Observation

@@ -1,7 +1,5 @@
 """The newest pages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgekv.pages.observation import Observation

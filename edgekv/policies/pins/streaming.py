@@ -1,7 +1,5 @@
 """The first tokens and the newest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """SnapKV with one budget for the heads of a layer."""
 
-from __future__ import annotations
-
 from edgekv.policies.prompt.snapkv import SnapKv
 from edgekv.vocab import Split
 

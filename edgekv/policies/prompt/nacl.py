@@ -1,7 +1,5 @@
 """The attention of the prompt's end, and some pages by chance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SnapKV with fewer pages for each further layer."""
 
-from __future__ import annotations
-
 from edgekv.policies.prompt.snapkv import SnapKv
 from edgekv.vocab import Split
 

@@ -1,7 +1,5 @@
 """The attention of the end of a prompt."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.arrays.ops import Ops

@@ -1,8 +1,6 @@
 """Measures what attention costs on this processor, for `edgekv plan`: steps of a small model with the heads of a larger one, behind a cache
 that is mostly made up."""
 
-from __future__ import annotations
-
 import tempfile
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """How busy other programs are while something is measured."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

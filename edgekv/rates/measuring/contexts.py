@@ -1,8 +1,6 @@
 """Contexts of llama.cpp to measure in: one, and beside it those that measure something else on the same weights. They are filled together,
 from depth to depth, and closed at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field

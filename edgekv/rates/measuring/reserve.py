@@ -1,7 +1,5 @@
 """The size of llama.cpp's work buffers, from llama.cpp itself: it reserves the graph of the longest ubatch without allocating anything."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

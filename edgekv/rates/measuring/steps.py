@@ -1,7 +1,5 @@
 """The fastest of several steps of a small model: the raw material of rates."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

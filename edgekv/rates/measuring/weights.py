@@ -1,8 +1,6 @@
 """Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in about a second for each. Files of zeros
 and of a few heads stand for the model: a multiplication takes as long whatever it multiplies."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The page at /edgekv: one document, with its style and scripts in it, that asks the server it came from and nobody else."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from importlib import resources

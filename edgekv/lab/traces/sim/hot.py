@@ -1,7 +1,5 @@
 """The hot tier of a simulation: which pages are in fast memory, and how many had to be fetched."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from edgekv.pages.observation import Observation

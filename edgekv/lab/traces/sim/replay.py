@@ -1,7 +1,5 @@
 """Replays a trace against a policy, as `edgekv.lab.traces.sim` describes it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

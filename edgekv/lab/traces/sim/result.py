@@ -1,7 +1,5 @@
 """What a simulation found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

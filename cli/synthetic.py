@@ -12,8 +12,9 @@ from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.errors import ConfigError
 
-WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")  # as in edgekv.models.shapes, which imports NumPy: too slow for `--help`
+WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in edgekv.models.shapes, which is too slow for `--help`
 
 
 SHAPE_COLUMNS = [
@@ -41,7 +42,8 @@ def shapes(output: str) -> None:
 
     rows = [{
         "shape": shape.name, "architecture": shape.architecture, "n_params": shape.n_params, "n_layer": shape.n_layer,
-        "heads": f"{shape.n_head}/{shape.n_head_kv}", "n_expert": shape.n_expert, "head_dim": shape.head_dim, "n_embd": shape.n_embd, "n_ff": shape.n_ff,
+        "heads": f"{shape.n_head}/{shape.n_head_kv}", "n_expert": shape.experts.n if shape.experts else 0, "head_dim": shape.head_dim,
+        "n_embd": shape.n_embd, "n_ff": shape.n_ff,
         "n_vocab": shape.n_vocab, "n_ctx_train": shape.n_ctx_train, "kv_bytes_per_token": shape.kv_bytes_per_token(),
         **{f"file_bytes_{name}": shape.file_bytes(name) for name in WEIGHT_TYPES},
     } for shape in SHAPES.values()]
@@ -57,8 +59,8 @@ def shapes(output: str) -> None:
 @click.argument("shape", shell_complete=choices.shapes)
 @option("-o", "--output", envvar="EDGEKV_SYNTH_OUTPUT", type=click.Path(path_type=Path, dir_okay=False),
         help="The file to write.  [default: synthetic-SHAPE-TYPE.gguf in this folder]")
-@option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice(WEIGHT_TYPES), default=WEIGHT_TYPES[0],
-        show_default=True, help="Type of the matrices.")
+@option("--type", "weight_type", envvar="EDGEKV_SYNTH_TYPE", type=click.Choice([*WEIGHT_TYPES, *MIXTURES]), default=WEIGHT_TYPES[0],
+        show_default=True, help="Type of the matrices; q4_k_m is llama.cpp's mixture, made from a file of f16 beside it.")
 @option("--layers", envvar="EDGEKV_SYNTH_LAYERS", type=click.IntRange(1, 512), metavar="N",
         help="Layers to write.  [default: as many as the model has]")
 @option("--ctx-train", envvar="EDGEKV_SYNTH_CTX_TRAIN", type=click.IntRange(256), metavar="TOKENS",
@@ -75,20 +77,25 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
     """
     from dataclasses import replace
 
-    from edgekv.models.model_writer import write_header, write_model
+    from edgekv.models.model_writer import write_header, write_mixture, write_model
     from edgekv.models.shapes import find_shape
 
     found = find_shape(shape)
-    if layers is not None and found.attending:
-        found = replace(found, attending=tuple(il for il in found.attending if il < layers))
     found = replace(found, n_layer=layers or found.n_layer, n_ctx_train=ctx_train or found.n_ctx_train)
     parts = ["synthetic", found.name, *([f"{layers}-layers"] if layers else []), *(["header"] if header_only else []), f"{weight_type}.gguf"]
     path = output or Path("-".join(parts))
+    if header_only and weight_type in MIXTURES:
+        raise ConfigError(f"a header alone has no {weight_type}: its tensors' types follow from their weights; use --type q4_0")
     if header_only:
         click.echo(write_header(found, path, weight_type))
         return
     with _progress(path.name) as progress:
-        write_model(found, path, weight_type, seed, progress)
+        if weight_type in MIXTURES:
+            from edgekv._native.quantise import quantise
+
+            write_mixture(found, path, lambda source, target: quantise(source, target, weight_type), seed, progress)
+        else:
+            write_model(found, path, weight_type, seed, progress)
     click.echo(path)
 
 

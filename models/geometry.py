@@ -33,6 +33,8 @@ _SWA_PATTERNS = {
     "plamo3": (8, "last"), "afmoe": (4, "last"), "mellum": (4, "last"), "laguna": (4, "first"), "smallthinker": (4, "first"),
 }
 
+_N_LAYER_CACHE = {"gemma3n": 20}
+"""First layers that have a cache of their own, for files that do not count those without one (llama.cpp: src/models)."""
 
 _MAX_LAYERS = 512  # llama.cpp's own limit
 
@@ -64,6 +66,8 @@ class Geometry:
     swa: tuple[bool, ...]  # layers that attend only the window
     mla: bool  # one latent row instead of K and V
     chat_template: bool
+    head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
+    n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 
     @property
@@ -73,18 +77,22 @@ class Geometry:
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
         """KV cache bytes of one token over all layers, those with sliding windows included. Types are ggml names, e.g. "f16", "q8_0"."""
-        return sum(self._layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
+        return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
         """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps only its window."""
         return sum(
-            self._layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
+            self.layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
             for il in range(self.n_layer)
         )
 
-    def _layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
-        k = _row_bytes(self.n_head_kv[il] * self.head_dim_k, type_k)
-        return k if self.mla else k + _row_bytes(self.n_head_kv[il] * self.head_dim_v, type_v)
+    def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
+        """KV cache bytes of one token in layer `il`."""
+        if il >= self.n_layer - self.n_layer_shared:
+            return 0
+        dims = (self.head_dim_swa,) * 2 if self.swa[il] and self.head_dim_swa else (self.head_dim_k, self.head_dim_v)
+        k, v = (_row_bytes(self.n_head_kv[il] * dim, kind) for dim, kind in zip(dims, (type_k, type_v)))
+        return k if self.mla else k + v
 
 
 @functools.cache
@@ -168,6 +176,8 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         swa=_swa_layers(arch, get("attention.sliding_window_pattern"), window, n_layer),
         mla=get("attention.key_length_mla") is not None,
         chat_template=reader.value("tokenizer.chat_template") is not None,
+        head_dim_swa=int(get("attention.key_length_swa", 0)),
+        n_layer_shared=n_layer - _N_LAYER_CACHE[arch] if arch in _N_LAYER_CACHE else int(get("attention.shared_kv_layers", 0)),
         recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
     )
 

@@ -17,8 +17,10 @@ import numpy as np
 
 from edgekv.amounts import size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.models.model_shape import ModelShape
 from edgekv.models.reader import HEADER_ONLY
-from edgekv.models.shapes import WEIGHT_TYPES, ModelShape, Weights
+from edgekv.models.shape_weights import Weights
+from edgekv.models.shapes import WEIGHT_TYPES
 from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
 
 Progress = Callable[[int, int], None]
@@ -45,6 +47,22 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     return _whole(shape, path, weight_type, lambda writer, total: _write_tensors(writer, shape, path, weight_type, seed, progress, total))
 
 
+def write_mixture(shape: ModelShape, path: Path, quantise: Callable[[Path, Path], None], seed: int = 0,
+                  progress: Progress = lambda done, total: None) -> Path:
+    """Write a file of f16 beside `path`, and `path` from it: quantise(source, target). Both are removed where it does not end; the file of f16
+    always is. Raises as `write_model`, and what quantise raises."""
+    _check_path(path)
+    plain, part = path.with_name(f"{path.name}.f16"), path.with_name(path.name + _PART)
+    plain.unlink(missing_ok=True)  # left by a killed process
+    try:
+        quantise(write_model(shape, plain, "f16", seed, progress), part)
+        part.rename(path)
+    finally:
+        plain.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+    return path
+
+
 def write_header(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0]) -> Path:
     """Write a header that lists the tensors, without their data. `edgekv plan` reads such a file; nothing can run it. Raises as
     `write_model`."""
@@ -63,6 +81,13 @@ def _check_type(weight_type: str) -> None:
         raise ConfigError(f"there is no weight type {weight_type!r}; use one of: {', '.join(WEIGHT_TYPES)}")
 
 
+def _check_path(path: Path) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists; remove it, or name another file with -o")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent} for {path.name}; make it, or name another with -o")
+
+
 def _file_of(writer: gguf.GGUFWriter) -> BinaryIO:
     """The writer's file, open since the header was written."""
     if not writer.fout:
@@ -76,10 +101,7 @@ def _extend(file: BinaryIO, n_bytes: int) -> None:
 
 def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf.GGUFWriter, int], None], header_only: bool = False) -> Path:
     """Write a header and then `body`, completely or not at all. body(writer, bytes of all tensors with their padding)."""
-    if path.exists():
-        raise ConfigError(f"{path} exists; remove it, or name another file with -o")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent} for {path.name}; make it, or name another with -o")
+    _check_path(path)
     part = path.with_name(path.name + _PART)
     writer = gguf.GGUFWriter(part, shape.architecture)
     try:
@@ -152,22 +174,64 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str) 
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.heads_kv if shape.attending else shape.n_head_kv)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
+    same = len(set(shape.heads_kv)) == 1 or shape.delta is not None  # llama.cpp counts a delta net's layers by their period
+    writer.add_head_count_kv(shape.n_head_kv if same else shape.heads_kv)
     writer.add_layer_norm_rms_eps(shape.norm_epsilon)
-    writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.n_vocab)
-    if shape.n_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-        writer.add_expert_feed_forward_length(shape.n_ff_expert)
-    if shape.sliding_window:
-        writer.add_sliding_window(shape.sliding_window)
-    if shape.conv_kernel:
-        writer.add_shortconv_l_cache(shape.conv_kernel)
+    _add_heads(writer, shape)
+    _add_parts(writer, shape)
     add_text_tokenizer(writer, shape.n_vocab)
+
+
+def _add_heads(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
+    if (latent := shape.latent) is not None:
+        writer.add_key_length(latent.n_kv + latent.n_rope)
+        writer.add_value_length(latent.n_kv)
+        writer.add_key_length_mla(latent.n_key + latent.n_rope)
+        writer.add_value_length_mla(latent.n_value)
+        writer.add_q_lora_rank(latent.n_q)
+        writer.add_kv_lora_rank(latent.n_kv)
+        writer.add_rope_dimension_count(latent.n_rope)
+        return
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.delta.rope_dim if shape.delta else shape.head_dim)
+
+
+def _add_parts(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
+    if (experts := shape.experts) is not None:
+        writer.add_expert_count(experts.n)
+        writer.add_expert_used_count(experts.n_used)
+        writer.add_expert_feed_forward_length(experts.n_ff)
+        if shape.latent is not None:
+            writer.add_leading_dense_block_count(experts.n_dense)
+            writer.add_expert_shared_count(experts.n_ff_shared // experts.n_ff)
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+            writer.add_expert_weights_norm(True)
+            writer.add_expert_weights_scale(1.8)
+        elif experts.n_ff_shared:
+            writer.add_expert_shared_feed_forward_length(experts.n_ff_shared)
+    if (window := shape.window) is not None:
+        writer.add_sliding_window(window.n)
+        if window.head_dim:
+            writer.add_sliding_window_pattern([shape.slides(il) for il in range(shape.n_layer)])
+            writer.add_key_length_swa(window.head_dim)
+            writer.add_value_length_swa(window.head_dim)
+            writer.add_rope_dimension_count_swa(window.head_dim)
+            writer.add_rope_freq_base_swa(window.rope_base)
+            writer.add_embedding_length_per_layer_input(0)
+            writer.add_final_logit_softcapping(30.0)
+    if (delta := shape.delta) is not None:
+        writer.add_rope_dimension_sections([delta.rope_dim // 6 + 1, delta.rope_dim // 6 + 1, delta.rope_dim // 6, 0])
+        writer.add_ssm_conv_kernel(delta.conv_kernel)
+        writer.add_ssm_inner_size(delta.n_value_heads * delta.head_dim)
+        writer.add_ssm_state_size(delta.head_dim)
+        writer.add_ssm_time_step_rank(delta.n_value_heads)
+        writer.add_ssm_group_count(delta.n_key_heads)
+        writer.add_full_attention_interval(delta.period)
+    if shape.convolutions is not None:
+        writer.add_shortconv_l_cache(shape.convolutions.kernel)
 
 
 class _Bank:

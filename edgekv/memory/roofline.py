@@ -48,6 +48,7 @@ class _Layer:
     """The properties on which a layer's time depends."""
 
     n_head_kv: int
+    row_bytes: int  # K and V of a token and head
     slides: bool
     served: bool
 
@@ -65,8 +66,7 @@ class HostRoofline:
         shape = model.geometry
         served = set(sparse_layers(shape))
         types = (kv.cache.type_k.value, kv.cache.type_v.value)
-        self._row_bytes = shape.kv_bytes_per_token(*types) // max(1, sum(shape.n_head_kv))
-        layers = [_Layer(shape.n_head_kv[il], shape.swa[il], il in served) for il in range(shape.n_layer)]
+        layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served) for il, n in enumerate(shape.n_head_kv)]
         self._layers = Counter(layers).items()  # most layers are alike
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
@@ -116,7 +116,7 @@ class HostRoofline:
 
     def _attended(self, layer: _Layer, kernel: KernelRates, head_s: float, n_rows: int) -> float:
         """Seconds of a layer. head_s: a KV head's by the kernel's rates; n_rows: rows that it reads."""
-        return kernel.layer + layer.n_head_kv * max(self._scale() * head_s, n_rows * self._row_bytes / self._rates.read)
+        return kernel.layer + layer.n_head_kv * max(self._scale() * head_s, n_rows * layer.row_bytes / self._rates.read)
 
 
 def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:

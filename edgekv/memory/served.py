@@ -24,6 +24,8 @@ def layers(model: Geometry) -> list[LayerService]:
 def _why_not(model: Geometry, il: int) -> str:
     if not model.n_head_kv[il]:
         return "no KV cache: recurrent, a convolution, or no attention"
+    if il >= model.n_layer - model.n_layer_shared:
+        return "no KV cache of its own: it attends an earlier layer's"
     if model.mla:
         return "compressed KV (MLA)"
     if model.swa[il]:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.program import EDGEKV
 
 from edgekv.cli.models import models
-from edgekv.cli.synthetic import WEIGHT_TYPES
+from edgekv.cli.synthetic import MIXTURES, WEIGHT_TYPES
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.llama import Llama
 from edgekv.models import geometry, model_writer, shapes
@@ -39,14 +39,15 @@ def test_shapes():
 @pytest.mark.parametrize(("name", "n_params"), [  # the published models' numbers, without biases of norms and RoPE factors
     ("qwen3-0.6b", 596_049_920), ("llama-3.2-1b", 1_235_814_400), ("lfm2-1.2b", 1_170_340_608), ("llama-3.2-3b", 3_212_749_824),
     ("qwen3-4b", 4_022_468_096), ("gemma-3-4b", 3_880_099_328), ("llama-3-8b", 8_030_261_248), ("qwen3-14b", 14_768_307_200),
-    ("qwen3-30b-a3b", 30_532_122_624), ("qwen3-32b", 32_762_123_264), ("llama-3-70b", 70_553_706_496)])
+    ("gpt-oss-20b", 20_914_757_184), ("glm-4.7-flash", 29_943_393_920), ("qwen3-30b-a3b", 30_532_122_624),
+    ("qwen3-32b", 32_762_123_264), ("llama-3-70b", 70_553_706_496)])
 def test_sizes_are_those_of_the_real_models(name, n_params):
     assert SHAPES[name].n_params == n_params
 
 
 def test_what_is_written_by_hand_agrees():
     """The help names types without importing what knows them."""
-    assert WEIGHT_TYPES == shapes.WEIGHT_TYPES
+    assert (WEIGHT_TYPES, MIXTURES) == (shapes.WEIGHT_TYPES, shapes.MIXTURES)
 
 
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
@@ -89,6 +90,44 @@ def test_llama_cpp_decodes_it(tmp_path, architecture, weight_type):
         assert (logits.argmax(axis=1) == tokens).mean() < 0.5, "it does not only repeat its input"
     finally:
         llama.close()
+
+
+@pytest.mark.parametrize("name", ["gemma-3-4b", "gemma-4-26b-a4b", "gpt-oss-20b", "qwen3-30b-a3b", "qwen3.6-27b", "qwen3.6-35b-a3b", "glm-4.7-flash"])
+def test_every_architecture_is_written_whole(tmp_path, name):
+    real = SHAPES[name]
+    experts = real.experts and replace(real.experts, n=8, n_used=2, n_ff=64, n_ff_shared=64 * bool(real.experts.n_ff_shared))
+    shape = replace(real, n_layer=6, n_embd=256, n_ff=320, n_vocab=384, n_ctx_train=512, experts=experts)
+    path = write_model(shape, tmp_path / "model.gguf", "q8_0")
+    g = geometry(path)
+    assert g.n_params == shape.n_params and g.kv_bytes_per_token() == shape.kv_bytes_per_token()
+    assert g.swa == tuple(map(shape.slides, range(6))) and [n > 0 for n in g.n_head_kv] == [*map(shape.attends, range(6))]
+    llama = Llama(str(path), n_ctx=256, n_threads=1, verbose=False, logits_all=True)
+    try:
+        tokens = llama.tokenize(b"The quick brown fox jumps over the lazy dog.")
+        llama.eval(tokens)
+        logits = llama.scores[: len(tokens)]
+        assert np.isfinite(logits).all() and 2 < logits[:, 259:].std() < 6 and (logits.argmax(axis=1) == tokens).mean() < 0.5
+    finally:
+        llama.close()
+
+
+def test_mixture(tmp_path):
+    """A file that llama.cpp's quantiser made has its types; a header alone, an existing file and a failed quantiser leave nothing behind."""
+    path = tmp_path / "model.gguf"
+    assert run("synth", "qwen3-0.6b", "--layers", "1", "--type", "q4_k_m", "-o", str(path)).exit_code == 0
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert types["blk.0.attn_q.weight"] == "Q4_K" and types["blk.0.attn_v.weight"] == "Q6_K" and [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
+    for arguments, said in ((("-o", str(path)), "exists; remove it"), (("--header-only",), "a header alone has no q4_k_m")):
+        assert said in str(run("synth", "tiny", "--type", "q4_k_m", *arguments).exception)
+
+    def fails(source, target):
+        assert source.stat().st_size > 0
+        target.write_bytes(b"half")
+        raise EdgeKVError("no room")
+
+    with pytest.raises(EdgeKVError, match="no room"):
+        model_writer.write_mixture(TINY, tmp_path / "other.gguf", fails)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
 
 
 def test_the_chat_takes_it(tmp_path):

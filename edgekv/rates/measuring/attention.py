@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.amounts import MIB
+from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_model
-from edgekv.models.shapes import ModelShape
 from edgekv.rates.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.contexts import Contexts, Opening, contexts

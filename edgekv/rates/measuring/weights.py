@@ -18,8 +18,9 @@ from edgekv.amounts import MIB
 from edgekv.config import KvOptions
 from edgekv.errors import EdgeKVError
 from edgekv.models.geometry import ModelFile
+from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
-from edgekv.models.shapes import ModelShape, row_bytes
+from edgekv.models.shape_weights import row_bytes
 from edgekv.rates.host import (
     AttentionRates,
     HostRates,

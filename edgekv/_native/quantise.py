@@ -1,0 +1,22 @@
+"""llama.cpp's quantiser: files whose tensors have the types that people use."""
+
+import ctypes
+import os
+from pathlib import Path
+
+from edgekv import _native
+from edgekv.errors import EdgeKVError
+
+
+def quantise(source: Path, target: Path, mixture: str) -> None:
+    """Write `source`, a file of f16, as a mixture such as q4_k_m. Takes minutes for each billion weights. Raises EdgeKVError where it fails."""
+    _native.prepare()
+    import llama_cpp
+    from llama_cpp._logger import set_verbose
+
+    set_verbose(False)
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{mixture.upper()}")
+    options.nthread = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(options)) != 0:
+        raise EdgeKVError(f"{source.name} could not be quantised as {mixture}; is there room for it on the disk?")

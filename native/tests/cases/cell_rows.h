@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -146,23 +145,6 @@ CacheRows cache_rows(const RowsShape & shape, const Value & value, const Hidden 
         }
     }
     return out;
-}
-
-// Rows for benchmarks: they repeat with a period that no tile divides, since only the traffic has to be real.
-inline std::vector<char> repeated_rows(CellType type, int head_dim, size_t n_rows, Random & rng) {
-    constexpr size_t period = 997;
-    const size_t bytes = row_bytes(type, head_dim);
-    std::vector<char> rows(n_rows * bytes);
-    std::vector<float> values(static_cast<size_t>(head_dim));
-    for (size_t at = 0; at < rows.size(); at += bytes) {
-        if (at >= period * bytes) {
-            std::memcpy(rows.data() + at, rows.data() + at - period * bytes, bytes);
-            continue;
-        }
-        std::generate(values.begin(), values.end(), [&] { return rng.normal(); });
-        store_row(type, values, rows.data() + at);
-    }
-    return rows;
 }
 
 }  // namespace test

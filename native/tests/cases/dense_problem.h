@@ -1,7 +1,5 @@
-// A problem without gaps, whose pointers the caller sets, and the clock of the benchmarks.
+// A problem without gaps, whose pointers the caller sets, and a median.
 #pragma once
-
-#include <chrono>
 
 #include "cell_rows.h"
 #include "kernels/attend/attend.h"
@@ -24,26 +22,6 @@ inline edgekv::AttendProblem dense_problem(int head_dim, int n_head, int n_head_
     p.k_stride_cell = p.v_stride_cell = p.k_stride_head * n_head_kv;
     p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     return p;
-}
-
-inline std::vector<float> normal_values(size_t n, Random & rng) {
-    std::vector<float> values(n);
-    std::generate(values.begin(), values.end(), [&] { return rng.normal(); });
-    return values;
-}
-
-inline double now_ns() {
-    return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Nanoseconds of one of `repeats` calls.
-template <class F>
-double time_ns(int repeats, F && f) {
-    const double start = now_ns();
-    for (int i = 0; i < repeats; ++i) {
-        f();
-    }
-    return (now_ns() - start) / repeats;
 }
 
 template <class T>

@@ -4,6 +4,17 @@ set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/attend/attend_reference.cpp ${
     ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp
     ${here}/prompt/prompt_reference.cpp)
 set(edgekv_kernels attend/attend products/products prompt/prompt select/sample sketch/sketch)
+# Where an instruction set has no file of its own for a kernel, its file is written below. What differs: the header that has the functions,
+# what is made of which of them, and the instruction sets.
+set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
+set(edgekv_attend_isas portable avx2 avx512 avx512vnni)
+set(edgekv_prompt_made prompt/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
+set(edgekv_prompt_isas portable avx2 avx512)
+set(edgekv_sample_made select/sample_kernel.h "SampleFn kSample" "sample")
+set(edgekv_sample_isas portable avx2 avx512)
+set(edgekv_sketch_made sketch/sketch_scan.h "SketchKernels kSketch" "{build, prepare, scan, scan_keys}")
+set(edgekv_sketch_isas portable avx2 avx512 avx512vnni)
+set(edgekv_isa_names Portable Avx2 Avx512 Avx512Vnni)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 
@@ -14,20 +25,38 @@ set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -ma
 set(edgekv_avx512vnni_flags ${edgekv_avx512_flags} -mavx512vnni)
 set(edgekv_avx512bf16_flags ${edgekv_avx512_flags} -mavx512bf16)
 set(edgekv_amx_flags ${edgekv_avx512_flags})  # its tile instructions are written out
+set(edgekv_isas portable)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    list(APPEND edgekv_isas avx2 avx512 avx512vnni avx512bf16 amx)
+    # portable ones serve processors before AVX2 only: not worth the minute that -O3 takes to compile them
+    set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
+endif()
 foreach(path IN LISTS edgekv_kernels)
     get_filename_component(kernel ${path} NAME)
-    list(APPEND EDGEKV_KERNEL_SOURCES ${here}/${path}.cpp ${here}/${path}_portable.cpp)
-    foreach(isa avx2 avx512 avx512vnni avx512bf16 amx)
+    list(APPEND EDGEKV_KERNEL_SOURCES ${here}/${path}.cpp)
+    foreach(isa IN LISTS edgekv_isas)
         set(source ${here}/${path}_${isa}.cpp)
-        if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND EXISTS ${source})
+        list(FIND edgekv_${kernel}_isas ${isa} which)
+        if(NOT which EQUAL -1)
+            list(GET edgekv_${kernel}_made 0 header)
+            list(GET edgekv_${kernel}_made 1 table)
+            list(GET edgekv_${kernel}_made 2 functions)
+            list(GET edgekv_isa_names ${which} name)
+            string(REGEX REPLACE "^avx512.*" avx512 vectors ${isa})
+            set(source ${CMAKE_CURRENT_BINARY_DIR}/kernels/${kernel}_${isa}.cpp)
+            file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [=[
+#include "kernels/simd/simd_@vectors@.h"
+// The header below uses its Simd.
+#include "kernels/@header@"
+
+namespace edgekv {
+const @table@@name@ = @functions@;
+}
+]=])
+        endif()
+        if(EXISTS ${source})
             list(APPEND EDGEKV_KERNEL_SOURCES ${source})
             set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${edgekv_${isa}_flags};${edgekv_${kernel}_flags}")
         endif()
     endforeach()
-    # on x86-64 they serve processors before AVX2 only: not worth the minute that -O3 takes to compile them
-    set(edgekv_portable_flags ${edgekv_${kernel}_flags})
-    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-        list(APPEND edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
-    endif()
-    set_source_files_properties(${here}/${path}_portable.cpp PROPERTIES COMPILE_OPTIONS "${edgekv_portable_flags}")
 endforeach()

@@ -1,4 +1,4 @@
-// AVX2 + FMA + F16C. Included by attend_avx2.cpp only.
+// AVX2 + FMA + F16C.
 #pragma once
 
 #include "kernels/simd/simd_gather.h"
@@ -43,9 +43,7 @@ struct Simd {
     static F load_some(const void * p, int) { return load(p); }
     static void store_some(void * p, F a, int) { store(p, a); }
     static F load_some_f16(const char * p, int) { return load_f16(p); }
-    static F gather_f16(const char * p, size_t stride) {
-        return _mm256_cvtph_ps(gather_8_halves(p, stride));
-    }
+    static F gather_f16(const char * p, size_t stride) { return _mm256_cvtph_ps(gather_8_halves(p, stride)); }
     static F load_i8(const char * p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
     }
@@ -72,9 +70,7 @@ struct Simd {
         const F cd = add(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
         return add(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
     }
-    static F join(const F * x) {
-        return add(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31));
-    }
+    static F join(const F * x) { return add(_mm256_permute2f128_ps(x[0], x[1], 0x20), _mm256_permute2f128_ps(x[0], x[1], 0x31)); }
 
     static I izero() { return _mm256_setzero_si256(); }
     static I iload(const void * p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
@@ -95,8 +91,7 @@ struct Simd {
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
     static void block_sums(const I * acc, I * out) {
-        out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20),
-                                  _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
+        out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20), _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
     }
 
     static void in_register(I & a) { asm("" : "+x"(a)); }
@@ -154,8 +149,7 @@ struct Simd {
     static F where_positive(F x, F a, F b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, zero(), _CMP_GT_OQ)); }
     static void store_low_bytes(void * p, I a) {
         const I low = _mm256_shuffle_epi8(a, _mm256_set1_epi32(0x0c080400));
-        _mm_storel_epi64(static_cast<__m128i *>(p),
-                         _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+        _mm_storel_epi64(static_cast<__m128i *>(p), _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
     }
     static void store_upper_halves(void * p, I a, I b) {
         const I mixed = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
@@ -165,15 +159,11 @@ struct Simd {
         return as_float(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i *>(p))), 16));
     }
     template <int N>
-    static I right(I a) {
-        return N == 0 ? a : _mm256_srli_epi32(a, N);
-    }
+    static I right(I a) { return N == 0 ? a : _mm256_srli_epi32(a, N); }
     static I iand(I a, I b) { return _mm256_and_si256(a, b); }
     static constexpr int kCodeDots = 16, kCodeChains = 4;
     static I code_dot(I acc, I codes, I q) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, q)); }
-    static I code_sums(I total, I acc) {
-        return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1)));
-    }
+    static I code_sums(I total, I acc) { return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1))); }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q); }
     static I scale_bytes(I a, I lo, I hi) {
         const I first = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(a, izero()), lo);
@@ -182,9 +172,7 @@ struct Simd {
     static F dup_f16(const char * p) { return _mm256_cvtph_ps(_mm_set1_epi16(half_bits(p))); }
 
     template <int N>
-    static I left(I a) {
-        return _mm256_slli_epi32(a, N);
-    }
+    static I left(I a) { return _mm256_slli_epi32(a, N); }
     static bool any_above(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
     static F where_bits(I a, I bits, F yes, F no) {
         return _mm256_blendv_ps(yes, no, as_float(_mm256_cmpeq_epi32(_mm256_and_si256(a, bits), izero())));

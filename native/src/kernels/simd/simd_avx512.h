@@ -1,4 +1,4 @@
-// AVX-512 (F, BW, VL, DQ; VNNI where the translation unit has it). Included by the attend_avx512*.cpp only.
+// AVX-512 (F, BW, VL, DQ; VNNI where the translation unit has it).
 #pragma once
 
 #include "kernels/simd/simd_gather.h"
@@ -58,9 +58,7 @@ struct Simd {
     static F zero_below(F a, F x, F limit) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), a); }
 
     // Bits of the lanes whose bias lets the cell be seen.
-    static bool all_same(F x) {
-        return _mm512_cmp_ps_mask(x, _mm512_broadcastss_ps(_mm512_castps512_ps128(x)), _CMP_NEQ_UQ) == 0;
-    }
+    static bool all_same(F x) { return _mm512_cmp_ps_mask(x, _mm512_broadcastss_ps(_mm512_castps512_ps128(x)), _CMP_NEQ_UQ) == 0; }
     static unsigned visible_bits(F bias) { return _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ); }
     // s + bias, but -inf where the bias is, whatever s holds.
     static F add_bias(F s, F bias) {
@@ -175,9 +173,7 @@ struct Simd {
     static F where_positive(F x, F a, F b) {                // x > 0 ? a : b
         return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, zero(), _CMP_GT_OQ), a);
     }
-    static void store_low_bytes(void * p, I a) {
-        _mm_storeu_si128(static_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a));
-    }
+    static void store_low_bytes(void * p, I a) { _mm_storeu_si128(static_cast<__m128i *>(p), _mm512_cvtepi32_epi8(a)); }
     static void store_upper_halves(void * p, I a, I b) {  // of a, then of b
         const I mixed = _mm512_packus_epi32(_mm512_srli_epi32(a, 16), _mm512_srli_epi32(b, 16));  // by 128-bit groups
         _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
@@ -229,9 +225,7 @@ struct Simd {
     // ---- prompts: a lane is a query ----
 
     template <int N>
-    static I left(I a) {
-        return _mm512_slli_epi32(a, N);
-    }
+    static I left(I a) { return _mm512_slli_epi32(a, N); }
     static bool any_above(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
     static F where_bits(I a, I bits, F yes, F no) {  // a & bits ? yes : no
         return _mm512_mask_mov_ps(no, _mm512_test_epi32_mask(a, bits), yes);

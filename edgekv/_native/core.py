@@ -239,7 +239,7 @@ def layers(handle: Handle) -> list[LayerReport]:
         _check(lib.edgekv_get_layer(handle, il, out))
         found.append(LayerReport(
             il, hooked=out.state == lib.EDGEKV_LAYER_HOOKED, reason=ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), n_head=out.n_head,
-            n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), index=out.row,
+            n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), index=out.index,
             refused=out.state == lib.EDGEKV_LAYER_NO_MEMORY))
     return found
 
@@ -296,14 +296,14 @@ class RunReader:
         self._out = ffi.new("edgekv_observation *")
         _check(lib.edgekv_get_observation(handle, self._out))
         out = self._out
-        shape = (out.n_rows, out.n_heads, out.n_pages)
+        shape = (out.n_layers, out.n_heads, out.n_pages)
         if view is None:
             self._mass = _view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape)
         else:
             self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
 
     def read(self) -> RunSums:
-        """Attention mass of the run so far: float32 [row, kv_head, page] views that live until the next ubatch."""
+        """Attention mass of the run so far: float32 [layer, kv_head, page] views that live until the next ubatch."""
         _check(lib.edgekv_get_observation(self._handle, out := self._out))
         changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
         return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens, out.n_tokens_hooked,

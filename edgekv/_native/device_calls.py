@@ -91,8 +91,8 @@ class Plane:
     n_slots_max: int
     n_cells: int
     """Cells of a stream."""
-    rows: int
-    """Address of one edgekv_device_row for each row (`edgekv.arrays.move.LAYER`)."""
+    layers: int
+    """Address of one edgekv_device_layer for each layer (`edgekv.arrays.move.LAYER`)."""
     budget_bytes: int
     fixed_bytes: int
     """The fixed part of it: sketches, tables, observation, and `staging_bytes` for prompts."""
@@ -110,4 +110,4 @@ def plane(handle: Handle) -> Plane | None:
     if not lib.edgekv_get_device(handle, out):
         return None
     return Plane(_KIND_OF[out.kind], out.index, _address(out.stream), _address(out.arena), out.slot_bytes, out.n_slots,
-                 out.n_slots_max, out.n_cells, _address(out.rows), out.budget_bytes, out.fixed_bytes, out.staging_bytes)
+                 out.n_slots_max, out.n_cells, _address(out.layers), out.budget_bytes, out.fixed_bytes, out.staging_bytes)

@@ -34,7 +34,7 @@ class NativePages:
         plane, shape = device_calls.plane(self._handle), self._shape
         if plane is None:
             raise TierError("the context has no device any more")
-        places = Places(plane.rows, shape.n_layers, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
+        places = Places(plane.layers, shape.n_layers, plane.arena, self._slot_bytes, shape.page_tokens, shape.pages_per_stream, plane.n_cells)
         self._ops.gather(places, moves_of(shape, ids, slots), stream)
 
     def fill(self, ids: np.ndarray, slots: np.ndarray) -> None:

@@ -20,12 +20,12 @@ class PageArrays:
     """Arrays live until the context is freed."""
 
     shape: tuple[int, int, int]
-    """[row, kv_head, page] of the arrays by page."""
+    """[layer, kv_head, page] of the arrays by page."""
     priority: int
     """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
     policy."""
     slots: np.ndarray
-    """int32 [row, kv_head, page]: the page table, -1 where a page is only in home."""
+    """int32 [layer, kv_head, page]: the page table, -1 where a page is only in home."""
     newest: np.ndarray
     """int32 [page]: newest position in the page, -1 where it is empty."""
     dropped: np.ndarray | None
@@ -37,7 +37,7 @@ class PageArrays:
 def page_arrays(handle: Handle) -> PageArrays:
     out = ffi.new("edgekv_page_arrays *")
     _check(lib.edgekv_get_page_arrays(handle, out))
-    shape = (out.n_rows, out.n_heads, out.n_pages)
+    shape = (out.n_layers, out.n_heads, out.n_pages)
     priority = int(ffi.cast("uintptr_t", out.priority))
     return PageArrays(shape, priority, _view(out.slots, np.int32, shape), _view(out.newest, np.int32, (out.n_pages,)),
                            _view(out.dropped, np.uint8, shape) if out.dropped != ffi.NULL else None,
@@ -60,9 +60,9 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_limit_arena(handle, n_slots))
 
 
-def selected(handle: Handle, n_rows: int, n_heads: int, stream: int | None = None) -> np.ndarray:
-    """SELECTED [row, kv_head]: a copy. Of one stream: zeros on a device that has several."""
-    out = np.zeros((n_rows, n_heads), SELECTED)
+def selected(handle: Handle, n_layers: int, n_heads: int, stream: int | None = None) -> np.ndarray:
+    """SELECTED [layer, kv_head]: a copy. Of one stream: zeros on a device that has several."""
+    out = np.zeros((n_layers, n_heads), SELECTED)
     if out.size:
         lib.edgekv_get_selected(handle, -1 if stream is None else stream, ffi.from_buffer("edgekv_selected *", out))
     return out
@@ -81,13 +81,13 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
     return n_cells[0]
 
 
-def last_rows(handle: Handle, row: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def last_rows(handle: Handle, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The rows that a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending,
-    and float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a row, head or token that
+    and float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a layer, head or token that
     there cannot be."""
     n = ffi.new("int *")
-    _check(lib.edgekv_last_rows(handle, row, head, token, ffi.NULL, ffi.NULL, 0, n))
+    _check(lib.edgekv_last_rows(handle, layer, head, token, ffi.NULL, ffi.NULL, 0, n))
     cells, weights = np.zeros(n[0], np.int32), np.zeros(n[0], np.float32)
     out = ffi.from_buffer("int32_t *", cells), ffi.from_buffer("float *", weights)
-    _check(lib.edgekv_last_rows(handle, row, head, token, *out, len(cells), n))
+    _check(lib.edgekv_last_rows(handle, layer, head, token, *out, len(cells), n))
     return cells, weights

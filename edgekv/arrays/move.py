@@ -7,7 +7,7 @@ import numpy as np
 _FIELDS = ("k", "v", "k_stride_stream", "k_stride_cell", "k_stride_head", "v_stride_stream", "v_stride_cell", "v_stride_head",
                "k_row_bytes", "v_row_bytes", "v_offset", "n_heads")
 LAYER = np.dtype([(name, np.uint64) for name in _FIELDS])
-"""One edgekv_device_row: device addresses of a layer's home, and the layout of its pages in a slot."""
+"""One edgekv_device_layer: device addresses of a layer's home, and the layout of its pages in a slot."""
 
 MOVE = np.dtype([("layer", np.int32), ("head", np.int32), ("page", np.int32), ("slot", np.int32)])
 """One edgekv_move."""

@@ -30,13 +30,13 @@ def layer_weights(split: Split, n_rows: int) -> np.ndarray:
 
 def divide(split: Split, scores: np.ndarray, always: np.ndarray | np.bool_, visible: np.ndarray | np.bool_, n_budget: float,
            exists: np.ndarray | None = None) -> np.ndarray:
-    """bool [row, head, page]: the pages taken, n_budget for each head on average, or all where fewer are visible.
+    """bool [layer, head, page]: the pages taken, n_budget for each head on average, or all where fewer are visible.
 
     Args:
-        scores: float [row, head, page], higher = keep.
+        scores: float [layer, head, page], higher = keep.
         always: bool, broadcasts. These are taken first where they are visible. They count, and may exceed the budget.
         visible: bool, broadcasts. Only these are taken.
-        exists: bool [row, head]; None: every row has every head.
+        exists: bool [layer, head]; None: every layer has every head.
 
     Of equal scores the higher page is taken, as native selection does.
     """

@@ -20,7 +20,7 @@ class Demand:
     """The cells as they are, and how many must go."""
 
     dropped: np.ndarray
-    """uint8 [row, head, page]; not zero: the head dropped the page before."""
+    """uint8 [layer, head, page]; not zero: the head dropped the page before."""
     page_positions: np.ndarray
     """int [page], the newest position in each page, -1: empty."""
     page_cells: np.ndarray
@@ -77,8 +77,8 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
     """The pages that heads drop to keep `n_keep` each on average, and the pages that are freed.
 
     Args:
-        scores: float [row, head, page], higher = keep; None: the newest are kept.
-        pins: bool [page] or [row, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
+        scores: float [layer, head, page], higher = keep; None: the newest are kept.
+        pins: bool [page] or [layer, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
 
     A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
     is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal

@@ -65,7 +65,7 @@ _NO_IDS = np.empty(0, np.int64)
 def decide(ranking: Ranking, pinned: np.ndarray | None, wanted: np.ndarray, residency: Residency, limits: MoveLimits) -> MigrationPlan:
     """All rows and heads compete for one pool of slots; MOVING pages are neither promoted nor demoted, pinned ones not demoted.
 
-    ranking: by score, of this residency or one some runs ago. pinned: bool [page] or [row, head, page], or None. wanted: int64
+    ranking: by score, of this residency or one some runs ago. pinned: bool [page] or [layer, head, page], or None. wanted: int64
     ids, the most wanted first. Four classes of HOME pages, in this order, each taking what slots the one before leaves:
 
     1. pinned: free slots, then those of the coldest residents;

@@ -51,7 +51,7 @@ class HierarchySettings:
 class Hierarchy:
     """Page table, policy, prefetch, planner and migrator of one context. `step` is its phases; nothing here is thread-safe.
 
-    priority (float32 [row, head, page]) is written in place in each step: the policy keeps its scores there, and selection without sketches
+    priority (float32 [layer, head, page]) is written in place in each step: the policy keeps its scores there, and selection without sketches
     reads them. It and the mass live where `ops` works; residency and pins by page are NumPy arrays. Pins keep pages in the arena, and in
     mode evict attended; what mode sparse always reads does not follow from them.
     A plan has two halves: a question about the scores, and a decision. On the host the decision follows at once. A device answers
@@ -244,7 +244,7 @@ class Hierarchy:
 
     @property
     def pins(self) -> np.ndarray | None:
-        """bool [page] or [row, head, page]: the pins of the policy and the user, as of the last run; None before the first."""
+        """bool [page] or [layer, head, page]: the pins of the policy and the user, as of the last run; None before the first."""
         return self._pins
 
     def _range(self, first_page: int, last_page: int) -> np.ndarray:

@@ -161,7 +161,7 @@ class PageTable:
         """A new number of slots: 0 .. n_slots - 1. Returns (ids int64 [n] that were demoted, whether the arena has its new size
         now).
 
-        Growing adds free slots. Shrinking demotes the pages with the lowest scores (float32 [row, head, page]; pinned ids, bool
+        Growing adds free slots. Shrinking demotes the pages with the lowest scores (float32 [layer, head, page]; pinned ids, bool
         as in `Policy.pins`, go last: a budget is a hard bound), then those left in slots that go: such a page finds a slot again
         at the next plan. While a copy is under way into a slot that goes, the answer is False: nothing new moves into it, and the
         same call is due again once copies have ended.

@@ -109,13 +109,10 @@ bool alloc(void ** out, size_t n_bytes);         // device memory, zeroed
 void free_device(void * p);
 bool alloc_pinned(void ** out, size_t n_bytes);  // host memory that copies and kernels reach
 void free_pinned(void * p);
-bool pin(void * host, size_t n_bytes);           // memory that exists already; false: refused
-void unpin(void * host);
 bool is_pinned(const void * host);               // kernels may use the pointer as it stands
 
 bool copy(void * dst, const void * src, size_t n_bytes);  // in any direction; waits
 bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream);
-bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows, Stream stream);
 bool zero_async(void * dst, size_t n_bytes, Stream stream);
 
 // ---- order -------------------------------------------------------------------------------------------------------------------
@@ -130,7 +127,6 @@ bool event_create(Event * out, bool timed = false);
 void event_destroy(Event event);
 bool event_record(Event event, Stream stream);
 bool event_wait(Stream stream, Event event);  // later work on the stream waits; an event never recorded is over
-bool event_done(Event event);                 // asks, does not wait; true also when the device failed before (check() says so)
 bool event_sync(Event event);
 float event_ms(Event from, Event to);         // both timed and over
 

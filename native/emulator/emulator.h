@@ -50,7 +50,7 @@ constexpr long kNever = -1;
 struct Limits {
     size_t device_bytes = size_t(8) << 30;
     size_t shared_bytes = 99 * 1024;  // of a block: what the smallest card we build for can give
-    bool pins = true;     // pin() and alloc_pinned() succeed
+    bool pins = true;     // alloc_pinned() succeeds
     long allocs_left = kNever;   // alloc() succeeds so often
     long copies_left = kNever;   // copy functions succeed so often, then refuse at once
     long operations_left = kNever;  // operations run so often; the next is lost, and the next sync or check() says so
@@ -73,15 +73,13 @@ void graph_destroy(void * graph);
 // ---- collectives -------------------------------------------------------------------------------------------------------------
 
 enum class Collective : int {
-    none, syncthreads, syncthreads_and, syncthreads_or, syncthreads_count,
-    syncwarp, shfl, shfl_xor, shfl_up, shfl_down, ballot, any, all, match_any,
-    reduce_add, reduce_max_signed
+    none, syncthreads, syncwarp, shfl, shfl_xor, shfl_up, shfl_down, ballot, any, all, reduce_add
 };
 
 // The calling thread waits until all that take part have come; its result. `file` and `line`: where in the source, for the check
 // that all are at the same place.
 uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line);
-int block_collective(Collective kind, int predicate, const char * file, int line);
+void block_barrier(const char * file, int line);
 void atomic_point();  // lets other threads run, sometimes
 void count_link(size_t n_bytes);
 
@@ -106,18 +104,7 @@ T from_word(uint64_t word) {
 #define EDGEKV_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define EDGEKV_COLLECTIVE(kind) ::edgekv::gpu::emulator::Collective::kind
 
-inline void __syncthreads(EDGEKV_HERE) {
-    ::edgekv::gpu::emulator::block_collective(EDGEKV_COLLECTIVE(syncthreads), 0, file, line);
-}
-inline int __syncthreads_and(int predicate, EDGEKV_HERE) {
-    return ::edgekv::gpu::emulator::block_collective(EDGEKV_COLLECTIVE(syncthreads_and), predicate, file, line);
-}
-inline int __syncthreads_or(int predicate, EDGEKV_HERE) {
-    return ::edgekv::gpu::emulator::block_collective(EDGEKV_COLLECTIVE(syncthreads_or), predicate, file, line);
-}
-inline int __syncthreads_count(int predicate, EDGEKV_HERE) {
-    return ::edgekv::gpu::emulator::block_collective(EDGEKV_COLLECTIVE(syncthreads_count), predicate, file, line);
-}
+inline void __syncthreads(EDGEKV_HERE) { ::edgekv::gpu::emulator::block_barrier(file, line); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, EDGEKV_HERE) {
     ::edgekv::gpu::emulator::warp_collective(EDGEKV_COLLECTIVE(syncwarp), mask, 0, 0, 32, file, line);
 }
@@ -143,10 +130,8 @@ EDGEKV_SHUFFLE(__shfl_down_sync, shfl_down, unsigned)
 EDGEKV_VOTE(unsigned, __ballot_sync, ballot, int)
 EDGEKV_VOTE(int, __any_sync, any, int)
 EDGEKV_VOTE(int, __all_sync, all, int)
-EDGEKV_VOTE(unsigned, __match_any_sync, match_any, int)
 EDGEKV_VOTE(unsigned, __reduce_add_sync, reduce_add, unsigned)
 EDGEKV_VOTE(int, __reduce_add_sync, reduce_add, int)
-EDGEKV_VOTE(int, __reduce_max_sync, reduce_max_signed, int)
 #undef EDGEKV_VOTE
 #undef EDGEKV_COLLECTIVE
 #undef EDGEKV_HERE
@@ -170,19 +155,8 @@ inline T atomic(T * p, F && change) {
         return ::edgekv::gpu::emulator::atomic(p, [value](type old) { return static_cast<type>(expression); });      \
     }
 EDGEKV_ATOMIC(atomicAdd, float, old + value)
-#define EDGEKV_ATOMICS(type)                                        \
-    EDGEKV_ATOMIC(atomicExch, type, (static_cast<void>(old), value)) \
-    EDGEKV_ATOMIC(atomicMax, type, old > value ? old : value)       \
-    EDGEKV_ATOMIC(atomicMin, type, old < value ? old : value)       \
-    EDGEKV_ATOMIC(atomicOr, type, old | value)                      \
-    inline type atomicCAS(type * p, type compare, type value) {     \
-        return ::edgekv::gpu::emulator::atomic(p, [=](type old) { return old == compare ? value : old; }); \
-    }
-EDGEKV_ATOMICS(int)
-EDGEKV_ATOMICS(unsigned)
-EDGEKV_ATOMICS(unsigned long long)
 EDGEKV_ATOMIC(atomicAdd, int, static_cast<unsigned>(old) + static_cast<unsigned>(value))
 EDGEKV_ATOMIC(atomicAdd, unsigned, old + value)
 EDGEKV_ATOMIC(atomicAdd, unsigned long long, old + value)
-#undef EDGEKV_ATOMICS
+EDGEKV_ATOMIC(atomicOr, unsigned, old | value)
 #undef EDGEKV_ATOMIC

@@ -36,7 +36,6 @@ struct Block {
     unsigned n_threads = 0, n_left = 0, n_waiting = 0;  // n_waiting: at the barrier
     unsigned ready = 0;                                 // warps that have ready lanes
     unsigned current = 0;                               // thread
-    int agreed = 0;                                     // the barrier's result so far
     Site barrier;
     bool running = false;
     Warp warps[kMaxWarps];

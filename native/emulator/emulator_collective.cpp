@@ -1,19 +1,14 @@
 // The threads of a block wait for each other: barriers, and the collectives of a warp.
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
 #include "emulator/emulator_block.h"
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
-const char * const kNames[] = {
-    "",           "__syncthreads",   "__syncthreads_and", "__syncthreads_or",   "__syncthreads_count", "__syncwarp",
-    "__shfl",     "__shfl_xor",      "__shfl_up",         "__shfl_down",        "__ballot",            "__any",
-    "__all",      "__match_any",     "__reduce_add",      "__reduce_max",
-};
+const char * const kNames[] = {"", "__syncthreads", "__syncwarp", "__shfl", "__shfl_xor", "__shfl_up", "__shfl_down", "__ballot", "__any", "__all",
+                               "__reduce_add"};
 
 uint64_t shuffled(const Thread * lanes, unsigned reader, const Site & site) {
     const Thread & t = lanes[reader];
@@ -37,15 +32,11 @@ uint64_t combined(const Block & b, unsigned warp, const Site & site) {
     for (unsigned rest = site.mask; rest; rest &= rest - 1) {
         const unsigned lane = static_cast<unsigned>(__builtin_ctz(rest));
         const unsigned value = static_cast<unsigned>(b.threads[warp * 32 + lane].value);
-        const unsigned so_far = first ? value : static_cast<unsigned>(result);
         switch (site.kind) {
             case Collective::ballot: result |= static_cast<uint64_t>(value != 0) << lane; break;
             case Collective::any: result |= value != 0; break;
             case Collective::all: result = (first || result) && value != 0; break;
-            case Collective::reduce_add: result = first ? value : static_cast<unsigned>(so_far + value); break;
-            case Collective::reduce_max_signed:
-                result = static_cast<unsigned>(std::max(static_cast<int>(so_far), static_cast<int>(value)));
-                break;
+            case Collective::reduce_add: result = static_cast<unsigned>(static_cast<unsigned>(result) + value); break;
             default: break;
         }
         first = false;
@@ -72,16 +63,8 @@ void complete(Block & b, unsigned warp, const Site & site) {
         t.site.kind = Collective::none;
         if (site.kind == Collective::shfl_xor && site.mask == ~0u && t.width == 32 && static_cast<unsigned>(t.argument) < 32) {
             t.result = lanes[lane ^ static_cast<unsigned>(t.argument)].value;  // nearly all there is
-        } else if (shuffle) {
-            t.result = shuffled(lanes, lane, site);
-        } else if (site.kind == Collective::match_any) {
-            t.result = 0;
-            for (unsigned others = site.mask; others; others &= others - 1) {
-                const unsigned other = static_cast<unsigned>(__builtin_ctz(others));
-                t.result |= static_cast<uint64_t>(lanes[other].value == t.value) << other;
-            }
         } else {
-            t.result = all;
+            t.result = shuffle ? shuffled(lanes, lane, site) : all;
         }
     }
 }
@@ -150,9 +133,9 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
     return t.result;
 }
 
-int block_collective(Collective kind, int predicate, const char * file, int line) {
+void block_barrier(const char * file, int line) {
     Block & b = block();
-    const Site site{kind, 0, file, line};
+    const Site site{Collective::syncthreads, 0, file, line};
     if (!b.running) {
         fault("%s was called outside a kernel", describe(site).c_str());
     }
@@ -166,20 +149,12 @@ int block_collective(Collective kind, int predicate, const char * file, int line
     }
     if (b.n_waiting == 0) {
         b.barrier = site;
-        b.agreed = kind == Collective::syncthreads_and ? 1 : 0;
-    }
-    switch (kind) {
-        case Collective::syncthreads_and: b.agreed = b.agreed && predicate; break;
-        case Collective::syncthreads_or: b.agreed = b.agreed || predicate; break;
-        case Collective::syncthreads_count: b.agreed += predicate != 0; break;
-        default: break;
     }
     b.threads[self].site = site;
     if (++b.n_waiting == b.n_threads) {
         b.n_waiting = 0;
         for (unsigned t = 0; t < b.n_threads; ++t) {
             b.threads[t].site.kind = Collective::none;
-            b.threads[t].result = static_cast<uint64_t>(b.agreed);
         }
         for (unsigned w = 0; w * 32 < b.n_threads; ++w) {
             make_ready(b, w, b.warps[w].there);
@@ -187,7 +162,6 @@ int block_collective(Collective kind, int predicate, const char * file, int line
         b.current = random().below(b.n_threads);  // whose warp goes on is open
     }
     wait(b, self);
-    return static_cast<int>(b.threads[self].result);
 }
 
 void atomic_point() {

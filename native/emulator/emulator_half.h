@@ -1,10 +1,6 @@
 // CUDA's half precision for the host compiler, with IEEE rounding to nearest even. Part of emulator.h.
-//
-// Sums and products of two halves are formed in float and rounded once more: 24 bits are at least 2 * 11 + 2, so that
-// the second rounding changes nothing.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -45,25 +41,6 @@ inline uint16_t float_to_half(float f) {
     return sign | static_cast<uint16_t>((rest - 0x38000000u + 0xfffu + (rest >> 13 & 1u)) >> 13);
 }
 
-// a * b + c, rounded once: the sum in double is rounded to odd, which a second rounding cannot spoil
-inline uint16_t half_fma(uint16_t a, uint16_t b, uint16_t c) {
-    const double product = static_cast<double>(half_to_float(a)) * static_cast<double>(half_to_float(b));
-    const double addend = half_to_float(c);
-    double sum = product + addend;
-    if (std::isfinite(sum)) {
-        const double back = sum - product;
-        const double error = (product - (sum - back)) + (addend - back);
-        if (error != 0.0 && (bit_cast<uint64_t>(sum) & 1u) == 0) {
-            sum = std::nextafter(sum, error > 0.0 ? HUGE_VAL : -HUGE_VAL);
-        }
-    }
-    float narrow = static_cast<float>(sum);
-    if (std::isfinite(narrow) && static_cast<double>(narrow) != sum && (bit_cast<uint32_t>(narrow) & 1u) == 0) {
-        narrow = std::nextafterf(narrow, sum > static_cast<double>(narrow) ? HUGE_VALF : -HUGE_VALF);
-    }
-    return float_to_half(narrow);
-}
-
 }  // namespace edgekv::gpu::emulator
 
 struct __half_raw {
@@ -84,10 +61,3 @@ inline float __half2float(__half h) { return edgekv::gpu::emulator::half_to_floa
 inline __half __float2half_rn(float f) { return __half(f); }
 inline __half __ushort_as_half(unsigned short bits) { return __half(__half_raw{bits}); }
 inline unsigned short __half_as_ushort(__half h) { return h.bits; }
-
-inline __half __hadd(__half a, __half b) { return __half(__half2float(a) + __half2float(b)); }
-inline __half __hmul(__half a, __half b) { return __half(__half2float(a) * __half2float(b)); }
-inline __half __hfma(__half a, __half b, __half c) {
-    return __half(__half_raw{edgekv::gpu::emulator::half_fma(a.bits, b.bits, c.bits)});
-}
-

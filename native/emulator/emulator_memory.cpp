@@ -15,7 +15,6 @@
 #endif
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
 constexpr size_t kAlign = 256;  // as cudaMalloc's
@@ -32,7 +31,6 @@ struct Allocation {
 
 struct Memory {
     std::map<char *, Allocation> live;
-    std::map<char *, size_t> registered;  // host memory of others
     std::map<char *, Allocation> released;
     std::deque<char *> oldest;
     size_t bytes[2] = {0, 0};
@@ -49,13 +47,9 @@ size_t page() {
     return bytes;
 }
 
-size_t round_up(size_t n, size_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-const char * name(Kind kind) {
-    return kind == Kind::device ? "device" : "pinned";
-}
+const char * name(Kind kind) { return kind == Kind::device ? "device" : "pinned"; }
 
 void access(Allocation & a, bool on) {
     if (a.accessible != on) {
@@ -146,28 +140,7 @@ bool memory_free(Kind kind, void * pointer) {
     return true;
 }
 
-bool memory_register(void * p, size_t n_bytes) {
-    Memory & m = memory();
-    char * begin = static_cast<char *>(p);
-    for (const auto & [other, bytes] : m.registered) {
-        if (begin < other + bytes && other < begin + n_bytes) {
-            return false;
-        }
-    }
-    if (memory_range(p, n_bytes) != Range::pageable) {
-        return false;
-    }
-    m.registered[begin] = n_bytes;
-    return true;
-}
-
-bool memory_unregister(void * p) {
-    return memory().registered.erase(static_cast<char *>(p)) != 0;
-}
-
-size_t memory_bytes(Kind kind) {
-    return memory().bytes[static_cast<int>(kind)];
-}
+size_t memory_bytes(Kind kind) { return memory().bytes[static_cast<int>(kind)]; }
 
 void memory_check() {
     const Opened opened;
@@ -185,17 +158,7 @@ Range memory_range(const void * p, size_t n_bytes) {
                             static_cast<size_t>(c - it->first) <= it->second.n_bytes - n_bytes;
         return !inside ? Range::bad : it->second.kind == Kind::device ? Range::device : Range::pinned;
     }
-    if (holder(m.released, p) != m.released.end()) {
-        return Range::bad;
-    }
-    auto next = m.registered.upper_bound(c);
-    if (next != m.registered.begin()) {
-        --next;
-        if (c < next->first + next->second) {
-            return c + n_bytes <= next->first + next->second ? Range::pinned : Range::bad;
-        }
-    }
-    return Range::pageable;
+    return holder(m.released, p) != m.released.end() ? Range::bad : Range::pageable;
 }
 
 std::string memory_explain(const void * address) {
@@ -205,8 +168,7 @@ std::string memory_explain(const void * address) {
     auto it = holder(m.released, address);
     if (it != m.released.end()) {
         const Allocation & a = it->second;
-        std::snprintf(text, sizeof(text), "byte %zd of %s memory that was released (%zu bytes)", c - it->first, name(a.kind),
-                      a.n_bytes);
+        std::snprintf(text, sizeof(text), "byte %zd of %s memory that was released (%zu bytes)", c - it->first, name(a.kind), a.n_bytes);
         return text;
     }
     it = holder(m.live, address);

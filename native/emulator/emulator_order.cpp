@@ -110,21 +110,6 @@ bool event_wait(Stream stream, Event event) {
     return true;
 }
 
-bool event_done(Event event) {
-    std::lock_guard<std::recursive_mutex> guard(lock());
-    const EventState * e = find_event(event);
-    if (!e || !e->newest) {
-        return true;
-    }
-    if (e->newest->capture) {
-        return fail("the event was recorded inside a graph");
-    }
-    for (uint32_t n = random().below(4); n > 0; --n) {
-        run_any();
-    }
-    return e->newest->done;
-}
-
 bool event_sync(Event event) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     const EventState * e = find_event(event);

@@ -14,9 +14,7 @@ namespace {
 
 using Guard = std::lock_guard<std::recursive_mutex>;
 
-std::string mib(size_t n_bytes) {
-    return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB";
-}
+std::string mib(size_t n_bytes) { return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB"; }
 
 size_t read_from_host = 0;
 
@@ -50,9 +48,7 @@ void emulator::count_link(size_t n_bytes) {
     read_from_host += n_bytes;  // under the lock: operations run
 }
 
-int device_count() {
-    return 1;
-}
+int device_count() { return 1; }
 
 bool device(int index, Device & out) {
     if (index != 0) {
@@ -69,26 +65,18 @@ bool device(int index, Device & out) {
     return true;
 }
 
-bool use_device(int index) {
-    return index == 0 || fail("there is one emulated device, number 0");
-}
+bool use_device(int index) { return index == 0 || fail("there is one emulated device, number 0"); }
 
-const char * last_error() {
-    return last_failure();
-}
+const char * last_error() { return last_failure(); }
 
 bool check() {
     Guard guard(lock());
     return take_sticky();
 }
 
-std::string take_failure() {
-    return take_first_failure();
-}
+std::string take_failure() { return take_first_failure(); }
 
-bool error_stands() {
-    return foreign_error();
-}
+bool error_stands() { return foreign_error(); }
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
@@ -104,9 +92,7 @@ bool alloc(void ** out, size_t n_bytes) {
     return *out || fail("the GPU has no memory for " + mib(n_bytes) + " more; " + mib(free) + " are free");
 }
 
-void free_device(void * p) {
-    release(Kind::device, p, "free_device: no device memory begins at %p");
-}
+void free_device(void * p) { release(Kind::device, p, "free_device: no device memory begins at %p"); }
 
 bool alloc_pinned(void ** out, size_t n_bytes) {
     Guard guard(lock());
@@ -115,23 +101,7 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
     return *out || fail("the host has no pinned memory for " + mib(n_bytes) + " more");
 }
 
-void free_pinned(void * p) {
-    release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p");
-}
-
-bool pin(void * host, size_t n_bytes) {
-    Guard guard(lock());
-    return (limits().pins && n_bytes > 0 && memory_register(host, n_bytes)) ||
-           fail("pinning " + mib(n_bytes) + " of host memory was refused");
-}
-
-void unpin(void * host) {
-    Guard guard(lock());
-    drain();
-    if (!memory_unregister(host)) {
-        fault("unpin: %p was not pinned", host);
-    }
-}
+void free_pinned(void * p) { release(Kind::pinned, p, "free_pinned: no pinned memory begins at %p"); }
 
 bool is_pinned(const void * host) {
     Guard guard(lock());
@@ -140,17 +110,12 @@ bool is_pinned(const void * host) {
 
 // ---- copies ------------------------------------------------------------------------------------------------------------------
 
-bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows,
-                     Stream stream) {
+bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
     Guard guard(lock());
-    if (row_bytes == 0 || n_rows == 0) {
+    if (n_bytes == 0) {
         return true;
     }
-    if (n_rows > 1 && (row_bytes > dst_stride || row_bytes > src_stride)) {
-        return fail("rows of " + std::to_string(row_bytes) + " bytes do not fit the strides");
-    }
-    const Range to = memory_range(dst, (n_rows - 1) * dst_stride + row_bytes);
-    const Range from = memory_range(src, (n_rows - 1) * src_stride + row_bytes);
+    const Range to = memory_range(dst, n_bytes), from = memory_range(src, n_bytes);
     if (to == Range::bad || from == Range::bad) {
         const std::string which = to == Range::bad ? "destination" : "source";
         return fail("the " + which + " of a copy is not all in one allocation");
@@ -168,25 +133,15 @@ bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src
     const char * source = static_cast<const char *>(src);
     std::shared_ptr<std::vector<char>> staged;
     if (from == Range::pageable) {
-        staged = std::make_shared<std::vector<char>>((n_rows - 1) * src_stride + row_bytes);
-        for (size_t i = 0; i < n_rows; ++i) {
-            std::memcpy(staged->data() + i * src_stride, source + i * src_stride, row_bytes);
-        }
+        staged = std::make_shared<std::vector<char>>(source, source + n_bytes);
         source = staged->data();
     }
-    const size_t n_bytes = from == Range::device ? 0 : row_bytes * n_rows;
     queue(stream, [=] {
         static_cast<void>(staged);  // lives as long as the operation
-        count_link(n_bytes);
-        for (size_t i = 0; i < n_rows; ++i) {
-            std::memcpy(static_cast<char *>(dst) + i * dst_stride, source + i * src_stride, row_bytes);
-        }
+        count_link(from == Range::device ? 0 : n_bytes);
+        std::memcpy(dst, source, n_bytes);
     });
     return to != Range::pageable || stream_sync(stream);
-}
-
-bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
-    return copy_rows_async(dst, n_bytes, src, n_bytes, n_bytes, 1, stream);
 }
 
 bool copy(void * dst, const void * src, size_t n_bytes) {

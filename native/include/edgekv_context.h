@@ -42,7 +42,7 @@ typedef enum {
 
 typedef struct {
     edgekv_layer_state state;
-    int row;          /* this layer's row in the observation, -1 if not hooked */
+    int index;        /* among the hooked layers, as all arrays by page count them; -1 if not hooked */
     int n_head;
     int n_head_kv;
     int head_dim;     /* of K */

@@ -10,7 +10,7 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Home of one row, as the device addresses it: stream 0, cell 0, head 0. Strides in bytes; row bytes are of one head of one cell. */
+/* Home of one layer, as the device addresses it: stream 0, cell 0, head 0. Strides in bytes; row bytes are of one head of one cell. */
 typedef struct {
     uint64_t k;
     uint64_t v;
@@ -24,7 +24,7 @@ typedef struct {
     uint64_t v_row_bytes;
     uint64_t v_offset; /* of V in a slot */
     uint64_t n_heads;
-} edgekv_device_row;
+} edgekv_device_layer;
 
 /* A context's data plane on a device. Addresses are the device's (emulated: host memory), and live as long as the context. */
 typedef struct {
@@ -36,7 +36,7 @@ typedef struct {
     int n_slots;         /* in use: edgekv_set_arena() */
     int n_slots_max;     /* the budget has room for these; their memory is taken at the start, and given back in mode off */
     int n_cells;         /* of a stream; a last page may have fewer rows than the others */
-    const edgekv_device_row * rows; /* [n_rows] in device memory */
+    const edgekv_device_layer * layers; /* [n_layers] in device memory */
     size_t budget_bytes;  /* the budget that vram_bytes gave */
     size_t fixed_bytes;   /* the part of the budget that is not the arena's */
     size_t staging_bytes; /* the part of these for prompts: K and V of one layer, or of two */

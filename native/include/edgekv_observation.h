@@ -10,12 +10,12 @@ extern "C" {
 
 /* cffi: begin */
 
-/* The sums over the ubatches of a run, which is one ubatch unless edgekv_set_run_every() says otherwise. Mass is [n_rows][n_heads][n_pages]
-   floats, rows in the order of the hooked layers, zero where nothing was attended. It adds up until the first ubatch of the next run. */
+/* The sums over the ubatches of a run, which is one ubatch unless edgekv_set_run_every() says otherwise. Mass is [n_layers][n_heads][n_pages]
+   floats of the hooked layers in their order, zero where nothing was attended. It adds up until the first ubatch of the next run. */
 typedef struct {
     const float * mass_max;
     const float * mass_sum;
-    int n_rows;
+    int n_layers;
     int n_heads;          /* the most KV heads of any hooked layer */
     int n_pages;          /* of all streams: stream s begins at page s * pages_per_stream */
     int pages_per_stream;
@@ -57,13 +57,13 @@ typedef struct {
                             of the model's attention sinks counts as read */
     double n_covered;    /* query tokens for which sketches told the shares */
 } edgekv_selected;
-/* out: [n_rows][n_heads]. stream: below 0 for all of them; one of several on a device gives zeros, which do not count apart there. */
+/* out: [n_layers][n_heads]. stream: below 0 for all of them; one of several on a device gives zeros, which do not count apart there. */
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out);
 
 /* The cells that a query token of stream 0 read in one layer and KV head in the last ubatch, with edgekv_selection.keep_rows,
    and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not
-   select. EDGEKV_INVALID for a row, head or token that there cannot be. */
-EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights,
+   select. EDGEKV_INVALID for a layer, head or token that there cannot be. */
+EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int layer, int head, int token, int32_t * cells, float * weights,
                                           int capacity, int * n_rows);
 
 /* cffi: end */

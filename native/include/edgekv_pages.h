@@ -10,7 +10,7 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Arrays by page, of the caller and of the library: [n_rows][n_heads][n_pages], as in the observation, and live
+/* Arrays by page, of the caller and of the library: [n_layers][n_heads][n_pages], as in the observation, and live
    until the arena or the sketches are set anew or the context is freed. The caller writes priority, between ubatches; the library writes
    the others. */
 typedef struct {
@@ -18,7 +18,7 @@ typedef struct {
     const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
     const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
-    int n_rows;
+    int n_layers;
     int n_heads;
     int n_pages;
     int n_slots;
@@ -37,7 +37,7 @@ typedef struct {
 EDGEKV_API edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, int n);
 
 typedef struct {
-    int row;
+    int layer;
     int head;
     int page;
     int slot;

@@ -36,9 +36,7 @@ typedef void (*ggml_edgekv_cuda_set_custom_t)(const struct ggml_edgekv_cuda_cust
 
 // a ggml_edgekv_cuda_stream_t; both types are known to ggml-cuda.cu alone
 template <typename Context, typename Backend>
-void * ggml_edgekv_cuda_stream(Backend * backend) {
-    return static_cast<Context *>(backend->context)->stream();
-}
+void * ggml_edgekv_cuda_stream(Backend * backend) { return static_cast<Context *>(backend->context)->stream(); }
 
 inline std::atomic<const ggml_edgekv_cuda_custom *> & ggml_edgekv_cuda_table() {
     static std::atomic<const ggml_edgekv_cuda_custom *> table{nullptr};
@@ -51,13 +49,11 @@ inline void ggml_edgekv_cuda_set_custom(const ggml_edgekv_cuda_custom * table) {
 
 inline bool ggml_edgekv_cuda_supports(int device, const ggml_tensor * node) {
     const auto * table = ggml_edgekv_cuda_table().load(std::memory_order_acquire);
-
     return table && table->supports(device, node);
 }
 
 inline bool ggml_edgekv_cuda_begin(int device, ggml_cgraph * graph) {
     const auto * table = ggml_edgekv_cuda_table().load(std::memory_order_acquire);
-
     return !table || table->begin(device, graph);
 }
 
@@ -67,6 +63,5 @@ inline bool ggml_edgekv_cuda_compute(int device, ggml_tensor * node, void * stre
         return false;
     }
     table->compute(device, node, stream);
-
     return true;
 }

@@ -8,7 +8,6 @@
 #include <limits>
 
 namespace edgekv::gpu {
-
 namespace {
 
 constexpr size_t kMinMargin   = 256u << 20;  // of VRAM that is left to others
@@ -19,9 +18,7 @@ bool waits_for_nodes() {
     return value && *value && std::strcmp(value, "0") != 0;
 }
 
-size_t align256(size_t n) {
-    return (n + 255)/256*256;
-}
+size_t align256(size_t n) { return (n + 255)/256*256; }
 
 }  // namespace
 
@@ -30,7 +27,6 @@ size_t align256(size_t n) {
 DeviceBuffer & DeviceBuffer::operator=(DeviceBuffer && other) noexcept {
     std::swap(ptr, other.ptr);
     std::swap(n, other.n);
-
     return *this;
 }
 
@@ -45,7 +41,6 @@ bool DeviceBuffer::reserve(size_t n_bytes) {
     release();
     ptr = fresh;
     n   = align256(n_bytes);
-
     return true;
 }
 
@@ -61,17 +56,16 @@ void DeviceBuffer::release() {
 
 GpuEngine::GpuEngine(int index, const EngineShape & shape, Stream stream) :
     index(index), shape(shape), main(stream), syncs(waits_for_nodes()) {
-    row_sketches.resize(shape.rows.size());
+    layer_sketches.resize(shape.layers.size());
     mirrors.positions = shape.n_pages;
-    mirrors.slots     = mirrors.positions + (size_t) shape.n_stream*shape.n_cells;
+    mirrors.slots     = mirrors.positions + static_cast<size_t>(shape.n_stream)*shape.n_cells;
     mirrors.open      = mirrors.slots + n_entries();
-    mirrors.pins      = mirrors.open + (size_t) shape.n_stream*groups_per_stream();
-    mirrors.end       = mirrors.pins + 2*(size_t) shape.n_stream*groups_per_stream();
+    mirrors.pins      = mirrors.open + static_cast<size_t>(shape.n_stream)*groups_per_stream();
+    mirrors.end       = mirrors.pins + 2*static_cast<size_t>(shape.n_stream)*groups_per_stream();
 }
 
 int GpuEngine::next_generation() {
     static std::atomic<int> newest{0};
-
     return ++newest;
 }
 
@@ -93,21 +87,21 @@ bool GpuEngine::init() {
     EngineView view = {};
     view.n_cells   = shape.n_cells;
     view.n_streams = view.n_tokens = 1;
-    for (size_t r = 0; r < shape.rows.size(); ++r) {
-        if (const EngineRow & row = shape.rows[r]; !attend_device_supports(problem((int) r, view, {}, 0))) {
-            return fail_with("the GPU's kernels do not serve this model: " + std::to_string(row.n_head/row.n_head_kv) +
-                             " query heads of size " + std::to_string(row.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
+    for (size_t r = 0; r < shape.layers.size(); ++r) {
+        if (const EngineLayer & layer = shape.layers[r]; !attend_device_supports(problem(static_cast<int>(r), view, {}, 0))) {
+            return fail_with("the GPU's kernels do not serve this model: " + std::to_string(layer.n_head/layer.n_head_kv) +
+                             " query heads of size " + std::to_string(layer.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
                              " are served, of size 256 at most); --device cpu runs its attention on the processor");
         }
     }
 
-    const size_t n_rows   = shape.rows.size();
-    const size_t n_groups = (size_t) shape.n_stream*groups_per_stream();
+    const size_t n_layers = shape.layers.size();
+    const size_t n_groups = static_cast<size_t>(shape.n_stream)*groups_per_stream();
     if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) ||
-        !mass.reserve(2*n_entries()*sizeof(float)) || !row_table.reserve(n_rows*sizeof(edgekv_device_row)) ||
-        !totals.reserve(n_rows*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_rows*shape.n_heads*sizeof(AttendHits)) ||
+        !mass.reserve(2*n_entries()*sizeof(float)) || !layer_table.reserve(n_layers*sizeof(edgekv_device_layer)) ||
+        !totals.reserve(n_layers*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_layers*shape.n_heads*sizeof(AttendHits)) ||
         !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(EngineStale)) || !fresh.reserve(shape.n_pages) ||
-        !brought.reserve((size_t) shape.n_stream*shape.n_heads*brought_stride()*sizeof(uint32_t))) {
+        !brought.reserve(static_cast<size_t>(shape.n_stream)*shape.n_heads*brought_stride()*sizeof(uint32_t))) {
         return false;
     }
     for (auto & upload : uploads) {
@@ -118,20 +112,19 @@ bool GpuEngine::init() {
     }
 
     // empty cells and pages, none in a slot or pinned, no group without a sketch: each is built with its first key
-    std::vector<int32_t> empty(std::min(mirrors.end, (size_t) 1 << 20), -1);
+    std::vector<int32_t> empty(std::min(mirrors.end, size_t{1} << 20), -1);
     for (size_t i = 0; i < mirrors.end; i += empty.size()) {
         if (!copy(mirror(i), empty.data(), std::min(empty.size(), mirrors.end - i)*sizeof(int32_t))) {
             return false;
         }
     }
     const std::vector<int32_t> none(3*n_groups);  // open, and pinned
-    std::vector<EdgekvDeviceRow> table;  // edgekv_device_row, see move_device.cu
-    for (const EngineRow & row : shape.rows) {
-        table.push_back(home_of(row));
+    std::vector<EdgekvDeviceLayer> table;  // edgekv_device_layer, see move_device.cu
+    for (const EngineLayer & layer : shape.layers) {
+        table.push_back(home_of(layer));
     }
-
     return copy(mirror(mirrors.open), none.data(), none.size()*sizeof(int32_t)) &&
-           copy(row_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceRow));
+           copy(layer_table.data(), table.data(), table.size()*sizeof(EdgekvDeviceLayer));
 }
 
 GpuEngine::~GpuEngine() {
@@ -153,7 +146,6 @@ GpuEngine::~GpuEngine() {
 
 bool GpuEngine::wait() {
     const bool main_ok = !main || wait_for(main);
-
     return (!side || wait_for(side)) && main_ok;
 }
 
@@ -163,7 +155,6 @@ bool GpuEngine::wait_for(Stream stream) {
         return true;
     }
     keep_failure(kSomewhere);
-
     return false;
 }
 
@@ -178,35 +169,33 @@ bool GpuEngine::grow(DeviceBuffer & buffer, size_t n_bytes) {
         renew();  // recorded graphs know the address of the old one
         use_device(index);
     }
-
     return buffer.reserve(n_bytes);
 }
 
 bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
     made = false;
-    for (size_t r = 0; r < shape.rows.size(); ++r) {
-        RowSketches & s = row_sketches[r];
+    for (size_t r = 0; r < shape.layers.size(); ++r) {
+        LayerSketches & s = layer_sketches[r];
         if (s.kind == kind) {
             continue;
         }
         wait();
         s.data.release();
         s.kind         = SketchKind::none;
-        s.stream_bytes = sketch_bytes(kind, shape.rows[r].head_dim, shape.rows[r].n_head_kv, groups_per_stream());
+        s.stream_bytes = sketch_bytes(kind, shape.layers[r].head_dim, shape.layers[r].n_head_kv, groups_per_stream());
         if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
             return false;
         }
         s.kind = kind;
         made   = made || kind != SketchKind::none;
     }
-
     return true;
 }
 
 bool GpuEngine::reserve_ring() {
     size_t widest = 0;
-    for (const EngineRow & row : shape.rows) {
-        widest = std::max(widest, row.n_head_kv*shape.slot_bytes);
+    for (const EngineLayer & layer : shape.layers) {
+        widest = std::max(widest, layer.n_head_kv*shape.slot_bytes);
     }
     if (ring_memory.size() || widest == 0) {
         return true;
@@ -216,25 +205,23 @@ bool GpuEngine::reserve_ring() {
     if (!device(index, now)) {
         return false;
     }
-    const size_t pages   = (size_t) shape.pages_per_stream;
+    const size_t pages   = shape.pages_per_stream;
     const size_t allowed = (shape.budget_bytes ? shape.budget_bytes : now.free_bytes)/16;  // for each half
     const size_t fit     = std::min({ pages, allowed/widest, kMaxHalfRing/widest });
     const size_t half    = std::max<size_t>(fit, 1);  // pages
-
     return grow(ring_memory, 2*half*widest) && grow(ring_held, 2*half*shape.n_heads);
 }
 
 size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
-    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &row_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
+    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
                                     &list_lengths, &select_scratch, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }
-    for (const auto & s : row_sketches) {
+    for (const auto & s : layer_sketches) {
         n += s.data.size();
     }
-
     return n;
 }
 
@@ -267,18 +254,18 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     }
 
     size_t n_pages = 0;
-    for (const EngineRow & row : shape.rows) {
-        n_pages += (size_t) row.n_head_kv*shape.n_pages;
+    for (const EngineLayer & layer : shape.layers) {
+        n_pages += static_cast<size_t>(layer.n_head_kv)*shape.n_pages;
     }
     n_tail_slots = n_tail*shape.slot_bytes <= room/4 ? n_tail : 0;
     room        -= n_tail_slots*shape.slot_bytes;
-    n_slots_max  = (int) std::min({ n_pages, room/shape.slot_bytes, (size_t) n_wanted, (size_t) std::numeric_limits<int>::max()/2 });
-    if (!slots_memory.reserve(((size_t) n_slots_max + n_tail_slots)*shape.slot_bytes)) {
+    n_slots_max  = static_cast<int>(std::min<size_t>({ n_pages, room/shape.slot_bytes, static_cast<size_t>(n_wanted),
+                                                       static_cast<size_t>(std::numeric_limits<int>::max())/2 }));
+    if (!slots_memory.reserve((static_cast<size_t>(n_slots_max) + n_tail_slots)*shape.slot_bytes)) {
         n_slots_max = n_tail_slots = 0;
         return false;
     }
     budget = shape.budget_bytes ? shape.budget_bytes : used_bytes();
-
     return true;
 }
 
@@ -287,13 +274,12 @@ bool GpuEngine::set_slots(int n) {
         return fail_with("the arena on the GPU has room for " + std::to_string(n_slots_max) + " pages, not for " + std::to_string(n));
     }
     n_slots = n;
-
     return true;
 }
 
 EngineBytes GpuEngine::bytes() const {
     EngineBytes out = {};
-    for (const auto & s : row_sketches) {
+    for (const auto & s : layer_sketches) {
         out.sketches += s.data.size();
     }
     out.arena       = slots_memory.size();
@@ -305,7 +291,6 @@ EngineBytes GpuEngine::bytes() const {
     out.n_slots     = n_slots;
     out.n_slots_max = n_slots_max;
     out.tail_slot   = n_tail_slots > 0 ? n_slots_max : 0;
-
     return out;
 }
 
@@ -313,16 +298,15 @@ EngineBytes GpuEngine::bytes() const {
 
 // Shares, rows and logits of a token grow with the context. A long context serves fewer tokens at a time and reads the sketches more often,
 // which lie on the device.
-int GpuEngine::most_tokens(int row) const {
-    const EngineRow & r        = shape.rows[row];
+int GpuEngine::most_tokens(int layer) const {
+    const EngineLayer & r        = shape.layers[layer];
     const size_t      of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
     const size_t      of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
-
-    return (int) std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens);
+    return static_cast<int>(std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens));
 }
 
-bool GpuEngine::reserve_workspace(int row, const EngineView & view, SketchKind kind, bool has_lists) {
-    const EngineRow & r = shape.rows[row];
+bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool has_lists) {
+    const EngineLayer & r = shape.layers[layer];
 
     // for the whole context, so that it need not grow with it
     EngineView whole = view;
@@ -330,7 +314,7 @@ bool GpuEngine::reserve_workspace(int row, const EngineView & view, SketchKind k
     EngineAttend args = {};
     size_t n_bytes = 0;
     if (!has_lists) {
-        if (!attend_device_supports(whole_groups_of(row, whole, args, 0, n_bytes).front().problem)) {
+        if (!attend_device_supports(whole_groups_of(layer, whole, args, 0, n_bytes).front().problem)) {
             return fail_with("the kernels do not serve this graph");
         }
         return grow(attend_workspace, n_bytes);
@@ -339,25 +323,24 @@ bool GpuEngine::reserve_workspace(int row, const EngineView & view, SketchKind k
     const edgekv_selection any = {};
     args.selection = &any;
     size_t n_tokens = 0;  // of all streams of the widest group
-    for (const Group & group : groups_of(whole, args, row)) {
-        n_tokens = std::max(n_tokens, (size_t) group.view.n_streams*group.view.n_tokens);
-        const AttendProblem p = problem(row, group.view, group.args, 0);
+    for (const Group & group : groups_of(whole, args, layer)) {
+        n_tokens = std::max(n_tokens, static_cast<size_t>(group.view.n_streams)*group.view.n_tokens);
+        const AttendProblem p = problem(layer, group.view, group.args, 0);
         if (!attend_device_supports(p)) {
             return fail_with("the kernels do not serve this graph");
         }
         n_bytes = std::max(n_bytes, attend_device_workspace_bytes(p, list_splits(p), true));
     }
     const size_t n_lists  = n_tokens*r.n_head_kv;
-    const size_t n_rows   = n_tokens*r.n_head;
-    const size_t n_groups = (size_t) groups_per_stream();
+    const size_t n_queries = n_tokens*r.n_head;  // query rows
+    const size_t n_groups = groups_per_stream();
     const bool   sketched = kind != SketchKind::none;
-    const size_t scratch  = sketched ? sample_device_scratch_bytes((int) n_lists, (int) n_groups, r.n_head/r.n_head_kv)
-                                     : choose_device_scratch_bytes((int) n_lists, shape.pages_per_stream);
-
-    return (!sketched || (grow(shares, n_rows*list_stride()*sizeof(uint16_t)) && grow(share_tops, n_rows*n_groups*sizeof(float)) &&
-                          grow(share_sums, n_rows*n_groups*sizeof(float)) && grow(list_weights, n_lists*list_stride()*sizeof(float)))) &&
+    const size_t scratch  = sketched ? sample_device_scratch_bytes(static_cast<int>(n_lists), groups_per_stream(), r.n_head/r.n_head_kv)
+                                     : choose_device_scratch_bytes(static_cast<int>(n_lists), shape.pages_per_stream);
+    return (!sketched || (grow(shares, n_queries*list_stride()*sizeof(uint16_t)) && grow(share_tops, n_queries*n_groups*sizeof(float)) &&
+                          grow(share_sums, n_queries*n_groups*sizeof(float)) && grow(list_weights, n_lists*list_stride()*sizeof(float)))) &&
            grow(lists, n_lists*list_stride()*sizeof(int32_t)) && grow(list_lengths, n_lists*sizeof(int32_t)) &&
-           grow(select_scratch, scratch) && grow(sights, (size_t) view.n_streams*view.n_tokens*n_groups*sizeof(Sight)) &&
+           grow(select_scratch, scratch) && grow(sights, static_cast<size_t>(view.n_streams)*view.n_tokens*n_groups*sizeof(Sight)) &&
            grow(attend_workspace, n_bytes);
 }
 

@@ -33,9 +33,7 @@ public:
     void release();
 
     template <class T>
-    T * as() const {
-        return static_cast<T *>(ptr);
-    }
+    T * as() const { return static_cast<T *>(ptr); }
     char * data() const { return static_cast<char *>(ptr); }
     size_t size() const { return n; }
 
@@ -57,11 +55,11 @@ private:
     void * ptr = nullptr;
 };
 
-// a row's home as the kernels take it
-inline EdgekvDeviceRow home_of(const EngineRow & r) {
-    EdgekvDeviceRow home = {};
-    home.k               = (uint64_t) (uintptr_t) r.k;
-    home.v               = (uint64_t) (uintptr_t) r.v;
+// a layer's home as the kernels take it
+inline EdgekvDeviceLayer home_of(const EngineLayer & r) {
+    EdgekvDeviceLayer home = {};
+    home.k               = reinterpret_cast<uintptr_t>(r.k);
+    home.v               = reinterpret_cast<uintptr_t>(r.v);
     home.k_stride_stream = r.k_stride_stream;
     home.k_stride_cell   = r.k_stride_cell;
     home.k_stride_head   = r.k_stride_head;
@@ -72,7 +70,6 @@ inline EdgekvDeviceRow home_of(const EngineRow & r) {
     home.v_row_bytes     = r.v_row_bytes;
     home.v_offset        = r.v_offset;
     home.n_heads         = r.n_head_kv;
-
     return home;
 }
 
@@ -85,7 +82,7 @@ public:
     bool reserve_sketches(SketchKind kind, bool & made) override;
     bool reserve_ring() override;
     bool reserve_arena(int n_slots, int n_tail) override;
-    bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) override;
+    bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) override;
     int generation() const override { return current; }
     void renew() override { current = next_generation(); }
     bool set_slots(int n_slots) override;
@@ -95,12 +92,12 @@ public:
     float * mass_max() override { return mass.as<float>(); }
     float * mass_sum() override { return mass.as<float>() + n_entries(); }
     char * arena() override { return slots_memory.data(); }
-    const edgekv_device_row * rows() override { return row_table.as<edgekv_device_row>(); }
+    const edgekv_device_layer * layers() override { return layer_table.as<edgekv_device_layer>(); }
     void * stream() override { return main; }
 
     bool begin(const EngineStep & step) override;
     void end() override {}
-    bool selected(edgekv_selected * out, int first_row, int n_rows) override;
+    bool selected(edgekv_selected * out, int first_layer, int n_layers) override;
 
     bool begin_node() override;
     void end_node(const char * name, void * stream, bool waits) override;
@@ -108,25 +105,25 @@ public:
     const char * failure() const override { return failed.empty() ? nullptr : failed.c_str(); }
 
     void begin_graph(const EngineGraph & graph) override;
-    void store(int row, const EngineView & view, const EngineStore & args, void * stream) override;
-    void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) override;
+    void store(int layer, const EngineView & view, const EngineStore & args, void * stream) override;
+    void attend(int layer, const EngineView & view, const EngineAttend & args, void * stream) override;
 
     bool wait() override;
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
-    const char * sketches(int row, int stream) override;
+    const char * sketches(int layer, int stream) override;
     // How much selection and attention may leave for tokens that are served together, where they are more than one; tests take less.
     size_t together_bytes = 64u << 20;
 
-    size_t sketch_stream_bytes(int row) override { return row_sketches[row].stream_bytes; }
-    const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) override;
+    size_t sketch_stream_bytes(int layer) override { return layer_sketches[layer].stream_bytes; }
+    const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
     // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
     struct Mirrors {
         size_t newest, positions, slots, open, pins, end;
     };
-    struct RowSketches {
+    struct LayerSketches {
         SketchKind kind = SketchKind::none;
         size_t stream_bytes = 0;
         DeviceBuffer data;
@@ -139,15 +136,16 @@ private:
     };
     // Pages of the ring, and the half that they fill.
     struct Fill {
-        int row, stream, chunk;
-        bool operator==(const Fill & other) const { return row == other.row && stream == other.stream && chunk == other.chunk; }
+        int layer, stream, chunk;
+        bool operator==(const Fill & other) const { return layer == other.layer && stream == other.stream && chunk == other.chunk; }
     };
 
-    size_t n_entries() const { return shape.rows.size()*shape.n_heads*shape.n_pages; }
-    size_t n_row_entries() const { return (size_t) shape.n_heads*shape.n_pages; }
+    size_t n_entries() const { return shape.layers.size()*shape.n_heads*shape.n_pages; }
+    size_t n_layer_entries() const { return static_cast<size_t>(shape.n_heads)*shape.n_pages; }
     int32_t * mirror(size_t offset) const { return mirrored.as<int32_t>() + offset; }
-    int32_t * slots_of(int row, int stream) const {
-        return mirror(mirrors.slots) + row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    size_t slots_stride() const { return static_cast<size_t>(shape.n_pages); }
+    int32_t * slots_of(int layer, int stream) const {
+        return mirror(mirrors.slots) + layer*n_layer_entries() + static_cast<size_t>(stream)*shape.pages_per_stream;
     }
     size_t used_bytes() const;
     bool grow(DeviceBuffer & buffer, size_t n_bytes);
@@ -156,31 +154,31 @@ private:
     bool wait_for(Stream stream);
     void keep_failure(const char * where);
 
-    SketchArray sketch_array(int row, int first_stream) const;
-    SketchHome sketch_home(int row, int first_stream) const;
-    AttendProblem problem(int row, const EngineView & view, const EngineAttend & args, int s) const;
+    SketchArray sketch_array(int layer, int first_stream) const;
+    SketchHome sketch_home(int layer, int first_stream) const;
+    AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
-    int ring_pages(int row) const;  // of all heads, that half of the ring holds
-    int n_chunks(int row, const EngineView & view) const;
+    int ring_pages(int layer) const;  // of all heads, that half of the ring holds
+    int n_chunks(int layer, const EngineView & view) const;
     int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
     static int groups_in_view(const EngineView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
     // of the longest list, and of the shares of a query row
-    size_t list_stride() const { return (size_t) groups_per_stream()*kGroupCells; }
+    size_t list_stride() const { return static_cast<size_t>(groups_per_stream())*kGroupCells; }
     size_t brought_stride() const { return list_stride()/32; }
-    int most_tokens(int row) const;  // that rows are selected for at a time
+    int most_tokens(int layer) const;  // that rows are selected for at a time
 
-    bool comes(int row, const std::vector<bool> & rows) const;  // later in this graph
+    bool comes(int layer, const std::vector<bool> & layers) const;  // later in this graph
     void forget_ring();
     void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
-    Ring ring_of(int row, int half, const EngineView & view, int chunk) const;
+    Ring ring_of(int layer, int half, const EngineView & view, int chunk) const;
     // Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one.
     struct Group {
         EngineView view;
         EngineAttend args;
         size_t first;  // of all query tokens of the graph
     };
-    std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int row) const;
+    std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int layer) const;
     // Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and
     // weights lie in the workspace until the last part; n_bytes: of all groups.
     struct WholeGroup {
@@ -188,17 +186,17 @@ private:
         int n_splits;
         size_t offset;  // in the workspace
     };
-    std::vector<WholeGroup> whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s, size_t & n_bytes) const;
+    std::vector<WholeGroup> whole_groups_of(int layer, const EngineView & view, const EngineAttend & args, int s, size_t & n_bytes) const;
 
-    void stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
-    void bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
-    ListBatch batch_of(int row, const Group & group) const;  // the batch that either kind of selection takes
-    void select(int row, const Group & group, Stream stream);
-    void attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
-    void attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    ListBatch batch_of(int layer, const Group & group) const;  // the batch that either kind of selection takes
+    void select(int layer, const Group & group, Stream stream);
+    void attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    void attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
 
     const int index;
     const EngineShape shape;
@@ -207,10 +205,10 @@ private:
     bool owns_main = false;
     Mirrors mirrors = {};
 
-    DeviceBuffer mirrored, prior, mass, row_table, slots_memory, totals, hits, state, stale;
+    DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
     DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
-    std::vector<RowSketches> row_sketches;
+    std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0;
     static int next_generation();  // of all planes of the process: recorded graphs outlive theirs
@@ -219,9 +217,9 @@ private:
     Upload uploads[2];
     int turn = 0;
 
-    // prompts: the row whose cells are on their way to the staging buffer
+    // prompts: the layer whose cells are on their way to the staging buffer
     Event fork = nullptr, staged = nullptr;
-    int staged_row = -1;
+    int staged_layer = -1;
 
     // the ring
     Event half_filled[2] = {}, half_free[2] = {};
@@ -235,7 +233,7 @@ private:
     const bool syncs;
     std::string failed;  // the name of the first node that failed
 
-    int last_row = -1, n_last_lists = 0;
+    int last_layer = -1, n_last_lists = 0;
     std::vector<int32_t> last_list;
     std::vector<float> last_weights;
 };

@@ -10,25 +10,25 @@ namespace edgekv::gpu {
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
 
-void GpuEngine::store(int row, const EngineView & view, const EngineStore & args, void * stream) {
-    const EngineRow & r = shape.rows[row];
+void GpuEngine::store(int layer, const EngineView & view, const EngineStore & args, void * stream) {
+    const EngineLayer & r = shape.layers[layer];
     use_device(index);
 
     const auto stage = [&](int which, char * k, char * v, Stream on) {
-        const EngineRow & what = shape.rows[which];
+        const EngineLayer & what = shape.layers[which];
         for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
-            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), (size_t) shape.n_pages, slots_memory.data(),
+            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), slots_stride(), slots_memory.data(),
                            shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
         }
     };
 
     if (args.k_staging) {
-        if (staged_row == row) {
+        if (staged_layer == layer) {
             event_wait(stream, staged);
         } else {
-            stage(row, args.k_staging, args.v_staging, stream);
+            stage(layer, args.k_staging, args.v_staging, stream);
         }
-        staged_row = -1;
+        staged_layer = -1;
     }
 
     StoreArgs store = {};
@@ -38,15 +38,15 @@ void GpuEngine::store(int row, const EngineView & view, const EngineStore & args
     store.k = { args.k, args.k_stride_token, args.k_stride_head, args.k_idxs, r.k_type, r.k, r.k_stride_cell, r.k_stride_head, args.k_staging };
     store.v = { args.v, args.v_stride_token, args.v_stride_head, args.v_idxs, r.v_type, r.v, r.v_stride_cell, r.v_stride_head, args.v_staging };
     if (slots_memory.size()) {
-        store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(row, 0), (size_t) shape.n_pages, shape.page_tokens, shape.n_cells,
-                        shape.pages_per_stream };
+        store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(layer, 0), slots_stride(), shape.page_tokens,
+                        shape.n_cells, shape.pages_per_stream };
     }
     launch_store(store, stream);
 
     if (args.sketch) {
         SketchBuildArgs build = {};
-        build.sketches     = sketch_array(row, 0);
-        build.home         = sketch_home(row, 0);
+        build.sketches     = sketch_array(layer, 0);
+        build.home         = sketch_home(layer, 0);
         build.stale        = stale.as<StaleGroup>();
         build.n_stale      = &state.as<StepState>()->n_stale;
         build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
@@ -57,36 +57,34 @@ void GpuEngine::store(int row, const EngineView & view, const EngineStore & args
         launch_sketch_build(build, stream);
     }
 
-    // the next row's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
-    if (args.k_next && comes(args.next_row, graph.stores)) {
+    // the next layer's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
+    if (args.k_next && comes(args.next_layer, graph.stores)) {
         event_record(fork, stream);
         event_wait(side, fork);
-        stage(args.next_row, args.k_next, args.v_next, side);
+        stage(args.next_layer, args.k_next, args.v_next, side);
         event_record(staged, side);
-        staged_row = args.next_row;
+        staged_layer = args.next_layer;
     }
 }
 
-SketchArray GpuEngine::sketch_array(int row, int first_stream) const {
-    const RowSketches & s = row_sketches[row];
-    const EngineRow &   r = shape.rows[row];
-
+SketchArray GpuEngine::sketch_array(int layer, int first_stream) const {
+    const LayerSketches & s = layer_sketches[layer];
+    const EngineLayer &   r = shape.layers[layer];
     return { r.head_dim, r.n_head_kv, groups_per_stream(), s.data.data() + first_stream*s.stream_bytes, s.stream_bytes };
 }
 
-SketchHome GpuEngine::sketch_home(int row, int first_stream) const {
-    const EngineRow & r = shape.rows[row];
-
+SketchHome GpuEngine::sketch_home(int layer, int first_stream) const {
+    const EngineLayer & r = shape.layers[layer];
     return { r.k_type, r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head, r.k_stride_stream, false, slots_memory.data(),
-             shape.slot_bytes, slots_of(row, first_stream), (size_t) shape.n_pages, shape.page_tokens, shape.pages_per_stream };
+             shape.slot_bytes, slots_of(layer, first_stream), slots_stride(), shape.page_tokens, shape.pages_per_stream };
 }
 
 // ---- attend ------------------------------------------------------------------------------------------------------------------
 
-AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineAttend & args, int s) const {
-    const EngineRow & r      = shape.rows[row];
+AttendProblem GpuEngine::problem(int layer, const EngineView & view, const EngineAttend & args, int s) const {
+    const EngineLayer & r      = shape.layers[layer];
     const int         stream = view.first_stream + s;
-    const size_t      first  = (size_t) s*view.n_tokens;
+    const size_t      first  = static_cast<size_t>(s)*view.n_tokens;
 
     AttendProblem p = {};
     p.head_dim    = r.head_dim;
@@ -97,7 +95,7 @@ AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineA
     p.page_tokens = shape.page_tokens;
 
     p.q              = args.query.q ? args.query.q + first*args.query.q_stride_token : nullptr;
-    p.q_stride_token = args.query.q ? args.query.q_stride_token : (size_t) r.n_head*r.head_dim*sizeof(float);
+    p.q_stride_token = args.query.q ? args.query.q_stride_token : static_cast<size_t>(r.n_head)*r.head_dim*sizeof(float);
     p.q_stride_head  = args.query.q ? args.query.q_stride_head : r.head_dim*sizeof(float);
 
     p.k_type        = r.k_type;
@@ -120,7 +118,7 @@ AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineA
     p.out_stride_token = r.n_head*p.out_stride_head;
     p.out              = args.out ? args.out + first*p.out_stride_token : nullptr;
 
-    const size_t entries = row*n_row_entries() + (size_t) stream*shape.pages_per_stream;
+    const size_t entries = layer*n_layer_entries() + static_cast<size_t>(stream)*shape.pages_per_stream;
     if (args.observe) {
         p.mass_max = mass.as<float>() + entries;
         p.mass_sum = mass.as<float>() + n_entries() + entries;
@@ -130,46 +128,45 @@ AttendProblem GpuEngine::problem(int row, const EngineView & view, const EngineA
     if (args.selection) {
         const size_t list = first*r.n_head_kv;
         p.rows.cells   = lists.as<int32_t>() + list*list_stride();
-        p.rows.weights = row_sketches[row].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
+        p.rows.weights = layer_sketches[layer].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
         p.rows.n_rows  = list_lengths.as<int32_t>() + list;
         p.rows.stride  = list_stride();
         p.error_every  = args.selection->error_every;
-        p.error_turn   = row;
-        p.hits         = hits.as<AttendHits>() + (size_t) row*shape.n_heads;
+        p.error_turn   = layer;
+        p.hits         = hits.as<AttendHits>() + static_cast<size_t>(layer)*shape.n_heads;
     }
 
     p.arena.data         = slots_memory.data();
     p.arena.slot_bytes   = shape.slot_bytes;
     p.arena.v_offset     = r.v_offset;
-    p.arena.slots        = slots_of(row, stream);
+    p.arena.slots        = slots_of(layer, stream);
     p.arena.slots_stride = shape.n_pages;
-
     return p;
 }
 
 // Brings all cells in view of a stream to the staging buffer.
-void GpuEngine::stage_view(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
-    const EngineRow & r        = shape.rows[row];
+void GpuEngine::stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineLayer & r        = shape.layers[layer];
     const int         of_cache = view.first_stream + s;
-    launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(row, of_cache), (size_t) shape.n_pages, slots_memory.data(),
+    launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(layer, of_cache), slots_stride(), slots_memory.data(),
                    shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
 }
 
 // The rows that a group's lists name, of one stream.
-void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
-    const EngineRow & r        = shape.rows[row];
+void GpuEngine::bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const EngineLayer & r        = shape.layers[layer];
     const int         of_cache = view.first_stream + s;
     BringProblem p = {};
-    p.row            = home_of(r);
+    p.layer          = home_of(r);
     p.stream         = of_cache;
     p.page_tokens    = shape.page_tokens;
     p.cells          = lists.as<int32_t>();
     p.n_rows         = list_lengths.as<int32_t>();
     p.list_stride    = list_stride();
     p.n_lists        = view.n_tokens*r.n_head_kv;
-    p.slots          = slots_of(row, of_cache);
+    p.slots          = slots_of(layer, of_cache);
     p.slots_stride   = shape.n_pages;
-    p.brought        = brought.as<uint32_t>() + (size_t) of_cache*shape.n_heads*brought_stride();
+    p.brought        = brought.as<uint32_t>() + static_cast<size_t>(of_cache)*shape.n_heads*brought_stride();
     p.brought_stride = brought_stride();
     p.k              = args.k_staging + of_cache*r.k_stride_stream;
     p.v              = args.v_staging + of_cache*r.v_stride_stream;
@@ -179,12 +176,11 @@ void GpuEngine::bring_rows(int row, const EngineView & view, const EngineAttend 
 // Lists have a few hundred rows, however much there is to see. A longer list keeps its blocks busy for longer.
 int GpuEngine::list_splits(const AttendProblem & p) const {
     constexpr int kExpectedRows = 2048;
-
-    return attend_device_splits(p, std::min((int) list_stride(), kExpectedRows)/p.page_tokens + 1, card.n_sm);
+    return attend_device_splits(p, std::min(static_cast<int>(list_stride()), kExpectedRows)/p.page_tokens + 1, card.n_sm);
 }
 
-void GpuEngine::attend_lists(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
-    const AttendProblem p = problem(row, view, args, s);
+void GpuEngine::attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+    const AttendProblem p = problem(layer, view, args, s);
     AttendPart part = {};
     part.brought  = args.k_staging != nullptr;
     part.n_splits = list_splits(p);
@@ -193,10 +189,10 @@ void GpuEngine::attend_lists(int row, const EngineView & view, const EngineAtten
     launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
 }
 
-std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int row, const EngineView & view, const EngineAttend & args, int s,
+std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int layer, const EngineView & view, const EngineAttend & args, int s,
                                                                   size_t & n_bytes) const {
-    const AttendProblem whole    = problem(row, view, args, s);
-    const int           n_parts  = n_chunks(row, view);
+    const AttendProblem whole    = problem(layer, view, args, s);
+    const int           n_parts  = n_chunks(layer, view);
     const int           n_groups = engine_groups(view.n_tokens);
 
     std::vector<WholeGroup> groups;
@@ -214,33 +210,32 @@ std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int row, const Eng
         if (!observed) {
             p.mass_max = p.mass_sum = nullptr;
         }
-        const int n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(row)), card.n_sm);
+        const int n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(layer)), card.n_sm);
         groups.push_back({ p, n_splits, n_bytes });
         n_bytes += attend_device_workspace_bytes(p, n_parts*n_splits, observed);
     }
-
     return groups;
 }
 
-void GpuEngine::attend_all(int row, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
+void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     size_t     n_bytes  = 0;
-    const auto groups   = whole_groups_of(row, view, args, s, n_bytes);
-    const int  n_parts  = n_chunks(row, view);
+    const auto groups   = whole_groups_of(layer, view, args, s, n_bytes);
+    const int  n_parts  = n_chunks(layer, view);
     const int  of_cache = view.first_stream + s;
     const bool streams  = ring_memory.size() > 0;
 
     if (args.k_staging) {
-        stage_view(row, view, args, s, stream);
+        stage_view(layer, view, args, s, stream);
     }
     for (int chunk = 0; chunk < n_parts; ++chunk) {
         AttendPart part = {};
-        part.first_page = chunk*ring_pages(row);
-        part.end_page   = std::min(part.first_page + ring_pages(row), pages_in_view(view));
+        part.first_page = chunk*ring_pages(layer);
+        part.end_page   = std::min(part.first_page + ring_pages(layer), pages_in_view(view));
         part.brought    = args.k_staging != nullptr;
 
         int half = 0;
         if (streams) {
-            const Fill wanted = { row, of_cache, chunk };
+            const Fill wanted = { layer, of_cache, chunk };
             while (!filling.empty() && !(filling.front().first == wanted)) {  // a layer that was announced and did not come
                 event_wait(stream, half_filled[filling.front().second]);
                 event_record(half_free[filling.front().second], stream);
@@ -253,10 +248,10 @@ void GpuEngine::attend_all(int row, const EngineView & view, const EngineAttend 
             filling.pop_front();
             // the other half fills meanwhile
             if (filling.empty() && chunk + 1 < n_parts) {
-                fill_ring({ row, of_cache, chunk + 1 }, view, stream);
+                fill_ring({ layer, of_cache, chunk + 1 }, view, stream);
             }
             event_wait(stream, half_filled[half]);
-            part.ring = ring_of(row, half, view, chunk);
+            part.ring = ring_of(layer, half, view, chunk);
         }
         for (const WholeGroup & group : groups) {
             part.first_partial = chunk*group.n_splits;
@@ -272,7 +267,7 @@ void GpuEngine::attend_all(int row, const EngineView & view, const EngineAttend 
     }
 }
 
-void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & given, void * stream) {
+void GpuEngine::attend(int layer, const EngineView & view, const EngineAttend & given, void * stream) {
     use_device(index);
     EngineAttend args = given;
     if (engine_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
@@ -280,18 +275,18 @@ void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & gi
     }
     if (args.selection) {
         if (view.leads) {
-            find_sight(view, args, row_sketches[row].kind != SketchKind::none, stream);
+            find_sight(view, args, layer_sketches[layer].kind != SketchKind::none, stream);
         }
         if (args.k_staging) {
             zero_async(brought.data(), brought.size(), stream);
         }
-        for (const Group & group : groups_of(view, args, row)) {
-            select(row, group, stream);
+        for (const Group & group : groups_of(view, args, layer)) {
+            select(layer, group, stream);
             if (args.k_staging) {
-                bring_rows(row, group.view, args, 0, stream);
+                bring_rows(layer, group.view, args, 0, stream);
             }
             for (int s = 0; s < group.view.n_streams; ++s) {
-                attend_lists(row, group.view, group.args, s, stream);
+                attend_lists(layer, group.view, group.args, s, stream);
             }
         }
         return;
@@ -301,13 +296,13 @@ void GpuEngine::attend(int row, const EngineView & view, const EngineAttend & gi
         mark_fresh(view, args.query.k_idxs, stream);
     }
     for (int s = 0; s < view.n_streams; ++s) {
-        attend_all(row, view, args, s, stream);
+        attend_all(layer, view, args, s, stream);
     }
     // the first pages of the next layer travel while the rest of this layer computes
-    if (ring_memory.size() && comes(args.next_row, graph.attends)) {
-        fill_ring({ args.next_row, view.first_stream, 0 }, view, stream);
-        if (n_chunks(args.next_row, view) > 1) {
-            fill_ring({ args.next_row, view.first_stream, 1 }, view, stream);
+    if (ring_memory.size() && comes(args.next_layer, graph.attends)) {
+        fill_ring({ args.next_layer, view.first_stream, 0 }, view, stream);
+        if (n_chunks(args.next_layer, view) > 1) {
+            fill_ring({ args.next_layer, view.first_stream, 1 }, view, stream);
         }
     }
 }

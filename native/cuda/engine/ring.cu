@@ -5,7 +5,6 @@
 #include <algorithm>
 
 namespace edgekv::gpu {
-
 namespace {
 
 // fresh[page of the cache] = 1 for pages with a token of this ubatch
@@ -30,19 +29,15 @@ void GpuEngine::forget_ring() {
     n_fills      = 0;
 }
 
-bool GpuEngine::comes(int row, const std::vector<bool> & rows) const {
-    return row >= 0 && (rows.empty() || rows[row]);
+bool GpuEngine::comes(int layer, const std::vector<bool> & layers) const { return layer >= 0 && (layers.empty() || layers[layer]); }
+
+int GpuEngine::ring_pages(int layer) const {
+    const size_t half = ring_memory.size()/2, n_heads = shape.layers[layer].n_head_kv;
+    return half ? static_cast<int>(std::min(half/(n_heads*shape.slot_bytes), ring_held.size()/2/n_heads)) : std::max(1, shape.pages_per_stream);
 }
 
-int GpuEngine::ring_pages(int row) const {
-    const size_t half = ring_memory.size()/2;
-
-    return half ? (int) std::min<size_t>(half/(shape.rows[row].n_head_kv*shape.slot_bytes), ring_held.size()/2/shape.rows[row].n_head_kv)
-                : std::max(1, shape.pages_per_stream);
-}
-
-int GpuEngine::n_chunks(int row, const EngineView & view) const {
-    return (pages_in_view(view) + ring_pages(row) - 1)/ring_pages(row);
+int GpuEngine::n_chunks(int layer, const EngineView & view) const {
+    return (pages_in_view(view) + ring_pages(layer) - 1)/ring_pages(layer);
 }
 
 void GpuEngine::mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream) {
@@ -51,19 +46,18 @@ void GpuEngine::mark_fresh(const EngineView & view, const int64_t * k_idxs, Stre
            fresh.as<uint8_t>());
 }
 
-Ring GpuEngine::ring_of(int row, int half, const EngineView & view, int chunk) const {
-    const int    first = chunk*ring_pages(row);
-    const int    end   = std::min(first + ring_pages(row), pages_in_view(view));
-
-    return { ring_memory.data() + half*(ring_memory.size()/2), first, end, shape.rows[row].n_head_kv,
+Ring GpuEngine::ring_of(int layer, int half, const EngineView & view, int chunk) const {
+    const int    first = chunk*ring_pages(layer);
+    const int    end   = std::min(first + ring_pages(layer), pages_in_view(view));
+    return { ring_memory.data() + half*(ring_memory.size()/2), first, end, shape.layers[layer].n_head_kv,
              ring_held.as<uint8_t>() + half*(ring_held.size()/2) };
 }
 
 // On the side stream, as soon as no kernel reads that half of the ring any more.
 void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream stream) {
-    const EngineRow & r    = shape.rows[fill.row];
-    const int         half = n_fills++%2;
-    const Ring        ring = ring_of(fill.row, half, view, fill.chunk);
+    const EngineLayer & r = shape.layers[fill.layer];
+    const int half = n_fills++%2;
+    const Ring ring = ring_of(fill.layer, half, view, fill.chunk);
 
     if (!side_joined) {
         event_record(fork, stream);
@@ -76,16 +70,16 @@ void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream str
     half_used[half] = true;
 
     RingProblem p = {};
-    p.row          = home_of(r);
+    p.layer        = home_of(r);
     p.stream       = fill.stream;
     p.n_cells      = shape.n_cells;
     p.page_tokens  = shape.page_tokens;
     p.first        = ring.first_page;
     p.end          = ring.end_page;
-    p.slots        = slots_of(fill.row, fill.stream);
+    p.slots        = slots_of(fill.layer, fill.stream);
     p.slots_stride = shape.n_pages;
-    p.newest       = mirror(mirrors.newest) + (size_t) fill.stream*shape.pages_per_stream;
-    p.fresh        = fresh.as<uint8_t>() + (size_t) fill.stream*shape.pages_per_stream;
+    p.newest       = mirror(mirrors.newest) + static_cast<size_t>(fill.stream)*shape.pages_per_stream;
+    p.fresh        = fresh.as<uint8_t>() + static_cast<size_t>(fill.stream)*shape.pages_per_stream;
     p.ring         = ring.data;
     p.slot_bytes   = shape.slot_bytes;
     p.held         = const_cast<uint8_t *>(ring.held);

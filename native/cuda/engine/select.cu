@@ -1,8 +1,6 @@
 // Selection: which rows the query tokens of a group read. The nodes of nodes.cu enqueue it, under the same rules.
 #include "cuda/engine/gpu_engine.h"
 
-#include <algorithm>
-
 namespace edgekv::gpu {
 
 void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream) {
@@ -25,20 +23,20 @@ void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, b
     seen.recent_tokens      = args.selection->recent_tokens;
     seen.page_tokens        = shape.page_tokens;
     seen.sight              = sights_of(0);
-    seen.stride             = (size_t) groups_per_stream();
+    seen.stride             = groups_per_stream();
     launch_sight(seen, stream);
 }
 
-std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int row) const {
+std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int layer) const {
     const int n_groups = engine_groups(view.n_tokens);
-    const int most     = most_tokens(row);
+    const int most     = most_tokens(layer);
     if (n_groups == 1 && view.n_tokens <= most) {
         return { { view, args, 0 } };
     }
 
     std::vector<Group> groups;
     const auto add = [&](int s, int begin, int end, bool observed) {
-        Group group = { view, args, (size_t) s*view.n_tokens + begin };
+        Group group = { view, args, static_cast<size_t>(s)*view.n_tokens + begin };
         group.view.first_stream += s;
         group.view.n_streams = 1;
         group.view.n_tokens  = end - begin;
@@ -46,7 +44,7 @@ std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, cons
             group.args.query.q      += group.first*args.query.q_stride_token;
             group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
             group.args.query.k_idxs += group.first;
-            group.args.out += group.first*shape.rows[row].n_head*shape.rows[row].head_dim*sizeof(float);
+            group.args.out += group.first*shape.layers[layer].n_head*shape.layers[layer].head_dim*sizeof(float);
         }
         group.args.observe = args.observe && observed;
         groups.push_back(group);
@@ -61,47 +59,45 @@ std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, cons
             }
         }
     }
-
     return groups;
 }
 
-ListBatch GpuEngine::batch_of(int row, const Group & group) const {
+ListBatch GpuEngine::batch_of(int layer, const Group & group) const {
     const EngineView & view = group.view;
 
     ListBatch batch = {};
     batch.n_streams        = view.n_streams;
     batch.first_stream     = view.first_stream;
     batch.n_tokens         = view.n_tokens;
-    batch.n_head_kv        = shape.rows[row].n_head_kv;
+    batch.n_head_kv        = shape.layers[layer].n_head_kv;
     batch.sight            = sights_of(group.first);
-    batch.sight_stride     = (size_t) groups_per_stream();
+    batch.sight_stride     = groups_per_stream();
     batch.rows             = lists.as<int32_t>();
     batch.stride           = list_stride();
     batch.n_rows           = list_lengths.as<int32_t>();
-    batch.totals           = totals.as<SampleTotals>() + (size_t) row*shape.n_heads;
+    batch.totals           = totals.as<SampleTotals>() + static_cast<size_t>(layer)*shape.n_heads;
     batch.scratch          = select_scratch.data();
-
     return batch;
 }
 
-void GpuEngine::select(int row, const Group & group, Stream stream) {
+void GpuEngine::select(int layer, const Group & group, Stream stream) {
     const EngineView &       view    = group.view;
     const EngineQuery &      args    = group.args.query;
     const edgekv_selection & options = *group.args.selection;
-    const EngineRow &        r       = shape.rows[row];
+    const EngineLayer &        r       = shape.layers[layer];
 
-    last_row     = row;
+    last_layer     = layer;
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
-    if (row_sketches[row].kind == SketchKind::none) {
-        launch_choose({ batch_of(row, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, (size_t) shape.n_pages,
-                        prior.as<float>() + row*n_row_entries(), options.tokens, options.share }, stream);
+    if (layer_sketches[layer].kind == SketchKind::none) {
+        launch_choose({ batch_of(layer, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, slots_stride(),
+                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share }, stream);
         return;
     }
 
     SketchScanArgs scan = {};
-    scan.sketches       = sketch_array(row, view.first_stream);
-    scan.home           = sketch_home(row, view.first_stream);
-    scan.open           = mirror(mirrors.open) + (size_t) view.first_stream*groups_per_stream();
+    scan.sketches       = sketch_array(layer, view.first_stream);
+    scan.home           = sketch_home(layer, view.first_stream);
+    scan.open           = mirror(mirrors.open) + static_cast<size_t>(view.first_stream)*groups_per_stream();
     scan.n_streams      = view.n_streams;
     scan.n_tokens       = view.n_tokens;
     scan.group          = r.n_head/r.n_head_kv;
@@ -112,18 +108,19 @@ void GpuEngine::select(int row, const Group & group, Stream stream) {
     scan.scale          = args.scale;
     scan.softcap        = args.softcap;
     scan.sight          = sights_of(group.first);
-    scan.sight_stride   = (size_t) groups_per_stream();
-    scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(), (size_t) groups_per_stream() };
+    scan.sight_stride   = groups_per_stream();
+    scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(),
+                            static_cast<size_t>(groups_per_stream()) };
     launch_sketch_scan(scan, stream);
 
     SampleBatch sample = {};
-    static_cast<ListBatch &>(sample) = batch_of(row, group);
+    static_cast<ListBatch &>(sample) = batch_of(layer, group);
     sample.group      = scan.group;
     sample.n_groups   = scan.n_groups;
     sample.shares     = scan.out;
     sample.sinks      = args.sinks;
     sample.resolution = options.resolution;
-    sample.layer      = row;
+    sample.layer      = layer;
     sample.k_idxs     = args.k_idxs;
     sample.positions  = mirror(mirrors.positions);
     sample.weights    = list_weights.as<float>();

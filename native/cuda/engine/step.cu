@@ -20,18 +20,17 @@ bool GpuEngine::upload_updates(const EngineStep & step) {
         if (!event_sync(upload.done)) {
             return false;
         }
-        const int n = (int) std::min(step.n_updates - i, (size_t) kUpdates);
+        const int n = static_cast<int>(std::min(step.n_updates - i, static_cast<size_t>(kUpdates)));
         int2 * packed = reinterpret_cast<int2 *>(upload.host.data());
         for (int j = 0; j < n; ++j) {
             const MirrorUpdate & u = step.updates[i + j];
-            packed[j] = make_int2((int) (offsets[(int) u.array] + u.index), u.value);
+            packed[j] = make_int2(static_cast<int>(offsets[static_cast<int>(u.array)] + u.index), u.value);
         }
         if (!copy_async(upload.updates.data(), packed, n*sizeof(int2), main)) {
             return false;
         }
-        launch_scatter32(mirrored.as<int32_t>(), upload.updates.as<int2>(), n, nullptr, main);
+        launch_scatter32(mirrored.as<int32_t>(), upload.updates.as<int2>(), n, main);
     }
-
     return true;
 }
 
@@ -61,7 +60,6 @@ bool GpuEngine::begin(const EngineStep & step) {
             keep_failure(kSomewhere);
         }
     }
-
     return failed.empty() || fail_with(failed);
 }
 
@@ -71,7 +69,7 @@ bool GpuEngine::upload_step(const EngineStep & step) {
     }
 
     // a ubatch that was given up may have left its copies behind
-    if (staged_row >= 0 && !event_wait(main, staged)) {
+    if (staged_layer >= 0 && !event_wait(main, staged)) {
         return false;
     }
     for (const auto & [fill, half] : filling) {
@@ -79,7 +77,7 @@ bool GpuEngine::upload_step(const EngineStep & step) {
             return false;
         }
     }
-    staged_row = -1;
+    staged_layer = -1;
     filling.clear();
     forget_ring();
     graph = {};
@@ -98,54 +96,51 @@ bool GpuEngine::upload_step(const EngineStep & step) {
     const StepState numbers = { step.n_ubatch, step.n_stale };
     std::memcpy(at, &numbers, sizeof(numbers));
     std::memcpy(at + sizeof(numbers), step.stale, step.n_stale*sizeof(EngineStale));
-
     return copy_async(state.data(), at, sizeof(numbers), main) &&
            (step.n_stale == 0 || copy_async(stale.data(), at + sizeof(numbers), step.n_stale*sizeof(EngineStale), main)) &&
            (!step.clear_observation || zero_async(mass.data(), 2*n_entries()*sizeof(float), main)) && event_record(upload.done, main);
 }
 
-bool GpuEngine::selected(edgekv_selected * out, int first_row, int n_rows) {
-    const size_t n = (size_t) n_rows*shape.n_heads;
+bool GpuEngine::selected(edgekv_selected * out, int first_layer, int n_layers) {
+    const size_t n = static_cast<size_t>(n_layers)*shape.n_heads;
     std::vector<SampleTotals> of_selection(n);
     std::vector<AttendHits>   of_attention(n);
-    if (!read(of_selection.data(), totals.as<SampleTotals>() + (size_t) first_row*shape.n_heads, n*sizeof(SampleTotals)) ||
-        !read(of_attention.data(), hits.as<AttendHits>() + (size_t) first_row*shape.n_heads, n*sizeof(AttendHits))) {
+    if (!read(of_selection.data(), totals.as<SampleTotals>() + static_cast<size_t>(first_layer)*shape.n_heads, n*sizeof(SampleTotals)) ||
+        !read(of_attention.data(), hits.as<AttendHits>() + static_cast<size_t>(first_layer)*shape.n_heads, n*sizeof(AttendHits))) {
         return false;
     }
     for (size_t i = 0; i < n; ++i) {
         const auto & s = of_selection[i];
         const auto & a = of_attention[i];
-        out[i] = { (double) s.n_tokens, (double) s.n_visible, a.n_read, (double) s.n_certain, a.n_hits, a.mass, a.mass_hits, a.error, a.n_errors,
-                   (double) s.n_covered - (double) s.missed*0x1p-40, (double) s.n_covered };
+        out[i] = { static_cast<double>(s.n_tokens), static_cast<double>(s.n_visible), a.n_read, static_cast<double>(s.n_certain), a.n_hits,
+                   a.mass, a.mass_hits, a.error, a.n_errors,
+                   static_cast<double>(s.n_covered) - static_cast<double>(s.missed)*0x1p-40, static_cast<double>(s.n_covered) };
     }
-
     return true;
 }
 
-const char * GpuEngine::sketches(int row, int stream) {
-    const RowSketches & s = row_sketches[row];
-
+const char * GpuEngine::sketches(int layer, int stream) {
+    const LayerSketches & s = layer_sketches[layer];
     return s.kind == SketchKind::none ? nullptr : s.data.data() + stream*s.stream_bytes;
 }
 
-const int32_t * GpuEngine::last_rows(int row, int list, int & n_rows, const float *& weights) {
+const int32_t * GpuEngine::last_rows(int layer, int list, int & n_rows, const float *& weights) {
     n_rows  = 0;
     weights = nullptr;
     int32_t n = 0;
     const size_t at = list*list_stride();
-    if (row != last_row || list >= n_last_lists || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
+    if (layer != last_layer || list >= n_last_lists || !read(&n, list_lengths.as<int32_t>() + list, sizeof(n))) {
         return nullptr;
     }
     last_list.resize(n);
     last_weights.resize(n);
-    const bool weighted = row_sketches[row].kind != SketchKind::none;
+    const bool weighted = layer_sketches[layer].kind != SketchKind::none;
     if (!read(last_list.data(), lists.as<int32_t>() + at, n*sizeof(int32_t)) ||
         (weighted && !read(last_weights.data(), list_weights.as<float>() + at, n*sizeof(float)))) {
         return nullptr;
     }
     n_rows  = n;
     weights = weighted ? last_weights.data() : nullptr;
-
     return last_list.data();
 }
 

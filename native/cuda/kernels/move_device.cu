@@ -4,13 +4,13 @@
 
 #include "edgekv_device.h"
 
-static_assert(sizeof(EdgekvDeviceRow) == sizeof(edgekv_device_row) &&
-              offsetof(EdgekvDeviceRow, v) == offsetof(edgekv_device_row, v) &&
-              offsetof(EdgekvDeviceRow, k_stride_stream) == offsetof(edgekv_device_row, k_stride_stream) &&
-              offsetof(EdgekvDeviceRow, v_stride_stream) == offsetof(edgekv_device_row, v_stride_stream) &&
-              offsetof(EdgekvDeviceRow, k_row_bytes) == offsetof(edgekv_device_row, k_row_bytes) &&
-              offsetof(EdgekvDeviceRow, v_offset) == offsetof(edgekv_device_row, v_offset) &&
-              offsetof(EdgekvDeviceRow, n_heads) == offsetof(edgekv_device_row, n_heads));
+static_assert(sizeof(EdgekvDeviceLayer) == sizeof(edgekv_device_layer) &&
+              offsetof(EdgekvDeviceLayer, v) == offsetof(edgekv_device_layer, v) &&
+              offsetof(EdgekvDeviceLayer, k_stride_stream) == offsetof(edgekv_device_layer, k_stride_stream) &&
+              offsetof(EdgekvDeviceLayer, v_stride_stream) == offsetof(edgekv_device_layer, v_stride_stream) &&
+              offsetof(EdgekvDeviceLayer, k_row_bytes) == offsetof(edgekv_device_layer, k_row_bytes) &&
+              offsetof(EdgekvDeviceLayer, v_offset) == offsetof(edgekv_device_layer, v_offset) &&
+              offsetof(EdgekvDeviceLayer, n_heads) == offsetof(edgekv_device_layer, n_heads));
 static_assert(sizeof(EdgekvDeviceMove) == sizeof(edgekv_move) &&
               offsetof(EdgekvDeviceMove, head) == offsetof(edgekv_move, head) &&
               offsetof(EdgekvDeviceMove, page) == offsetof(edgekv_move, page) &&
@@ -19,12 +19,12 @@ static_assert(sizeof(EdgekvDeviceMove) == sizeof(edgekv_move) &&
 namespace edgekv::gpu {
 namespace {
 
+using move_pages::copy_rows;
+using move_pages::Rows;
+
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, const int2 * updates, int n, const int * n_device) {
-    if (n_device != nullptr) {
-        n = min(n, *n_device);
-    }
+__global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, const int2 * updates, int n) {
     const int i = blockIdx.x * kThreads + threadIdx.x;
     if (i < n) {
         dst[updates[i].x] = updates[i].y;
@@ -34,12 +34,11 @@ __global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, cons
 // A warp for K or V of one (page, head), heads innermost, because the rows of a page lie together in home.
 __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
-    const int n_heads = static_cast<int>(p.row.n_heads);
+    const int n_heads = static_cast<int>(p.layer.n_heads);
     const int n_ring = p.end - p.first;
     const int64_t n_units = 2ll * n_ring * n_heads;
     const int64_t n_warps = static_cast<int64_t>(gridDim.x) * (kThreads / kWarp);
-    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp; unit < n_units;
-         unit += n_warps) {
+    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp; unit < n_units; unit += n_warps) {
         const bool value = unit % 2 != 0;
         const int head = static_cast<int>(unit / 2 % n_heads);
         const int page = p.first + static_cast<int>(unit / 2 / n_heads);
@@ -51,90 +50,41 @@ __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem
         }
         if (moves) {
             if (lane == 0) {
-                reads_home(p.page_tokens * (value ? p.row.v_row_bytes : p.row.k_row_bytes));
+                reads_home(p.page_tokens * (value ? p.layer.v_row_bytes : p.layer.k_row_bytes));
             }
-            move_pages::copy_page(p.row, value, {head, p.stream, page, p.page_tokens, p.n_cells}, p.ring + at * p.slot_bytes, lane);
+            move_pages::copy_page(p.layer, value, {head, p.stream, page, p.page_tokens, p.n_cells}, p.ring + at * p.slot_bytes, lane);
         }
-    }
-}
-
-struct Rows {
-    char * data;
-    size_t stride;
-};
-
-// As move_pages::copy_words(), to rows at a stride of their own, and where `second` is given, there too.
-template <class T>
-__device__ void copy_words_to(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows, unsigned lane) {
-    constexpr unsigned kInFlight = 8;
-    const unsigned per_row = row_bytes / static_cast<unsigned>(sizeof(T)), n = per_row * n_rows;
-    const auto at = [](const Rows & rows, unsigned row, unsigned i) { return reinterpret_cast<T *>(rows.data + row * rows.stride) + i; };
-    for (unsigned first = lane; first < n; first += kWarp * kInFlight) {
-        T word[kInFlight];
-#pragma unroll
-        for (unsigned i = 0; i < kInFlight; ++i) {
-            const unsigned w = first + i * kWarp;
-            if (w < n) {
-                word[i] = *at(from, w / per_row, w % per_row);
-            }
-        }
-#pragma unroll
-        for (unsigned i = 0; i < kInFlight; ++i) {
-            const unsigned w = first + i * kWarp;
-            if (w < n) {
-                *at(to, w / per_row, w % per_row) = word[i];
-                if (second.data != nullptr) {
-                    *at(second, w / per_row, w % per_row) = word[i];
-                }
-            }
-        }
-    }
-}
-
-// In the widest words that all places are aligned to; rows have a multiple of 2 bytes.
-__device__ void copy_rows_to(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows, unsigned lane) {
-    const uintptr_t all = reinterpret_cast<uintptr_t>(to.data) | reinterpret_cast<uintptr_t>(second.data) |
-                          reinterpret_cast<uintptr_t>(from.data) | to.stride | second.stride | from.stride | row_bytes;
-    if (all % 16 == 0) {
-        copy_words_to<uint4>(to, second, from, row_bytes, n_rows, lane);
-    } else if (all % 8 == 0) {
-        copy_words_to<uint2>(to, second, from, row_bytes, n_rows, lane);
-    } else if (all % 4 == 0) {
-        copy_words_to<unsigned>(to, second, from, row_bytes, n_rows, lane);
-    } else {
-        copy_words_to<unsigned short>(to, second, from, row_bytes, n_rows, lane);
     }
 }
 
 // A warp for K or V of one (page, head), heads innermost.
 __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
-    const int n_heads = static_cast<int>(p.row.n_heads), n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
+    const int n_heads = static_cast<int>(p.layer.n_heads), n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
     const int64_t n_units = 2ll * n_pages * n_heads;
     const int64_t n_warps = static_cast<int64_t>(gridDim.x) * (kThreads / kWarp);
-    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp; unit < n_units;
-         unit += n_warps) {
+    for (int64_t unit = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + threadIdx.x / kWarp; unit < n_units; unit += n_warps) {
         const bool value = unit % 2 != 0;
         const int head = static_cast<int>(unit / 2 % n_heads);
         const int page = static_cast<int>(unit / 2 / n_heads);
         const size_t first = static_cast<size_t>(page) * p.page_tokens;
         const unsigned n_rows = static_cast<unsigned>(min(p.page_tokens, p.n_cells - page * p.page_tokens));
-        const unsigned row_bytes = static_cast<unsigned>(value ? p.row.v_row_bytes : p.row.k_row_bytes);
-        const size_t stride = value ? p.row.v_stride_cell : p.row.k_stride_cell;
-        const size_t place = first * stride + head * (value ? p.row.v_stride_head : p.row.k_stride_head);
+        const unsigned row_bytes = static_cast<unsigned>(value ? p.layer.v_row_bytes : p.layer.k_row_bytes);
+        const size_t stride = value ? p.layer.v_stride_cell : p.layer.k_stride_cell;
+        const size_t place = first * stride + head * (value ? p.layer.v_stride_head : p.layer.k_stride_head);
         const int32_t slot = p.slots[static_cast<size_t>(head) * p.slots_stride + page];
         const int32_t in_arena = slot >= 0 ? slot : -2 - slot;  // -1: it has none, and is to have none
-        char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.row.v_offset : 0);
-        char * const home = reinterpret_cast<char *>(value ? p.row.v + p.stream * p.row.v_stride_stream
-                                                           : p.row.k + p.stream * p.row.k_stride_stream) + place;
+        char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.layer.v_offset : 0);
+        char * const home = reinterpret_cast<char *>(value ? p.layer.v + p.stream * p.layer.v_stride_stream
+                                                           : p.layer.k + p.stream * p.layer.k_stride_stream) + place;
         const Rows to = {(value ? p.v : p.k) + place, stride}, of_slot = {dense, dense != nullptr ? row_bytes : 0};
         if (slot >= 0) {
-            copy_rows_to(to, {nullptr, 0}, of_slot, row_bytes, n_rows, lane);
+            copy_rows(to, {nullptr, 0}, of_slot, row_bytes, n_rows, lane);
         } else {
             if (lane == 0) {
                 reads_home(n_rows * row_bytes);
             }
-            copy_rows_to(to, of_slot, {home, stride}, row_bytes, n_rows, lane);
+            copy_rows(to, of_slot, {home, stride}, row_bytes, n_rows, lane);
         }
     }
 }
@@ -142,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
 // A warp for each row of a list. Where several lists name a row, the first warp that comes copies it.
 __global__ void __launch_bounds__(kThreads) bring_kernel(const BringProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
-    const int n_heads = static_cast<int>(p.row.n_heads), n_warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);
+    const int n_heads = static_cast<int>(p.layer.n_heads), n_warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);
     const int warp = static_cast<int>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
     for (int list = 0; list < p.n_lists; ++list) {
         const int head = list % n_heads, n = p.n_rows[list];
@@ -155,18 +105,19 @@ __global__ void __launch_bounds__(kThreads) bring_kernel(const BringProblem p) {
             if (lane == 0) {
                 before = atomicOr(p.brought + head * p.brought_stride + cell / 32, 1u << cell % 32);
                 if ((before >> cell % 32 & 1) == 0) {
-                    reads_home(static_cast<size_t>(p.row.k_row_bytes + p.row.v_row_bytes));
+                    reads_home(static_cast<size_t>(p.layer.k_row_bytes + p.layer.v_row_bytes));
                 }
             }
             before = __shfl_sync(0xffffffffu, before, 0);
             if ((before >> cell % 32 & 1) != 0) {
                 continue;
             }
-            const size_t k = cell * p.row.k_stride_cell + head * p.row.k_stride_head, v = cell * p.row.v_stride_cell + head * p.row.v_stride_head;
-            char * const home_k = reinterpret_cast<char *>(p.row.k + p.stream * p.row.k_stride_stream) + k;
-            char * const home_v = reinterpret_cast<char *>(p.row.v + p.stream * p.row.v_stride_stream) + v;
-            copy_rows_to({p.k + k, 0}, {nullptr, 0}, {home_k, 0}, static_cast<unsigned>(p.row.k_row_bytes), 1, lane);
-            copy_rows_to({p.v + v, 0}, {nullptr, 0}, {home_v, 0}, static_cast<unsigned>(p.row.v_row_bytes), 1, lane);
+            const size_t k = cell * p.layer.k_stride_cell + head * p.layer.k_stride_head;
+            const size_t v = cell * p.layer.v_stride_cell + head * p.layer.v_stride_head;
+            char * const home_k = reinterpret_cast<char *>(p.layer.k + p.stream * p.layer.k_stride_stream) + k;
+            char * const home_v = reinterpret_cast<char *>(p.layer.v + p.stream * p.layer.v_stride_stream) + v;
+            copy_rows({p.k + k, 0}, {nullptr, 0}, {home_k, 0}, static_cast<unsigned>(p.layer.k_row_bytes), 1, lane);
+            copy_rows({p.v + v, 0}, {nullptr, 0}, {home_v, 0}, static_cast<unsigned>(p.layer.v_row_bytes), 1, lane);
         }
     }
 }
@@ -178,15 +129,14 @@ unsigned blocks_for(int64_t n_warps, int n_blocks) {
 
 }  // namespace
 
-void launch_scatter32(int32_t * dst, const int2 * updates, int n, const int * n_device, Stream stream) {
+void launch_scatter32(int32_t * dst, const int2 * updates, int n, Stream stream) {
     if (n > 0) {
-        launch(scatter32_kernel, {static_cast<unsigned>((n + kThreads - 1) / kThreads)}, kThreads, 0, stream, dst, updates, n,
-               n_device);
+        launch(scatter32_kernel, {static_cast<unsigned>((n + kThreads - 1) / kThreads)}, kThreads, 0, stream, dst, updates, n);
     }
 }
 
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks) {
-    const int64_t n_units = 2ll * (problem.end - problem.first) * static_cast<int64_t>(problem.row.n_heads);
+    const int64_t n_units = 2ll * (problem.end - problem.first) * static_cast<int64_t>(problem.layer.n_heads);
     if (n_units > 0) {
         launch(gather_ring_kernel, {blocks_for(n_units, n_blocks)}, kThreads, 0, stream, problem);
     }
@@ -200,7 +150,7 @@ void launch_bring(const BringProblem & problem, Stream stream, int n_blocks) {
 
 void launch_stage(const StageProblem & problem, Stream stream, int n_blocks) {
     const int64_t n_pages = (problem.n_cells + problem.page_tokens - 1) / problem.page_tokens;
-    const int64_t n_units = 2 * n_pages * static_cast<int64_t>(problem.row.n_heads);
+    const int64_t n_units = 2 * n_pages * static_cast<int64_t>(problem.layer.n_heads);
     if (n_units > 0) {
         launch(stage_kernel, {blocks_for(n_units, n_blocks)}, kThreads, 0, stream, problem);
     }

@@ -7,14 +7,13 @@
 
 namespace edgekv::gpu {
 
-// dst[updates[i].x] = updates[i].y for i < n; a place is named at most once. The number comes from the device where `n_device` is
-// not null, and is then at most n. Launch shape by n.
-void launch_scatter32(int32_t * dst, const int2 * updates, int n, const int * n_device, Stream stream);
+// dst[updates[i].x] = updates[i].y for i < n; a place is named at most once.
+void launch_scatter32(int32_t * dst, const int2 * updates, int n, Stream stream);
 
-// Pages [first, end) of all KV heads of a row: those that are not empty, that have no slot and that this ubatch did not write
-// are copied into the ring. Everything but the numbers is device memory; `row` is copied into the launch.
+// Pages [first, end) of all KV heads of a layer: those that are not empty, that have no slot and that this ubatch did not write
+// are copied into the ring. Everything but the numbers is device memory; `layer` is copied into the launch.
 struct RingProblem {
-    EdgekvDeviceRow row;
+    EdgekvDeviceLayer layer;
     int stream;   // of the cache
     int n_cells;  // of the stream in home: rows of a last page behind it are not read, nor written in the ring
     int page_tokens;
@@ -25,7 +24,7 @@ struct RingProblem {
     const int32_t * newest;  // by page of the stream; -1: empty
     const uint8_t * fresh;   // by page of the stream: not zero, stored in this ubatch, home may not show it yet; or null
 
-    char * ring;        // slot (head, page) = head * (end - first) + page - first, as the arena's: K rows, V rows at row.v_offset
+    char * ring;        // slot (head, page) = head * (end - first) + page - first, as the arena's: K rows, V rows at layer.v_offset
     size_t slot_bytes;
     uint8_t * held;     // out, by slot of the ring: 1: the page is there, 0: not
 };
@@ -33,11 +32,11 @@ struct RingProblem {
 constexpr int kGatherBlocks = 64;
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
-// Prompts: cells [0, n_cells) of one stream of a row, all heads, as they lie in home: cells keep their stride and heads their place.
+// Prompts: cells [0, n_cells) of one stream of a layer, all heads, as they lie in home: cells keep their stride and heads their place.
 // Pages that have a slot come out of it; all others come over the link, once. Those that are to have a slot (the table says -2 - slot) are
 // left there too.
 struct StageProblem {
-    EdgekvDeviceRow row;
+    EdgekvDeviceLayer layer;
     int stream;   // of the cache
     int n_cells;
     int page_tokens;
@@ -52,7 +51,7 @@ void launch_stage(const StageProblem & problem, Stream stream, int n_blocks = kG
 
 // Copies rows of lists that have no slot to the staging buffer, each once: a row whose bit is set in `brought` is there already.
 struct BringProblem {
-    EdgekvDeviceRow row;
+    EdgekvDeviceLayer layer;
     int stream;  // of the cache
     int page_tokens;
     const int32_t * cells;   // [n_lists][list_stride]; list l is of head l%n_heads

@@ -4,12 +4,9 @@
 #include "cuda/runtime/call.h"
 
 namespace edgekv::gpu {
-
 namespace {
 
-std::string mib(size_t n_bytes) {
-    return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB";
-}
+std::string mib(size_t n_bytes) { return std::to_string((n_bytes + (size_t(1) << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace
 
@@ -62,18 +59,6 @@ void free_pinned(void * p) {
     }
 }
 
-bool pin(void * host, size_t n_bytes) {
-    const Call call;
-    const cudaError_t error = cudaHostRegister(host, n_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    return error == cudaSuccess || refuse("pinning " + mib(n_bytes) + " of host memory was refused: " + sentence(error));
-}
-
-void unpin(void * host) {
-    const Call call;
-    ok(cudaDeviceSynchronize(), "release of pinned memory");
-    ok(cudaHostUnregister(host), "release of pinned memory");
-}
-
 bool is_pinned(const void * host) {
     const Call call;
     cudaPointerAttributes attributes;
@@ -93,19 +78,6 @@ bool copy(void * dst, const void * src, size_t n_bytes) {
 bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
     const Call call;
     return n_bytes == 0 || ok(cudaMemcpyAsync(dst, src, n_bytes, cudaMemcpyDefault, native(stream)), "a copy failed");
-}
-
-bool copy_rows_async(void * dst, size_t dst_stride, const void * src, size_t src_stride, size_t row_bytes, size_t n_rows,
-                     Stream stream) {
-    if (n_rows <= 1 || (dst_stride == row_bytes && src_stride == row_bytes)) {
-        return copy_async(dst, src, row_bytes*n_rows, stream);
-    }
-    if (row_bytes == 0) {
-        return true;
-    }
-    const Call call;
-    return ok(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes, n_rows, cudaMemcpyDefault, native(stream)),
-              "a copy failed");
 }
 
 bool zero_async(void * dst, size_t n_bytes, Stream stream) {

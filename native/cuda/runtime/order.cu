@@ -2,12 +2,9 @@
 #include "cuda/runtime/call.h"
 
 namespace edgekv::gpu {
-
 namespace {
 
-cudaEvent_t native_event(Event event) {
-    return static_cast<cudaEvent_t>(event);
-}
+cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
 }  // namespace
 
@@ -70,21 +67,6 @@ bool event_record(Event event, Stream stream) {
 bool event_wait(Stream stream, Event event) {
     const Call call;
     return ok(cudaStreamWaitEvent(native(stream), native_event(event), 0), "an event");
-}
-
-bool event_done(Event event) {
-    const Call call;
-    if (error_stands()) {
-        return true;  // "not ready" would take its place
-    }
-    const cudaError_t error = cudaEventQuery(native_event(event));
-    if (error == cudaErrorNotReady) {
-        return false;
-    }
-    if (error != cudaSuccess) {
-        fail_later(error, "an operation on the GPU failed");
-    }
-    return true;
 }
 
 bool event_sync(Event event) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <tuple>
 #include <vector>
 
 namespace edgekv_server {
@@ -66,9 +65,7 @@ uint64_t turn();
 uint64_t take_turn();
 
 template <typename Slot>
-int64_t tokens_left(const Slot & slot) {
-    return static_cast<int64_t>(slot.task->n_tokens()) - slot.prompt.n_tokens();
-}
+int64_t tokens_left(const Slot & slot) { return static_cast<int64_t>(slot.task->n_tokens()) - slot.prompt.n_tokens(); }
 
 // The slots in the order in which their prompts go into the batch. The prompt with the fewest tokens left comes first, so a short prompt does
 // not wait for a long one; every fourth time the oldest comes first, so short ones do not keep a long one out. embeds: embeddings come

@@ -141,7 +141,7 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     *out = {};
     out->mass_max         = arrays.mass_max;
     out->mass_sum         = arrays.mass_sum;
-    out->n_rows           = shape.n_rows;
+    out->n_layers         = shape.n_layers;
     out->n_heads          = shape.n_heads;
     out->n_pages          = shape.n_pages;
     out->pages_per_stream = shape.pages_per_stream;

@@ -33,33 +33,23 @@ edgekv_status choose_isa() {
         }
         names += std::string(names.empty() ? "" : ", ") + isa_name(isa);
     }
-
     return fail(EDGEKV_INVALID, std::string("EDGEKV_ISA=") + wanted + " is not known; use one of: " + names);
 }
 
-Isa selected_isa() {
-    return g_isa;
-}
+Isa selected_isa() { return g_isa; }
 
 }  // namespace edgekv
 
-const char * edgekv_isa_name(int isa) {
-    return isa >= 0 && isa < kNumIsa ? isa_name(kAllIsa[isa]) : nullptr;
-}
+const char * edgekv_isa_name(int isa) { return isa >= 0 && isa < kNumIsa ? isa_name(kAllIsa[isa]) : nullptr; }
 
-bool edgekv_isa_supported(int isa) {
-    return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]);
-}
+bool edgekv_isa_supported(int isa) { return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]); }
 
-int edgekv_isa(void) {
-    return static_cast<int>(selected_isa());
-}
+int edgekv_isa(void) { return static_cast<int>(selected_isa()); }
 
 edgekv_status edgekv_use_isa(int isa) {
     if (!edgekv_isa_supported(isa)) {
         return fail(EDGEKV_UNSUPPORTED, "there is no such instruction set here");
     }
     g_isa = kAllIsa[isa];
-
     return EDGEKV_OK;
 }

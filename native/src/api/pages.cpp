@@ -28,7 +28,6 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
-
     return EDGEKV_OK;
 }
 
@@ -41,7 +40,6 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
     if (const edgekv_status status = check_selection(*selection); status != EDGEKV_OK) {
         return status;
     }
-
     return guarded([&] { return told(ctx->set_selection(*selection)); });
 }
 
@@ -51,7 +49,6 @@ bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base,
     *n_rot      = rope.n_rot;
     *freq_base  = rope.freq_base;
     *freq_scale = rope.freq_scale;
-
     return has;
 }
 
@@ -74,8 +71,7 @@ edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arr
     const Table &    table  = ctx->pages.table;
 
     *out = { arrays.priority, table.data(), ctx->pages.cells.newest(), arrays.dropped,
-             ctx->shape.n_rows, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
-
+             ctx->shape.n_layers, ctx->shape.n_heads, ctx->shape.n_pages, table.n_slots(), ctx->shape.slot_bytes };
     return EDGEKV_OK;
 }
 
@@ -95,12 +91,11 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     } catch (const std::bad_alloc &) {
         return fail(EDGEKV_NO_MEMORY, "there is no memory for pins");
     }
-
     return EDGEKV_OK;
 }
 
 void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
-    std::memset(out, 0, sizeof(*out) * ctx->shape.n_rows * ctx->shape.n_heads);
+    std::memset(out, 0, sizeof(*out) * ctx->shape.n_layers * ctx->shape.n_heads);
     if (stream < ctx->shape.n_stream) {
         ctx->plane->add_selected(out, stream);
     }
@@ -110,15 +105,14 @@ namespace {
 
 edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots) {
     const auto exists = [&](const edgekv_move & move) {
-        return ctx->shape.has(move.row, move.head, move.page) &&
-               (!slots || (move.head < ctx->hooked[move.row]->info.n_head_kv && move.slot >= 0 && move.slot < ctx->pages.table.n_slots()));
+        return ctx->shape.has(move.layer, move.head, move.page) &&
+               (!slots || (move.head < ctx->hooked[move.layer]->info.n_head_kv && move.slot >= 0 && move.slot < ctx->pages.table.n_slots()));
     };
     for (int i = 0; i < n; ++i) {
         if (!exists(moves[i])) {
             return fail(EDGEKV_INVALID, "move " + std::to_string(i) + " names a page or a slot that does not exist");
         }
     }
-
     return EDGEKV_OK;
 }
 
@@ -129,7 +123,6 @@ edgekv_status for_each_move(const edgekv_context * ctx, const edgekv_move * move
     for (int i = 0; status == EDGEKV_OK && i < n; ++i) {
         act(i);
     }
-
     return status;
 }
 
@@ -140,7 +133,6 @@ edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves,
         return status;
     }
     const edgekv_status copied = guarded([&] { return told(ctx->plane->copy_pages(moves, n)); });
-
     return copied == EDGEKV_OK ? edgekv_begin_copies(ctx, moves, n) : copied;
 }
 
@@ -181,7 +173,6 @@ edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves,
     if (const edgekv_status status = check_moves(ctx, moves, n, false); status != EDGEKV_OK) {
         return status;
     }
-
     return guarded([&] { return told(ctx->plane->drop_pages(moves, n)); });
 }
 
@@ -199,7 +190,6 @@ edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int
         *n_cells += llama_edgekv_free_cells(ctx->lctx, static_cast<uint32_t>(pages[i] / ctx->shape.pages_per_stream), cells.data(),
                                             static_cast<int>(cells.size()));
     }
-
     return EDGEKV_OK;
 }
 
@@ -208,23 +198,22 @@ edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
              static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)) };
 }
 
-edgekv_status edgekv_last_rows(const edgekv_context * ctx, int row, int head, int token, int32_t * cells, float * weights, int capacity,
+edgekv_status edgekv_last_rows(const edgekv_context * ctx, int layer, int head, int token, int32_t * cells, float * weights, int capacity,
                                int * n_rows) {
-    const Layer * layer = row >= 0 && row < ctx->shape.n_rows ? ctx->hooked[row] : nullptr;
-    if (!layer || head < 0 || head >= layer->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
+    const Layer * asked = layer >= 0 && layer < ctx->shape.n_layers ? ctx->hooked[layer] : nullptr;
+    if (!asked || head < 0 || head >= asked->info.n_head_kv || token < 0 || token >= kMaxQueryTokens) {
         return fail(EDGEKV_INVALID, "there is no query token " + std::to_string(token) + " of KV head " + std::to_string(head) +
-                                    " in row " + std::to_string(row));
+                                    " in layer " + std::to_string(layer));
     }
     if (!n_rows || capacity < 0 || (capacity > 0 && (!cells || !weights))) {
         return fail(EDGEKV_INVALID, "edgekv_last_rows needs a place for the number of rows, and for as many rows and weights as its capacity");
     }
 
-    const RowsRead list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*layer, head, token) : RowsRead{};
+    const RowsRead list = ctx->params.selection.keep_rows ? ctx->plane->last_rows(*asked, head, token) : RowsRead{};
     *n_rows = list.n_rows;
     for (int i = 0; list.cells && i < std::min(list.n_rows, capacity); ++i) {
         cells[i]   = list.cells[i];
         weights[i] = list.weights ? list.weights[i] : 1.0f;
     }
-
     return EDGEKV_OK;
 }

@@ -8,9 +8,7 @@ using namespace edgekv;
 
 namespace {
 
-bool scans(const edgekv_layer_size & of) {
-    return of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE;
-}
+bool scans(const edgekv_layer_size & of) { return of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE; }
 
 // Attention of the longest step to all cells. Only whether there is an address for mass counts.
 AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
@@ -24,7 +22,6 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
     p.n_cells     = of.n_cells;
     p.page_tokens = of.page_tokens;
     p.mass_max = p.mass_sum = observed ? &mass : nullptr;
-
     return p;
 }
 
@@ -41,17 +38,13 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
     }
     const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
     problem.rows.stride = select.list_stride;
-
     return select.workspace + select.lists + attend_workspace_bytes(problem, of->n_threads);
 }
 
 // One thread's items are the longest.
 size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
-
     return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
 }
 
-size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) {
-    return slot_bytes(row_bytes, page_tokens);
-}
+size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(row_bytes, page_tokens); }

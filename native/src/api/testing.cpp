@@ -7,7 +7,6 @@
 #include "kernels/select/sample.h"
 #include "plane/host/product_nodes.h"
 
-#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -37,7 +36,6 @@ bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int pa
             return false;
         }
     }
-
     return true;
 }
 
@@ -62,7 +60,7 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
         check_sketches(ctx, *layer, out);
         for (int head = 0; head < layer->info.n_head_kv; ++head) {
             for (int page = 0; page < ctx->shape.n_pages; ++page) {
-                const int slot = ctx->pages.table.slots(layer->info.row, 0, head)[page];
+                const int slot = ctx->pages.table.slots(layer->info.index, 0, head)[page];
                 if (slot >= 0) {
                     out.n_slots       += 1;
                     out.n_slots_wrong += !same_page(ctx, *layer, head, page, ctx->plane->slot(slot, copy));
@@ -70,7 +68,6 @@ edgekv_check_result edgekv_check(const edgekv_context * ctx) {
             }
         }
     }
-
     return out;
 }
 
@@ -108,21 +105,14 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     args->n_rows    = result.n_rows;
     args->n_certain = result.n_certain;
     args->missed    = result.missed;
-
     return EDGEKV_OK;
 }
 
-void edgekv_throw_in(int n) {
-    throw_in_guarded(n);
-}
+void edgekv_throw_in(int n) { throw_in_guarded(n); }
 
-int64_t edgekv_use_products(bool use) {
-    return use_products(use);
-}
+int64_t edgekv_use_products(bool use) { return use_products(use); }
 
-uint64_t edgekv_cells_looked(const edgekv_context * ctx) {
-    return ctx->pages.n_looked();
-}
+uint64_t edgekv_cells_looked(const edgekv_context * ctx) { return ctx->pages.n_looked(); }
 
 void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended) {
     const PromptBlocks blocks = ctx->plane->prompt_blocks();

@@ -18,10 +18,10 @@ public:
     void undrop(int page);  // for all layers and heads: the page has another content now
 
     bool any() const { return total > 0; }
-    bool any(int row) const { assert(row >= 0 && row < dims.n_rows); return of_row[row] > 0; }
-    const uint8_t * of(int row, int stream, int head) const {  // [page of the stream]
-        assert(dims.has(row, head, 0) && dims.has_stream(stream));
-        return dropped.data() + dims.entry_of_stream(row, stream, head);
+    bool any(int layer) const { assert(layer >= 0 && layer < dims.n_layers); return of_layer[layer] > 0; }
+    const uint8_t * of(int layer, int stream, int head) const {  // [page of the stream]
+        assert(dims.has(layer, head, 0) && dims.has_stream(stream));
+        return dropped.data() + dims.entry_of_stream(layer, stream, head);
     }
     const uint8_t * data() const { return dropped.data(); }
     size_t bytes() const { return dropped.size(); }
@@ -29,7 +29,7 @@ public:
 private:
     PageShape dims = {};
     std::vector<uint8_t> dropped;
-    std::vector<int64_t> of_row;
+    std::vector<int64_t> of_layer;
     int64_t total = 0;
 };
 

@@ -1,10 +1,9 @@
-// The axes of every per-page array of a context: [row][head][page], and the pages of a stream lie side by side.
+// The axes of every per-page array of a context: [layer][head][page], and the pages of a stream lie side by side.
 #pragma once
 
 #include "kernels/sketch/sketch.h"
 
 #include <cstddef>
-#include <cstdint>
 
 namespace edgekv {
 
@@ -13,19 +12,19 @@ inline size_t slot_bytes(size_t row_bytes, int page_tokens) {  // of K and V of 
 }
 
 struct PageShape {
-    int n_rows, n_heads;      // hooked layers, the most KV heads of any
+    int n_layers, n_heads;    // hooked layers, the most KV heads of any
     int n_stream, n_cells;    // cells of a stream
     int page_tokens;
     int pages_per_stream, n_pages;
-    size_t slot_bytes;        // of the largest row
+    size_t slot_bytes;        // of the largest layer
 
-    size_t n_entries() const { return static_cast<size_t>(n_rows) * n_heads * n_pages; }
-    size_t entry(int row, int head, int page) const { return (static_cast<size_t>(row) * n_heads + head) * n_pages + page; }
-    size_t entry_of_stream(int row, int stream, int head) const { return entry(row, head, stream * pages_per_stream); }
+    size_t n_entries() const { return static_cast<size_t>(n_layers) * n_heads * n_pages; }
+    size_t entry(int layer, int head, int page) const { return (static_cast<size_t>(layer) * n_heads + head) * n_pages + page; }
+    size_t entry_of_stream(int layer, int stream, int head) const { return entry(layer, head, stream * pages_per_stream); }
     int n_groups() const { return (pages_per_stream * page_tokens + kGroupCells - 1) / kGroupCells; }  // of a stream
 
-    bool has(int row, int head, int page) const {
-        return row >= 0 && row < n_rows && head >= 0 && head < n_heads && page >= 0 && page < n_pages;
+    bool has(int layer, int head, int page) const {
+        return layer >= 0 && layer < n_layers && head >= 0 && head < n_heads && page >= 0 && page < n_pages;
     }
     bool has_stream(int stream) const { return stream >= 0 && stream < n_stream; }
 };

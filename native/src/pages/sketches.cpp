@@ -8,13 +8,13 @@ namespace edgekv {
 
 void Sketches::shape(const PageShape & shape) {
     dims = shape;
-    rows.clear();
-    rows.resize(dims.n_rows);
+    layers.clear();
+    layers.resize(dims.n_layers);
 }
 
-bool Sketches::reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bool & made) {
-    assert(row >= 0 && row < dims.n_rows && n_head_kv <= dims.n_heads);
-    Row & r = rows[row];
+bool Sketches::reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made) {
+    assert(layer >= 0 && layer < dims.n_layers && n_head_kv <= dims.n_heads);
+    OfLayer & r = layers[layer];
     made = r.kind != kind;
     if (!made) {
         return true;
@@ -28,23 +28,20 @@ bool Sketches::reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bo
         return false;
     }
     r = { kind, head_dim, n_head_kv, stream_bytes, std::move(fresh) };
-
     return true;
 }
 
-Sketch Sketches::of(int row, int stream) const {
-    assert(row >= 0 && row < dims.n_rows && dims.has_stream(stream));
-    const Row & r = rows[row];
-
+Sketch Sketches::of(int layer, int stream) const {
+    assert(layer >= 0 && layer < dims.n_layers && dims.has_stream(stream));
+    const OfLayer & r = layers[layer];
     return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream * r.stream_bytes : nullptr };
 }
 
 size_t Sketches::bytes() const {
     size_t n = 0;
-    for (const Row & r : rows) {
+    for (const OfLayer & r : layers) {
         n += r.data.size();
     }
-
     return n;
 }
 
@@ -86,7 +83,6 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
             n_wrong    += std::memcmp(rebuilt.data(), mine.data, n_bytes) != 0;
         }
     }
-
     return n_wrong;
 }
 

@@ -1,4 +1,4 @@
-// The sketches of all rows in host memory.
+// The sketches of all layers in host memory.
 #pragma once
 
 #include "pages/buffer.h"
@@ -10,15 +10,15 @@ namespace edgekv {
 
 class Sketches {
 public:
-    void shape(const PageShape & shape);  // no row has any
+    void shape(const PageShape & shape);  // no layer has any
 
-    // Memory for sketches of a kind for `row`. made: the kind or the row is new, and all of them must be built. false: out of memory
-    bool reserve(int row, SketchKind kind, int head_dim, int n_head_kv, bool & made);
-    Sketch of(int row, int stream) const;  // data null: there are none
+    // Memory for sketches of a kind for `layer`. made: the kind or the layer is new, and all of them must be built. false: out of memory
+    bool reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made);
+    Sketch of(int layer, int stream) const;  // data null: there are none
     size_t bytes() const;
 
 private:
-    struct Row {
+    struct OfLayer {
         SketchKind kind = SketchKind::none;
         int head_dim = 0, n_head_kv = 0;
         size_t stream_bytes = 0;
@@ -26,10 +26,10 @@ private:
     };
 
     PageShape dims = {};
-    std::vector<Row> rows;
+    std::vector<OfLayer> layers;
 };
 
-// Counts the groups of `own`, a row's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]. It leaves out
+// Counts the groups of `own`, a layer's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]. It leaves out
 // groups that hold no keys, that are stale now, or that the next sync would mark. -1: out of memory.
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
                          const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared);

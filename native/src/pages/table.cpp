@@ -34,8 +34,8 @@ void Table::drop(int64_t entry) {
 }
 
 void Table::drop_page(int page) {
-    for (int row = 0; row < dims.n_rows * dims.n_heads; ++row) {
-        drop(static_cast<int64_t>(row) * dims.n_pages + page);
+    for (int head = 0; head < dims.n_layers * dims.n_heads; ++head) {  // of all layers
+        drop(static_cast<int64_t>(head) * dims.n_pages + page);
     }
 }
 
@@ -53,12 +53,12 @@ void Table::follow_tail(int stream, const std::vector<ChangedPage> & changed) {
         if (newest_last[i].newest < 0 || (held != page && !newest_last[i].whole)) {
             continue;
         }
-        for (int row = 0; row < dims.n_rows * dims.n_heads; ++row) {
-            const int64_t first = static_cast<int64_t>(row) * dims.n_pages;
-            if (held >= 0 && held != page && table[first + held] == tail_slot(row, held)) {
+        for (int head = 0; head < dims.n_layers * dims.n_heads; ++head) {  // of all layers
+            const int64_t first = static_cast<int64_t>(head) * dims.n_pages;
+            if (held >= 0 && held != page && table[first + held] == tail_slot(head, held)) {
                 drop(first + held);
             }
-            set(first + page, tail_slot(row, page));
+            set(first + page, tail_slot(head, page));
         }
         held = page;
     }
@@ -121,13 +121,10 @@ bool Table::publish(const llama_context * lctx, const edgekv_move & move, const 
         return false;
     }
     set(entry_of(move), move.slot);
-
     return true;
 }
 
-void Table::release(const edgekv_move & move) {
-    drop(entry_of(move));
-}
+void Table::release(const edgekv_move & move) { drop(entry_of(move)); }
 
 // ---- pages that a prompt leaves ----------------------------------------------------------------------------------------------
 
@@ -144,19 +141,16 @@ void Table::fill(const edgekv_move * moves, int n, const Cells & cells) {
 
 bool Table::is_over(const edgekv_move & move) const {
     const auto fill = fills.find(entry_of(move));
-
     return fill == fills.end() || fill->second.over;
 }
 
 bool Table::is_filled(const edgekv_move & move) const {
     const auto fill = fills.find(entry_of(move));
-
     return fill != fills.end() && fill->second.filled && fill->second.slot == move.slot;
 }
 
 int32_t Table::slot_to_fill(int64_t entry) const {
     const auto fill = fills.find(entry);
-
     return fill != fills.end() && !fill->second.over ? fill->second.slot : -1;
 }
 

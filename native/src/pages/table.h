@@ -20,9 +20,9 @@ public:
     // also in the arena where the table says so.
     void sync(const Cells & cells, int n_stored);
 
-    const int32_t * slots(int row, int stream, int head) const {  // [page of the stream], -1: only in home
-        assert(dims.has(row, head, 0) && dims.has_stream(stream));
-        return table.data() + dims.entry_of_stream(row, stream, head);
+    const int32_t * slots(int layer, int stream, int head) const {  // [page of the stream], -1: only in home
+        assert(dims.has(layer, head, 0) && dims.has_stream(stream));
+        return table.data() + dims.entry_of_stream(layer, stream, head);
     }
     const int32_t * data() const { return table.data(); }
 
@@ -39,7 +39,7 @@ public:
     // On a device the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
     // written through, so that the newest tokens need no copy. first_slot 0: none.
     int n_tail_pages() const { return step_tokens / dims.page_tokens + 2; }  // a step may begin within a page
-    int n_tail_slots() const { return dims.n_rows * dims.n_heads * dims.n_stream * n_tail_pages(); }
+    int n_tail_slots() const { return dims.n_layers * dims.n_heads * dims.n_stream * n_tail_pages(); }
     void set_tail(int first_slot);
     bool has_slot(int i) const {  // the caller's, or a tail page's
         return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
@@ -48,7 +48,7 @@ public:
     // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots. They
     // can be published then, and count as copied now.
     void fill(const edgekv_move * moves, int n, const Cells & cells);
-    // After that ubatch. filled(stream, page of it): whether the page was staged, in every row
+    // After that ubatch. filled(stream, page of it): whether the page was staged, in every layer
     template <class Filled>
     void end_fills(const Filled & filled) {
         for (auto & [entry, fill] : fills) {
@@ -83,8 +83,8 @@ private:
     };
 
     int64_t entry_of(const edgekv_move & move) const {
-        assert(dims.has(move.row, move.head, move.page));
-        return static_cast<int64_t>(dims.entry(move.row, move.head, move.page));
+        assert(dims.has(move.layer, move.head, move.page));
+        return static_cast<int64_t>(dims.entry(move.layer, move.head, move.page));
     }
     void set(int64_t entry, int32_t slot);
     void drop(int64_t entry);

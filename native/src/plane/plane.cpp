@@ -6,7 +6,6 @@
 #include <cassert>
 
 namespace edgekv {
-
 namespace {
 
 [[maybe_unused]] bool is_served(const State & ctx, const Layer & layer) {
@@ -15,7 +14,7 @@ namespace {
 
 [[maybe_unused]] bool exist(const State & ctx, const edgekv_move * moves, int n, bool slots) {
     return std::all_of(moves, moves + n, [&](const edgekv_move & move) {
-        return ctx.shape.has(move.row, move.head, move.page) && (!slots || (move.slot >= 0 && move.slot < ctx.pages.table.n_slots()));
+        return ctx.shape.has(move.layer, move.head, move.page) && (!slots || (move.slot >= 0 && move.slot < ctx.pages.table.n_slots()));
     });
 }
 

@@ -28,7 +28,7 @@ struct Failure {
     explicit operator bool() const { return status != EDGEKV_OK; }
 };
 
-// [row][head][page], in the plane's own memory: a device's addresses are of the device
+// [layer][head][page], in the plane's own memory: a device's addresses are of the device
 struct PageArrays {
     float * priority;
     const uint8_t * dropped;  // null: no pages are dropped here
@@ -65,7 +65,7 @@ public:
     virtual void add_memory(edgekv_memory & out) const = 0;
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device
 
-    // The stream exists, or is below 0 and means all of them. What was selected is added to `out`, [row][head].
+    // The stream exists, or is below 0 and means all of them. What was selected is added to `out`, [layer][head].
     void add_selected(edgekv_selected * out, int stream) const;
     // The layer is served and has the head, a step may have the token, and the selection keeps rows. Of stream 0.
     RowsRead last_rows(const Layer & layer, int head, int token) const;

@@ -15,18 +15,14 @@ void Arrivals::expect_none() {
     move_to(kAll);
 }
 
-void Arrivals::came(int end_layer) {
-    move_to(end_layer >= n_layers ? kAll : end_layer);
-}
+void Arrivals::came(int end_layer) { move_to(end_layer >= n_layers ? kAll : end_layer); }
 
 void Arrivals::fail() {
     lost.store(true, std::memory_order_release);
     move_to(kAll);
 }
 
-void Arrivals::wait_for_all() {
-    wait(kAll - 1);
-}
+void Arrivals::wait_for_all() { wait(kAll - 1); }
 
 void Arrivals::move_to(int layer) {
     {

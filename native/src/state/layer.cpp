@@ -55,7 +55,7 @@ Layer look_at_layer(const llama_context * lctx, int il) {
     const auto & seam = layer.seam;
     auto &       info = layer.info;
     info.state     = classify(seam);
-    info.row       = -1;
+    info.index     = -1;
     info.n_head    = seam.n_head;
     info.n_head_kv = seam.n_head_kv;
     info.head_dim  = seam.head_dim_k;

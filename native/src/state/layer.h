@@ -26,20 +26,14 @@ struct Layer {
     size_t v_row_bytes() const { return ggml_row_size(seam.v->type, seam.head_dim_v); }
 };
 
-Layer look_at_layer(const llama_context * lctx, int il);  // info.row is -1
+Layer look_at_layer(const llama_context * lctx, int il);  // info.index is -1
 
-inline CellType cell_type(const ggml_tensor * cache) {
-    return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16;
-}
+inline CellType cell_type(const ggml_tensor * cache) { return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16; }
 
-inline MaskType mask_type(const ggml_tensor * mask) {
-    return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32;
-}
+inline MaskType mask_type(const ggml_tensor * mask) { return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32; }
 
 // The stream of the cache with which a view of it begins.
-inline int first_stream(const ggml_tensor * view) {
-    return static_cast<int>(view->view_offs / view->nb[3]);
-}
+inline int first_stream(const ggml_tensor * view) { return static_cast<int>(view->view_offs / view->nb[3]); }
 
 // Whether a node of ours can serve the tensors of a graph. Both planes ask.
 bool storable(const llama_edgekv_store & args);

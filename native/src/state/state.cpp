@@ -18,7 +18,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
         layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));
         Layer & layer = *layers.back();
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
-            layer.info.row   = shape.n_rows++;
+            layer.info.index = shape.n_layers++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
             shape.slot_bytes = std::max(shape.slot_bytes, slot_bytes(layer.k_row_bytes() + layer.v_row_bytes(), params.page_tokens));
             hooked.push_back(&layer);
@@ -26,9 +26,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
     }
 }
 
-bool State::sketches() const {
-    return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE;
-}
+bool State::sketches() const { return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE; }
 
 // A token is a prompt's if one of its sequences is.
 bool State::find_whole(const llama_edgekv_tokens & tokens) {
@@ -40,13 +38,11 @@ bool State::find_whole(const llama_edgekv_tokens & tokens) {
         whole[i] = std::any_of(tokens.seq_id[i], tokens.seq_id[i] + tokens.n_seq_id[i],
                                [&](llama_seq_id id) { return std::find(prompts.begin(), prompts.end(), id) != prompts.end(); });
     }
-
     return whole != before;
 }
 
 int State::n_refused() const {
     const auto refused = [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; };
-
     return static_cast<int>(std::count_if(hooked.begin(), hooked.end(), refused));
 }
 

@@ -4,11 +4,9 @@
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <random>
 
 #include "dense_problem.h"
@@ -46,7 +44,7 @@ public:
         shape.budget_bytes = budget;
         for (int layer = 0; layer < kLayers; ++layer) {
             char * k = home + size_t{2} * layer * kCells * kCellBytes;
-            shape.rows.push_back({ kHeads * kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells * kCellBytes, kCells * kCellBytes,
+            shape.layers.push_back({ kHeads * kGroup, kHeads, kDim, CellType::f16, CellType::f16, k, k + kCells * kCellBytes, kCells * kCellBytes,
                                    kCellBytes, kRowBytes, kCells * kCellBytes, kCellBytes, kRowBytes, kRowBytes, kRowBytes, kPage * kRowBytes });
         }
         return shape;
@@ -163,13 +161,13 @@ public:
             store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
             store.k_idxs = store.v_idxs = cell.data();
             store.sketch = options.sparse && options.kind != SketchKind::none;
-            store.next_row = -1;
+            store.next_layer = -1;
             node("store-", layer, [&] { plane->store(layer, here, store, stream); });
 
             here.leads = layer == 0;
             EngineAttend attend = attend_of(at + 2 * kHeads * kDim, mask, cell, 1, out.data() + layer * kQuery);
             attend.selection = options.sparse ? &selection : nullptr;
-            attend.next_row = options.sparse ? -1 : next;
+            attend.next_layer = options.sparse ? -1 : next;
             node("attend-", layer, [&] { plane->attend(layer, here, attend, stream); });
         }
     }
@@ -214,7 +212,6 @@ public:
         }
         plane->end();
         test::must(plane->wait_for_step());
-
         return out.get();
     }
 
@@ -247,7 +244,6 @@ public:
         }
         p.rows = { cells.data(), list_weights.data(), n_rows.data(), weights ? size_t{kCells} : 0 };
         attend_reference(p);
-
         return expected;
     }
 
@@ -319,7 +315,7 @@ private:
                          reinterpret_cast<const char *>(masks.data()), n_view * 2u, size_t{2} * n * n_view, cells.data(), nullptr, 0.125f, 0.0f };
         attend.out = reinterpret_cast<char *>(to);
         attend.observe = true;
-        attend.next_row = -1;
+        attend.next_layer = -1;
         return attend;
     }
 

@@ -137,7 +137,7 @@ void check_staging(int n_splits) {
                 store.v_staging = half(layer) + kBuffer;
                 store.k_next = half(next);
                 store.v_next = next < 0 ? nullptr : half(next) + kBuffer;
-                store.next_row = next;
+                store.next_layer = next;
                 plane.store(layer, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
             }
             CHECK(recording.end() && recording.launch(), "split %d of %d: %s", split, n_splits, gpu::last_error());

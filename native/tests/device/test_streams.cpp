@@ -24,9 +24,7 @@ struct TestEvent {
 
 // ---- streams -----------------------------------------------------------------------------------------------------------------
 
-__global__ void put(int * p, int value) {
-    *p = value;
-}
+__global__ void put(int * p, int value) { *p = value; }
 
 __global__ void append(int * list, int value) {
     list[1 + list[0]] = value;
@@ -68,7 +66,7 @@ std::vector<int> interleave(uint64_t seed) {
 
 void check_streams() {
     std::set<std::vector<int>> orders;
-    int n_at_once = 0, n_polled = 0;
+    int n_at_once = 0;
     for (uint64_t seed = 1; seed <= 60; ++seed) {
         orders.insert(interleave(seed));
 
@@ -86,12 +84,7 @@ void check_streams() {
         CHECK(copy_async(pinned, one.data(), sizeof(int), s.s), "seed %d", static_cast<int>(seed));
         CHECK(event_record(event.e, s.s), "seed %d", static_cast<int>(seed));
         n_at_once += *pinned == 1;
-        int polls = 0;
-        while (!event_done(event.e) && polls < 10000) {
-            ++polls;
-        }
-        n_polled += polls > 0;
-        CHECK(event_done(event.e) && *pinned == 1 && (one.get() == std::vector<int>{1, 2}), "seed %d", static_cast<int>(seed));
+        CHECK(event_sync(event.e) && *pinned == 1 && (one.get() == std::vector<int>{1, 2}), "seed %d", static_cast<int>(seed));
         free_pinned(pinned);
 
         // a chain over three streams: whoever waits for its end gets all of it
@@ -108,7 +101,7 @@ void check_streams() {
         CHECK(zero_async(one.data(), 2 * sizeof(int), u.s) && event_record(first.e, u.s) && event_sync(first.e), "seed %d", static_cast<int>(seed));
         CHECK((one.get() == std::vector<int>{0, 0}), "seed %d", static_cast<int>(seed));
     }
-    CHECK(orders.size() > 6 && n_polled > 20 && n_at_once > 0 && n_at_once < 30);
+    CHECK(orders.size() > 6 && n_at_once > 0 && n_at_once < 30);
 
     // nothing else runs than what somebody waits for, for some seed; everything before a release
     bool left = false;
@@ -126,7 +119,7 @@ void check_streams() {
     }
     CHECK(left);
     TestEvent never;
-    CHECK(event_done(never.e) && event_sync(never.e) && event_wait(nullptr, never.e));
+    CHECK(event_sync(never.e) && event_wait(nullptr, never.e));
     uint64_t id = 0;
     CHECK(!stream_capturing(nullptr, &id));
 }
@@ -217,19 +210,15 @@ void check_memory() {
         host[i] = pinned[i] = static_cast<char>(i);
     }
     CHECK(is_pinned(pinned) && is_pinned(pinned + 999) && !is_pinned(host.data()) && !is_pinned(device_memory.data()));
-    CHECK(pin(host.data(), 1000) && is_pinned(host.data() + 500) && !pin(host.data(), 10) && !is_pinned(host.data() + 1000));
-    unpin(host.data());
-    CHECK(!is_pinned(host.data()));
 
-    // rows of 10 bytes out of 30 into rows of 16
-    CHECK(copy_rows_async(device_memory.data(), 16, pinned, 30, 10, 20, nullptr) && stream_sync(nullptr));
+    CHECK(copy_async(device_memory.data() + 16, pinned + 30, 200, nullptr) && stream_sync(nullptr));
     const std::vector<char> seen = device_memory.get();
     for (size_t i = 0; i < 320; ++i) {
-        CHECK(seen[i] == (i % 16 < 10 ? static_cast<char>(i / 16 * 30 + i % 16) : 0), "byte %zu", i);
+        CHECK(seen[i] == (i >= 16 && i < 216 ? static_cast<char>(i + 14) : 0), "byte %zu", i);
     }
     CHECK(!copy(device_memory.data() + 900, pinned, 101) && !copy(device_memory.data(), pinned + 1, 1000));
     CHECK(!copy(device_memory.data() - 1, pinned, 2));
-    CHECK(!copy_rows_async(device_memory.data(), 5, pinned, 30, 10, 2, nullptr) && !zero_async(device_memory.data(), 1001, nullptr));
+    CHECK(!zero_async(device_memory.data(), 1001, nullptr));
     CHECK(std::strstr(last_error(), "not all in one allocation") && check());
     emulator::check_guards();
 
@@ -256,7 +245,7 @@ void check_failures() {
     few.allocs_left = 1;
     emulator::set_limits(few);
     std::vector<char> host(100);
-    CHECK(!pin(host.data(), 100) && !alloc_pinned(&p, 100) && alloc(&p, 100) && std::strstr(last_error(), "pinned memory"));
+    CHECK(!alloc_pinned(&p, 100) && alloc(&p, 100) && std::strstr(last_error(), "pinned memory"));
     void * q = nullptr;
     CHECK(!alloc(&q, 100));
     free_device(p);
@@ -311,8 +300,7 @@ void check_rates() {
     Rates rates;
     CHECK(measure_rates(0, rates) && !measure_rates(1, rates));
     CHECK(measure_rates(0, rates));
-    for (const double value :
-         {rates.link_copy, rates.link_gather, rates.link_pageable, rates.vram, rates.dram, rates.launch_us}) {
+    for (const double value : {rates.link_copy, rates.link_gather, rates.link_pageable, rates.vram, rates.dram, rates.launch_us}) {
         CHECK(std::isfinite(value) && value > 0.0);
     }
     emulator::Limits none;

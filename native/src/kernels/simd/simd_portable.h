@@ -36,36 +36,20 @@ struct Simd {
     }
 
     static F zero() { return set1(0.0f); }
-    static F set1(float x) {
-        return map([&](int) { return x; });
-    }
+    static F set1(float x) { return map([&](int) { return x; }); }
     static F load(const void * p) {
         F r;
         memcpy(&r, p, sizeof(r));
         return r;
     }
     static void store(void * p, const F & a) { memcpy(p, &a, sizeof(a)); }
-    static F add(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] + b.x[i]; });
-    }
-    static F sub(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] - b.x[i]; });
-    }
-    static F mul(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] * b.x[i]; });
-    }
-    static F div(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] / b.x[i]; });
-    }
-    static F fma(const F & a, const F & b, const F & c) {
-        return map([&](int i) { return a.x[i] * b.x[i] + c.x[i]; });
-    }
-    static F min(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; });
-    }
-    static F max(const F & a, const F & b) {
-        return map([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
-    }
+    static F add(const F & a, const F & b) { return map([&](int i) { return a.x[i] + b.x[i]; }); }
+    static F sub(const F & a, const F & b) { return map([&](int i) { return a.x[i] - b.x[i]; }); }
+    static F mul(const F & a, const F & b) { return map([&](int i) { return a.x[i] * b.x[i]; }); }
+    static F div(const F & a, const F & b) { return map([&](int i) { return a.x[i] / b.x[i]; }); }
+    static F fma(const F & a, const F & b, const F & c) { return map([&](int i) { return a.x[i] * b.x[i] + c.x[i]; }); }
+    static F min(const F & a, const F & b) { return map([&](int i) { return a.x[i] < b.x[i] ? a.x[i] : b.x[i]; }); }
+    static F max(const F & a, const F & b) { return map([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
     static float reduce_max(const F & a) {
         float m = a.x[0];
         for (int i = 1; i < 8; ++i) {
@@ -158,9 +142,7 @@ struct Simd {
             return (x[0] + x[2]) + (x[1] + x[3]);
         });
     }
-    static F join(const F * x) {
-        return map([&](int i) { return x[i / 4].x[i % 4] + x[i / 4].x[i % 4 + 4]; });
-    }
+    static F join(const F * x) { return map([&](int i) { return x[i / 4].x[i % 4] + x[i / 4].x[i % 4 + 4]; }); }
 
     static I izero() { return I{}; }
     static I iload(const void * p) {
@@ -168,9 +150,7 @@ struct Simd {
         memcpy(&r, p, sizeof(r));
         return r;
     }
-    static F to_float(const I & a) {
-        return map([&](int i) { return static_cast<float>(a.x[i]); });
-    }
+    static F to_float(const I & a) { return map([&](int i) { return static_cast<float>(a.x[i]); }); }
     static I isub(const I & a, int b) {
         I r;
         for (int i = 0; i < 8; ++i) {
@@ -215,23 +195,15 @@ struct Simd {
         }
         return r;
     }
-    static I iset1(int x) {
-        return imap([&](int) { return x; });
-    }
+    static I iset1(int x) { return imap([&](int) { return x; }); }
     static I idup4(const char * p) {
         int32_t x;
         memcpy(&x, p, 4);
         return iset1(x);
     }
-    static I iadd(const I & a, const I & b) {
-        return imap([&](int i) { return a.x[i] + b.x[i]; });
-    }
-    static I idiff(const I & a, const I & b) {
-        return imap([&](int i) { return a.x[i] - b.x[i]; });
-    }
-    static I imax(const I & a, const I & b) {
-        return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; });
-    }
+    static I iadd(const I & a, const I & b) { return imap([&](int i) { return a.x[i] + b.x[i]; }); }
+    static I idiff(const I & a, const I & b) { return imap([&](int i) { return a.x[i] - b.x[i]; }); }
+    static I imax(const I & a, const I & b) { return imap([&](int i) { return a.x[i] > b.x[i] ? a.x[i] : b.x[i]; }); }
     static float sum(const F & a) {
         float lanes[4];
         for (int i = 0; i < 4; ++i) {
@@ -260,9 +232,7 @@ struct Simd {
         }
         return bits;
     }
-    static I lanes_of(const I & a, const I & b, unsigned bits) {
-        return imap([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; });
-    }
+    static I lanes_of(const I & a, const I & b, unsigned bits) { return imap([&](int i) { return bits >> i & 1 ? b.x[i] : a.x[i]; }); }
     static int append(int32_t * to, const I & a, unsigned bits) {
         int n = 0;
         for (int i = 0; i < 8; ++i) {
@@ -272,9 +242,7 @@ struct Simd {
         }
         return n;
     }
-    static I icount(int first) {
-        return imap([&](int i) { return first + i; });
-    }
+    static I icount(int first) { return imap([&](int i) { return first + i; }); }
     static I select(const I & mask, const I & a, const I & b) {
         return imap([&](int i) { return (mask.x[i] & a.x[i]) | (~mask.x[i] & b.x[i]); });
     }
@@ -295,9 +263,7 @@ struct Simd {
             return static_cast<int32_t>(x < 4194304.0f && x > -4194304.0f ? (x + 12582912.0f) - 12582912.0f : rintf(x));
         });
     }
-    static F where_positive(const F & x, const F & a, const F & b) {
-        return map([&](int i) { return x.x[i] > 0.0f ? a.x[i] : b.x[i]; });
-    }
+    static F where_positive(const F & x, const F & a, const F & b) { return map([&](int i) { return x.x[i] > 0.0f ? a.x[i] : b.x[i]; }); }
     static void store_low_bytes(void * p, const I & a) {
         uint8_t b[8];
         for (int i = 0; i < 8; ++i) {
@@ -319,12 +285,8 @@ struct Simd {
         return as_float(imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16); }));
     }
     template <int N>
-    static I right(const I & a) {
-        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N); });
-    }
-    static I iand(const I & a, const I & b) {
-        return imap([&](int i) { return a.x[i] & b.x[i]; });
-    }
+    static I right(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) >> N); }); }
+    static I iand(const I & a, const I & b) { return imap([&](int i) { return a.x[i] & b.x[i]; }); }
     static constexpr int kCodeDots = 1 << 20, kCodeChains = 1;
     static I code_dot(const I & acc, const I & codes, const I & q) {
         // 16-bit products of the even and the odd bytes, which compilers know instructions for; codes are positive
@@ -343,9 +305,7 @@ struct Simd {
         }
         return imap([&](int i) { return acc.x[i] + sums[2 * i] + sums[2 * i + 1]; });
     }
-    static I code_sums(const I & total, const I & acc) {
-        return imap([&](int i) { return total.x[i] + acc.x[i]; });
-    }
+    static I code_sums(const I & total, const I & acc) { return imap([&](int i) { return total.x[i] + acc.x[i]; }); }
     static I dot4_stored(const I & acc, const I & k, const I & q) {
         return dot4(acc, imap([&](int i) { return k.x[i] ^ static_cast<int32_t>(0x80808080u); }), q);
     }
@@ -365,9 +325,7 @@ struct Simd {
     static F dup_f16(const char * p) { return gather_f16(p, 0); }
 
     template <int N>
-    static I left(const I & a) {
-        return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); });
-    }
+    static I left(const I & a) { return imap([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(a.x[i]) << N); }); }
     static bool any_above(const F & a, const F & b) {
         bool any = false;
         for (int i = 0; i < 8; ++i) {

@@ -11,7 +11,7 @@ DevicePlane::DevicePlane(State & ctx) : Plane(ctx), open(ctx.shape.n_stream, -1)
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
         layer->layer = served;
-        layer->row   = served->info.row;
+        layer->index = served->info.index;
         layers.push_back(std::move(layer));
     }
 }
@@ -24,7 +24,6 @@ bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
     if (made) {
         ctx.pages.stale.mark_all();
     }
-
     return had;
 }
 
@@ -33,7 +32,6 @@ Failure DevicePlane::do_select(const edgekv_selection & selection) {
         return no_memory();
     }
     engine->renew();
-
     return {};
 }
 
@@ -46,7 +44,6 @@ Failure DevicePlane::do_enter(edgekv_mode mode) {
     } else if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !reserve_arena()) {
         return no_memory();
     }
-
     return {};
 }
 
@@ -55,7 +52,6 @@ bool DevicePlane::reserve_arena() {
     release_arena();
     const bool reserved = engine->reserve_arena(most_slots, most_slots > 0 ? table.n_tail_slots() : 0);
     table.set_tail(engine->bytes().tail_slot);
-
     return reserved;
 }
 
@@ -66,16 +62,13 @@ void DevicePlane::release_arena() {
     llama_edgekv_invalidate_graph(ctx.lctx);
 }
 
-Failure DevicePlane::do_set_slots(int n_slots) {
-    return engine->set_slots(n_slots) ? Failure{} : no_memory();
-}
+Failure DevicePlane::do_set_slots(int n_slots) { return engine->set_slots(n_slots) ? Failure{} : no_memory(); }
 
 Failure DevicePlane::do_limit_slots(int n_slots) {
     most_slots = n_slots;
     if (ctx.wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !reserve_arena()) {
         return no_memory();
     }
-
     return {};
 }
 
@@ -85,9 +78,7 @@ Failure DevicePlane::do_copy_pages(const edgekv_move *, int) {
     return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
 }
 
-Failure DevicePlane::do_drop_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" };
-}
+Failure DevicePlane::do_drop_pages(const edgekv_move *, int) { return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" }; }
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
 
@@ -158,31 +149,27 @@ UbatchDone DevicePlane::do_end(bool ok) {
     engine->end();
     const PageShape &  shape  = ctx.shape;
     const EngineView & staged = graph.staged;
-    const bool         all    = ok && graph.n_staged == shape.n_rows;
+    const bool         all    = ok && graph.n_staged == shape.n_layers;
     ctx.pages.table.end_fills([&](int stream, int page) {
         return all && stream >= staged.first_stream && stream < staged.first_stream + staged.n_streams &&
                std::min((page + 1) * shape.page_tokens, shape.n_cells) <= staged.n_cells;
     });
-
     return { graph.attends ? Attended::decode : Attended::none, graph.sketches, graph.n_observed < n_tokens ? graph.n_observed : 0 };
 }
 
 // ---- what can be seen --------------------------------------------------------------------------------------------------------
 
-PageArrays DevicePlane::arrays() const {
-    return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() };
-}
+PageArrays DevicePlane::arrays() const { return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() }; }
 
 void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
     if (stream < 0 || ctx.shape.n_stream == 1) {  // streams do not count apart
-        engine->selected(out, 0, ctx.shape.n_rows);
+        engine->selected(out, 0, ctx.shape.n_layers);
     }
 }
 
 RowsRead DevicePlane::do_last_rows(const Layer & layer, int head, int token) const {
     RowsRead out;
-    out.cells = engine->last_rows(layer.info.row, token * layer.info.n_head_kv + head, out.n_rows, out.weights);
-
+    out.cells = engine->last_rows(layer.info.index, token * layer.info.n_head_kv + head, out.n_rows, out.weights);
     return out;
 }
 
@@ -200,8 +187,7 @@ void DevicePlane::add_memory(edgekv_memory & out) const {
 bool DevicePlane::describe(edgekv_device & out) const {
     const EngineBytes bytes = engine->bytes();
     out = { ctx.params.placement.kind, ctx.params.placement.index, engine->stream(), engine->arena(), ctx.shape.slot_bytes, bytes.n_slots,
-            bytes.n_slots_max, ctx.shape.n_cells, engine->rows(), bytes.budget, bytes.fixed, staging.bytes() };
-
+            bytes.n_slots_max, ctx.shape.n_cells, engine->layers(), bytes.budget, bytes.fixed, staging.bytes() };
     return true;
 }
 
@@ -209,11 +195,10 @@ bool DevicePlane::describe(edgekv_device & out) const {
 
 Sketch DevicePlane::do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const {
     engine->wait();
-    const int    row   = layer.info.row;
-    const char * there = engine->sketches(row, stream);
-    copy.resize(there ? engine->sketch_stream_bytes(row) : 0);
+    const int    index = layer.info.index;
+    const char * there = engine->sketches(index, stream);
+    copy.resize(there ? engine->sketch_stream_bytes(index) : 0);
     engine->read(copy.data(), there, copy.size());
-
     return { there ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none, layer.info.head_dim, layer.info.n_head_kv,
              ctx.shape.n_groups(), copy.data() };
 }
@@ -222,7 +207,6 @@ const char * DevicePlane::do_slot(int i, std::vector<char> & copy) const {
     engine->wait();
     copy.resize(ctx.shape.slot_bytes);
     engine->read(copy.data(), engine->arena() + i * ctx.shape.slot_bytes, copy.size());
-
     return copy.data();
 }
 

@@ -7,7 +7,6 @@
 
 #include <climits>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace edgekv {
@@ -20,7 +19,7 @@ class DevicePlane;
 struct DeviceLayer {
     DevicePlane * plane = nullptr;
     const Layer * layer = nullptr;
-    int row = -1;
+    int index = -1;
 
     // of the graph that is built last
     float scale   = 0.0f;
@@ -46,9 +45,9 @@ public:
     bool describe(edgekv_device & out) const override;
 
     // ---- for its nodes ----
-    DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.row]; }
+    DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
     bool serves_cuda(int index) const;
-    int next_row(const Layer & layer) const;  // that is hooked, -1: none
+    int next_layer(const Layer & layer) const;  // that is hooked, -1: none
 
     const DeviceLibrary * library = nullptr;
     Staging staging;  // it outlives the engine, which waits for the copies into it
@@ -58,7 +57,7 @@ public:
     struct {
         bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
         int n_observed = 0;  // tokens
-        int n_staged = 0;    // rows, all of the same view
+        int n_staged = 0;    // layers, all of the same view
         EngineView staged = {};
     } graph;
 
@@ -94,7 +93,7 @@ private:
     // ---- for the engine ----
     void mirror_pages();
 
-    std::vector<std::unique_ptr<DeviceLayer>> layers;  // by row
+    std::vector<std::unique_ptr<DeviceLayer>> layers;  // by index
     int most_slots = INT_MAX;
     int n_tokens   = 0;  // of the ubatch
     std::vector<MirrorUpdate> updates;

@@ -14,13 +14,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 5;
+constexpr int kEngineAbi = 6;
 
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
@@ -32,7 +30,7 @@ inline int engine_group_begin(int n_tokens, int group) {
 inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
 
 // A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
-struct EngineRow {
+struct EngineLayer {
     int n_head, n_head_kv, head_dim;
     CellType k_type, v_type;
     char * k;
@@ -44,14 +42,14 @@ struct EngineRow {
 };
 
 struct EngineShape {
-    int n_heads;            // the most of any row
+    int n_heads;            // the most of any layer
     int n_stream, n_cells;  // cells of a stream
     int page_tokens;
     int pages_per_stream, n_pages;
     size_t slot_bytes;
     size_t staging_bytes;   // the caller took these on the device already; they count against the budget
     size_t budget_bytes;    // 0: the free memory, less a margin
-    std::vector<EngineRow> rows;
+    std::vector<EngineLayer> layers;
 };
 
 struct EngineBytes {
@@ -64,7 +62,7 @@ struct EngineBytes {
 enum class Mirror : int { newest, positions, slots, open, pins };
 struct MirrorUpdate {
     Mirror array;
-    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [row][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]
+    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [layer][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]
     int32_t value;  // pins: a bit for each cell; open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
 constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
@@ -106,9 +104,9 @@ struct EngineStore {
     // Prompts: all cells in view are copied to the staging buffer, which the stock attention then reads. null: no prompt.
     char * k_staging;  // of the cache's layout
     char * v_staging;
-    char * k_next;     // where the next row will be staged, which is begun now; null: it waits for its turn
+    char * k_next;     // where the next layer will be staged, which is begun now; null: it waits for its turn
     char * v_next;
-    int next_row;      // -1: none
+    int next_layer;      // -1: none
 };
 
 struct EngineQuery {
@@ -127,7 +125,7 @@ struct EngineAttend {
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
     const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring where there is one
     bool observe;
-    int next_row;  // that will be attended next in this graph without a selection; -1: none
+    int next_layer;  // that will be attended next in this graph without a selection; -1: none
 
     // The staging buffer, with the cache's layout. It is free in a graph that attends. Rows of home that several groups of tokens read come here
     // once, because otherwise each token would read them over the link again.
@@ -135,7 +133,7 @@ struct EngineAttend {
     char * v_staging;
 };
 
-// A graph that a backend computes or records by itself: a split of a step's graph, or a part of one. It says for each row whether the row's
+// A graph that a backend computes or records by itself: a split of a step's graph, or a part of one. It says for each layer whether the layer's
 // nodes are in it.
 struct EngineGraph {
     std::vector<bool> stores, attends;
@@ -152,25 +150,25 @@ public:
     // Takes the arena's memory anew, from the rest of the budget, for n_slots slots at most. n_tail further slots are for the pages
     // that are being filled, if they are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
-    // Workspaces for graphs of this view and row; false: last_error(). They may move: see generation().
-    virtual bool reserve_workspace(int row, const EngineView & view, SketchKind kind, bool lists) = 0;
+    // Workspaces for graphs of this view and layer; false: last_error(). They may move: see generation().
+    virtual bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;
     // Nodes get numbers that the graph does not show (edgekv_selection), and these have changed: recorded graphs know the old ones.
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
     virtual EngineBytes bytes() const = 0;
 
-    virtual float * priority() = 0;  // [row][head][page]
+    virtual float * priority() = 0;  // [layer][head][page]
     virtual float * mass_max() = 0;
     virtual float * mass_sum() = 0;
     virtual char * arena() = 0;
-    virtual const edgekv_device_row * rows() = 0;
+    virtual const edgekv_device_layer * layers() = 0;
     virtual void * stream() = 0;
 
     // ---- around a ubatch ----
     virtual bool begin(const EngineStep & step) = 0;
     virtual void end() = 0;
-    virtual bool selected(edgekv_selected * out, int first_row, int n_rows) = 0;  // [row][head]; waits
+    virtual bool selected(edgekv_selected * out, int first_layer, int n_layers) = 0;  // [layer][head]; waits
 
     // ---- failures ----
     // Around each node. begin_node: the node may run; false behind a failure, and where an error stands that ggml has yet to see. end_node
@@ -181,20 +179,20 @@ public:
     virtual const char * failure() const = 0;  // the first, of a node or around a ubatch, for good; null: none
 
     // ---- nodes ----
-    // The calls below belong to this graph from now on, or until begin(). Work that one of them announces for the next row is begun only where
-    // the graph has that row. Needed where graphs are recorded.
+    // The calls below belong to this graph from now on, or until begin(). Work that one of them announces for the next layer is begun only where
+    // the graph has that layer. Needed where graphs are recorded.
     virtual void begin_graph(const EngineGraph & graph) = 0;
-    virtual void store(int row, const EngineView & view, const EngineStore & args, void * stream) = 0;
-    virtual void attend(int row, const EngineView & view, const EngineAttend & args, void * stream) = 0;
+    virtual void store(int layer, const EngineView & view, const EngineStore & args, void * stream) = 0;
+    virtual void attend(int layer, const EngineView & view, const EngineAttend & args, void * stream) = 0;
 
     // ---- looking closer ----
     virtual bool wait() = 0;  // for everything; false: something failed, last_error()
     virtual bool wait_for_step() = 0;  // for the stream of the step
     virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
-    virtual const char * sketches(int row, int stream) = 0;  // device address
-    virtual size_t sketch_stream_bytes(int row) = 0;
+    virtual const char * sketches(int layer, int stream) = 0;  // device address
+    virtual size_t sketch_stream_bytes(int layer) = 0;
     // Of the group that was attended last, with edgekv_selection.keep_rows; waits
-    virtual const int32_t * last_rows(int row, int list, int & n_rows, const float *& weights) = 0;
+    virtual const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) = 0;
 };
 
 struct DeviceLibrary {
@@ -206,8 +204,6 @@ struct DeviceLibrary {
     // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
-    bool (*pin)(void * host, size_t n_bytes);
-    void (*unpin)(void * host);
     const char * (*last_error)();
 };
 

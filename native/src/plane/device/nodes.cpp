@@ -11,7 +11,6 @@
 #include <cstring>
 
 namespace edgekv {
-
 namespace {
 
 enum DeviceStoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, N_STORE_SOURCES };
@@ -20,7 +19,7 @@ enum DeviceAttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_
 // Behind ggml_custom_op_params in a node's parameters.
 struct NodeParams {
     EngineView view;
-    int16_t next_row;  // that this node prepares, -1: none
+    int16_t next_layer;  // that this node prepares, -1: none
     uint16_t flags;
 };
 enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8 };
@@ -33,7 +32,6 @@ void set_params(ggml_tensor * node, const NodeParams & params) {
 NodeParams get_params(const ggml_tensor * node) {
     NodeParams params;
     std::memcpy(&params, reinterpret_cast<const char *>(node->op_params) + sizeof(ggml_custom_op_params), sizeof(params));
-
     return params;
 }
 
@@ -44,15 +42,12 @@ EngineView view_of(const Engine & engine, const ggml_tensor * k, int64_t n_token
     view.first_stream = first_stream(k);
     view.n_tokens     = static_cast<int32_t>(n_tokens / k->ne[3]);
     view.generation   = engine.generation();
-
     return view;
 }
 
 // ---- running -----------------------------------------------------------------------------------------------------------------
 
-const char * data(const ggml_tensor * t) {
-    return t ? static_cast<const char *>(t->data) : nullptr;
-}
+const char * data(const ggml_tensor * t) { return t ? static_cast<const char *>(t->data) : nullptr; }
 
 void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const NodeParams params = get_params(node);
@@ -71,16 +66,16 @@ void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * st
     args.k_idxs = static_cast<const int64_t *>(src(STORE_K_IDXS)->data);
     args.v_idxs = static_cast<const int64_t *>(src(STORE_V_IDXS)->data);
     args.sketch   = params.flags & SKETCHES;
-    args.next_row = params.next_row;
+    args.next_layer = params.next_layer;
     if (stages) {
-        args.k_staging = static_cast<char *>(buffer.k(layer.row)->data);
-        args.v_staging = static_cast<char *>(buffer.v(layer.row)->data);
-        if (params.next_row >= 0) {
-            args.k_next = static_cast<char *>(buffer.k(params.next_row)->data);
-            args.v_next = static_cast<char *>(buffer.v(params.next_row)->data);
+        args.k_staging = static_cast<char *>(buffer.k(layer.index)->data);
+        args.v_staging = static_cast<char *>(buffer.v(layer.index)->data);
+        if (params.next_layer >= 0) {
+            args.k_next = static_cast<char *>(buffer.k(params.next_layer)->data);
+            args.v_next = static_cast<char *>(buffer.v(params.next_layer)->data);
         }
     }
-    layer.plane->engine->store(layer.row, params.view, args, stream);
+    layer.plane->engine->store(layer.index, params.view, args, stream);
 }
 
 EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
@@ -98,10 +93,10 @@ void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * s
     args.out       = static_cast<char *>(node->data);
     args.selection = params.flags & SELECTS ? &plane.ctx.params.selection : nullptr;
     args.observe   = params.flags & OBSERVES;
-    args.next_row  = params.next_row;
-    args.k_staging = static_cast<char *>(plane.staging.k(layer.row)->data);
-    args.v_staging = static_cast<char *>(plane.staging.v(layer.row)->data);
-    plane.engine->attend(layer.row, params.view, args, stream);
+    args.next_layer  = params.next_layer;
+    args.k_staging = static_cast<char *>(plane.staging.k(layer.index)->data);
+    args.v_staging = static_cast<char *>(plane.staging.v(layer.index)->data);
+    plane.engine->attend(layer.index, params.view, args, stream);
 }
 
 using Run = void (*)(const DeviceLayer &, const ggml_tensor *, void *);
@@ -131,7 +126,6 @@ constexpr ggml_custom_op_t kAttend = run_emulated<run_attend_on>;
 ggml_custom_op_params custom_params(const ggml_tensor * node) {
     ggml_custom_op_params params;
     std::memcpy(&params, node->op_params, sizeof(params));
-
     return params;
 }
 
@@ -142,13 +136,12 @@ bool device_node_supported(int device, const ggml_tensor * node) {
     if (params.fun != kStore && params.fun != kAttend) {
         return false;
     }
-
     return static_cast<const DeviceLayer *>(params.userdata)->plane->serves_cuda(device);
 }
 
 bool device_graph_begin(int device, ggml_cgraph * graph) {
     const DevicePlane * plane = nullptr;
-    EngineGraph rows;
+    EngineGraph hooked;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (node->op != GGML_OP_CUSTOM || !device_node_supported(device, node)) {
@@ -158,17 +151,16 @@ bool device_graph_begin(int device, ggml_cgraph * graph) {
         const DeviceLayer & layer  = *static_cast<const DeviceLayer *>(params.userdata);
         if (!plane) {
             plane = layer.plane;
-            rows.stores.resize(plane->ctx.shape.n_rows);
-            rows.attends.resize(plane->ctx.shape.n_rows);
+            hooked.stores.resize(plane->ctx.shape.n_layers);
+            hooked.attends.resize(plane->ctx.shape.n_layers);
         }
-        rows.stores[layer.row]  = rows.stores[layer.row] || params.fun == kStore;
-        rows.attends[layer.row] = rows.attends[layer.row] || params.fun == kAttend;
+        hooked.stores[layer.index]  = hooked.stores[layer.index] || params.fun == kStore;
+        hooked.attends[layer.index] = hooked.attends[layer.index] || params.fun == kAttend;
     }
     if (!plane) {
         return true;
     }
-    plane->engine->begin_graph(rows);
-
+    plane->engine->begin_graph(hooked);
     return plane->engine->records();
 }
 
@@ -181,9 +173,7 @@ void device_node_compute(int, ggml_tensor * node, void * stream) {
 
 // ---- building ----------------------------------------------------------------------------------------------------------------
 
-static bool is_prompt(const ggml_tensor * k, int64_t n_tokens) {
-    return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kEngineTokens;
-}
+static bool is_prompt(const ggml_tensor * k, int64_t n_tokens) { return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kEngineTokens; }
 
 bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     if (!storable(args)) {
@@ -201,10 +191,10 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
     NodeParams params = {};
     params.view     = view_of(*engine, args.k, args.k_cur->ne[2]);
     params.flags    = static_cast<uint16_t>((ctx.sketches() ? SKETCHES : 0) | (prompt ? STAGES : 0));
-    params.next_row = static_cast<int16_t>(prompt && staging.n_buffers() > 1 ? next_row(served) : -1);
+    params.next_layer = static_cast<int16_t>(prompt && staging.n_buffers() > 1 ? next_layer(served) : -1);
 
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs };
-    ggml_tensor * node = prompt ? ggml_custom_inplace(args.ctx, staging.k(layer.row), sources, N_STORE_SOURCES, kStore, 1, &layer)
+    ggml_tensor * node = prompt ? ggml_custom_inplace(args.ctx, staging.k(layer.index), sources, N_STORE_SOURCES, kStore, 1, &layer)
                                 : ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, kStore, 1, &layer);
     set_params(node, params);
     ggml_format_name(node, "edgekv_store-%d", args.il);
@@ -215,7 +205,6 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
     graph.sketches = graph.sketches || params.flags & SKETCHES;
     graph.n_staged += prompt;
     graph.staged    = params.view;
-
     return true;
 }
 
@@ -225,7 +214,7 @@ static void attend_staged(const Staging & staging, DeviceLayer & layer, const ll
         return ggml_view_4d(args.ctx, buffer, view->ne[0], view->ne[1], view->ne[2], view->ne[3], view->nb[1], view->nb[2], view->nb[3], view->view_offs);
     };
     *args.k_stock = as(layer.staged, args.k);
-    *args.v_stock = as(staging.v(layer.row), args.v);
+    *args.v_stock = as(staging.v(layer.index), args.v);
     layer.staged  = nullptr;
     layer.k_idxs  = nullptr;
 }
@@ -251,8 +240,8 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     const auto kind    = selects ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none;
     NodeParams params  = {};
     params.view     = view_of(*engine, args.k, args.q->ne[2]);
-    params.next_row = -1;
-    const bool reserved = engine->reserve_workspace(layer.row, params.view, kind, selects);
+    params.next_layer = -1;
+    const bool reserved = engine->reserve_workspace(layer.index, params.view, kind, selects);
     served.had_memory(reserved, false);
     if (!reserved) {
         return nullptr;  // the scheduler copies K and V for the stock nodes: slow, and right
@@ -268,7 +257,7 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     } else {
         params.view.leads = !graph.leads_all;
         graph.leads_all   = true;
-        params.next_row   = static_cast<int16_t>(ctx.params.mode == EDGEKV_MODE_EXACT ? next_row(served) : -1);
+        params.next_layer   = static_cast<int16_t>(ctx.params.mode == EDGEKV_MODE_EXACT ? next_layer(served) : -1);
     }
     params.flags = static_cast<uint16_t>((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
     graph.attends    = true;
@@ -279,7 +268,6 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     set_params(node, params);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
-
     return node;
 }
 

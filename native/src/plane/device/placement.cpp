@@ -6,16 +6,11 @@
 #include <algorithm>
 
 namespace edgekv {
-
 namespace {
 
-bool on_gpu(const Layer & layer) {
-    return ggml_backend_dev_type(layer.seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU;
-}
+bool on_gpu(const Layer & layer) { return ggml_backend_dev_type(layer.seam.device) != GGML_BACKEND_DEVICE_TYPE_CPU; }
 
-std::string mebibytes(size_t n_bytes) {
-    return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB";
-}
+std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace
 
@@ -34,26 +29,25 @@ EngineShape DevicePlane::engine_shape() const {
         const ggml_tensor * k = layer->seam.k;
         const ggml_tensor * v = layer->seam.v;
 
-        EngineRow row = {};
-        row.n_head          = layer->info.n_head;
-        row.n_head_kv       = layer->info.n_head_kv;
-        row.head_dim        = layer->info.head_dim;
-        row.k_type          = cell_type(k);
-        row.v_type          = cell_type(v);
-        row.k               = static_cast<char *>(k->data);
-        row.v               = static_cast<char *>(v->data);
-        row.k_row_bytes     = layer->k_row_bytes();
-        row.v_row_bytes     = layer->v_row_bytes();
-        row.k_stride_stream = k->nb[2];
-        row.k_stride_cell   = k->nb[1];
-        row.k_stride_head   = row.k_row_bytes;
-        row.v_stride_stream = v->nb[2];
-        row.v_stride_cell   = v->nb[1];
-        row.v_stride_head   = row.v_row_bytes;
-        row.v_offset        = ctx.shape.page_tokens * row.k_row_bytes;
-        shape.rows.push_back(row);
+        EngineLayer one = {};
+        one.n_head          = layer->info.n_head;
+        one.n_head_kv       = layer->info.n_head_kv;
+        one.head_dim        = layer->info.head_dim;
+        one.k_type          = cell_type(k);
+        one.v_type          = cell_type(v);
+        one.k               = static_cast<char *>(k->data);
+        one.v               = static_cast<char *>(v->data);
+        one.k_row_bytes     = layer->k_row_bytes();
+        one.v_row_bytes     = layer->v_row_bytes();
+        one.k_stride_stream = k->nb[2];
+        one.k_stride_cell   = k->nb[1];
+        one.k_stride_head   = one.k_row_bytes;
+        one.v_stride_stream = v->nb[2];
+        one.v_stride_cell   = v->nb[1];
+        one.v_stride_head   = one.v_row_bytes;
+        one.v_offset        = ctx.shape.page_tokens * one.k_row_bytes;
+        shape.layers.push_back(one);
     }
-
     return shape;
 }
 
@@ -69,7 +63,7 @@ Failure DevicePlane::why_not(bool emulated) const {
         if (layer->info.state == EDGEKV_LAYER_DEVICE) {
             return refuse("its layers do not all lie on one GPU: offload all layers (--gpu-layers) or none");
         }
-        if (layer->info.row < 0) {
+        if (layer->info.index < 0) {
             continue;
         }
         if (on_gpu(*layer) == emulated) {
@@ -85,7 +79,6 @@ Failure DevicePlane::why_not(bool emulated) const {
                                         "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
         }
     }
-
     return {};
 }
 
@@ -103,7 +96,6 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice / 2) + ", which prompts need to attend one layer; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
     }
-
     return {};
 }
 
@@ -116,7 +108,6 @@ Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
         }
     }
     engine.reset(library->make(ctx.params.placement.index, engine_shape(), stream));
-
     return engine ? Failure{} : no_memory();
 }
 
@@ -130,15 +121,14 @@ Failure DevicePlane::reserve_widest() {
     EngineView many = wide;
     many.n_streams = ctx.shape.n_stream;
     many.n_tokens  = 1;
-    for (int row = 0; row < ctx.shape.n_rows; ++row) {
+    for (int layer = 0; layer < ctx.shape.n_layers; ++layer) {
         for (const EngineView & view : { wide, many }) {
-            if (!engine->reserve_workspace(row, view, SketchKind::none, false) ||
-                (sparse && !engine->reserve_workspace(row, view, static_cast<SketchKind>(ctx.params.selection.sketch), true))) {
+            if (!engine->reserve_workspace(layer, view, SketchKind::none, false) ||
+                (sparse && !engine->reserve_workspace(layer, view, static_cast<SketchKind>(ctx.params.selection.sketch), true))) {
                 return no_memory();
             }
         }
     }
-
     return {};
 }
 
@@ -185,7 +175,6 @@ Failure DevicePlane::place() {
     if (Failure failure = reserve_widest()) {
         return failure;
     }
-
     return ctx.params.mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
 }
 
@@ -193,13 +182,12 @@ bool DevicePlane::serves_cuda(int index) const {
     return ctx.params.placement.kind == EDGEKV_DEVICE_CUDA && ctx.params.placement.index == index;
 }
 
-int DevicePlane::next_row(const Layer & layer) const {
-    for (int row = layer.info.row + 1; row < ctx.shape.n_rows; ++row) {
-        if (ctx.hooked[row]->info.state == EDGEKV_LAYER_HOOKED) {
-            return row;
+int DevicePlane::next_layer(const Layer & layer) const {
+    for (int next = layer.info.index + 1; next < ctx.shape.n_layers; ++next) {
+        if (ctx.hooked[next]->info.state == EDGEKV_LAYER_HOOKED) {
+            return next;
         }
     }
-
     return -1;
 }
 

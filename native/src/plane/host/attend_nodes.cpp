@@ -14,12 +14,9 @@
 #include <algorithm>
 
 namespace edgekv {
-
 namespace {
 
-const char * at(const ggml_tensor * t, size_t offset) {
-    return static_cast<const char *>(t->data) + offset;
-}
+const char * at(const ggml_tensor * t, size_t offset) { return static_cast<const char *>(t->data) + offset; }
 
 }  // namespace
 
@@ -75,7 +72,6 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
         p.mass_sum    = layer.plane->mass_sum(layer.index, stream);
         p.mass_stride = layer.plane->ctx.shape.n_pages;
     }
-
     return p;
 }
 
@@ -87,7 +83,6 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
     p.mask    += run.first * p.mask_stride_token;
     p.out     += run.first * p.out_stride_token;
     p.n_tokens = run.n;
-
     return p;
 }
 
@@ -147,7 +142,6 @@ void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
 ggml_tensor * build_observe(HostLayer & layer, const llama_edgekv_attend & args, ggml_tensor * attend) {
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &attend, 1, run_observe, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_observe-%d", args.il);
-
     return node;
 }
 
@@ -190,7 +184,6 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
     if (ctx.params.observe && !nodes.reading.whole.empty()) {
         ggml_build_forward_expand(args.gf, build_observe(layer, args, node));
     }
-
     return node;
 }
 

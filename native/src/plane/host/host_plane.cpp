@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
-#include <new>
 
 namespace edgekv {
 
@@ -13,7 +12,6 @@ bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
     n_tokens = n_tokens_run;
     stride   = most_rows;
     const size_t n_lists = static_cast<size_t>(n_tokens) * n_head_kv;
-
     return cells.reserve(n_lists * stride * sizeof(int32_t)) && weights.reserve(n_lists * stride * sizeof(float)) &&
            n_rows.reserve(n_lists * sizeof(int32_t));
 }
@@ -31,7 +29,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), arena(
         auto layer = std::make_unique<HostLayer>();
         layer->plane = this;
         layer->layer = served;
-        layer->index   = served->info.row;
+        layer->index   = served->info.index;
         layer->lists.resize(shape.n_stream);
         layer->hits.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
         layer->selected.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
@@ -57,7 +55,6 @@ bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
             ctx.pages.stale.mark_all();
         }
     }
-
     return true;
 }
 
@@ -65,7 +62,6 @@ Failure HostPlane::reserve_selection(const edgekv_selection & selection) {
     if (!reserve_sparse(selection)) {
         return { EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context" };
     }
-
     return {};
 }
 
@@ -80,7 +76,6 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
     if (mode == EDGEKV_MODE_EVICT) {
         llama_edgekv_allow_gaps(ctx.lctx);
     }
-
     return {};
 }
 
@@ -88,7 +83,6 @@ Failure HostPlane::do_set_slots(int n_slots) {
     if (!arena.reserve(n_slots)) {
         return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots * ctx.shape.slot_bytes) + " bytes" };
     }
-
     return {};
 }
 
@@ -117,9 +111,8 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
 
 Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
-        copy_page(*ctx.hooked[moves[i].row], moves[i]);
+        copy_page(*ctx.hooked[moves[i].layer], moves[i]);
     }
-
     return {};
 }
 
@@ -127,7 +120,6 @@ Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
         drops.drop(moves[i]);
     }
-
     return {};
 }
 
@@ -170,7 +162,6 @@ LayerNodes & HostPlane::build(const HostLayer & layer) {
         graph  = HostGraph(layers.size());
         builds = true;
     }
-
     return graph.layers[layer.index];
 }
 
@@ -196,7 +187,6 @@ bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
     };
 
     const Reading & reading = layer.nodes().reading;
-
     return std::all_of(reading.selected.begin(), reading.selected.end(),
                        [&](const TokenRun & run) { return reserve(run, lists_of(layer, run).stride); }) &&
            std::all_of(reading.whole.begin(), reading.whole.end(), [&](const TokenRun & run) { return reserve(run, 0); });
@@ -209,7 +199,6 @@ bool HostPlane::reserve_prompt(size_t n_bytes) {
             return false;
         }
     }
-
     return true;
 }
 
@@ -226,7 +215,6 @@ float * HostPlane::mass(int which, int layer, int stream) const {
     if (!ctx.params.observe) {
         return nullptr;
     }
-
     return reinterpret_cast<float *>(observation.data()) + which * ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
 }
 
@@ -234,7 +222,6 @@ float * HostPlane::mass(int which, int layer, int stream) const {
 
 PageArrays HostPlane::arrays() const {
     const float * mass = reinterpret_cast<const float *>(observation.data());
-
     return { prior.get(), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
@@ -273,7 +260,6 @@ RowsRead HostPlane::do_last_rows(const Layer & layer, int head, int token) const
     if (token - run->first >= from.n_tokens) {
         return {};  // this run kept no rows
     }
-
     return { from.cells_of(list), ctx.sketches() ? from.weights_of(list) : nullptr, from.n_rows_of(list) };
 }
 
@@ -301,12 +287,8 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.table_bytes       += ctx.shape.n_entries() * sizeof(float) + drops.bytes();
 }
 
-Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const {
-    return sketches.of(layer.info.row, stream);
-}
+Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const { return sketches.of(layer.info.index, stream); }
 
-const char * HostPlane::do_slot(int i, std::vector<char> &) const {
-    return arena.slot(i);
-}
+const char * HostPlane::do_slot(int i, std::vector<char> &) const { return arena.slot(i); }
 
 }  // namespace edgekv

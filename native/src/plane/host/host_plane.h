@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace edgekv {
@@ -65,7 +64,7 @@ public:
     // ---- what its nodes share ----
 
     // decoding thread, while the graph is built
-    HostLayer & of(const Layer & layer) const { return *layers[layer.info.row]; }
+    HostLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
     LayerNodes & build(const HostLayer & layer);  // the first call of a ubatch makes the graph's state anew
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch

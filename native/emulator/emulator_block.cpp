@@ -178,9 +178,7 @@ void wait(Block & b, unsigned self) {
     become(b, self);
 }
 
-bool running() {
-    return block().running;
-}
+bool running() { return block().running; }
 
 std::string place() {
     char text[120];
@@ -189,9 +187,7 @@ std::string place() {
     return text;
 }
 
-bool in_fiber_guard(const void * address) {
-    return context_guard(address);
-}
+bool in_fiber_guard(const void * address) { return context_guard(address); }
 
 void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::function<void()> & kernel) {
     Block & b = block();
@@ -221,9 +217,7 @@ void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::funct
 
 }  // namespace emulator
 
-char * shared_memory() {
-    return emulator::block().shared_begin();
-}
+char * shared_memory() { return emulator::block().shared_begin(); }
 
 bool allow_shared(const void * kernel, size_t n_bytes) {
     static_cast<void>(kernel);

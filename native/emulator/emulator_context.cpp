@@ -11,7 +11,6 @@
 #endif
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
 std::vector<Context *> & contexts() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(EDGEKV_EMULATOR_UCONTEXT)
 #    define EDGEKV_EMULATOR_SWITCH 1

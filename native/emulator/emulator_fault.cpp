@@ -9,7 +9,6 @@
 #include "emulator/emulator_state.h"
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
 thread_local std::string failure, first_failure;
@@ -77,25 +76,17 @@ bool fail(const std::string & sentence) {
     return false;
 }
 
-std::string take_first_failure() {
-    return std::exchange(first_failure, "");
-}
+std::string take_first_failure() { return std::exchange(first_failure, ""); }
 
 namespace {
 thread_local bool stands = false;
 }
 
-void leave_error(bool there) {
-    stands = there;
-}
+void leave_error(bool there) { stands = there; }
 
-bool foreign_error() {
-    return stands;
-}
+bool foreign_error() { return stands; }
 
-const char * last_failure() {
-    return failure.c_str();
-}
+const char * last_failure() { return failure.c_str(); }
 
 void set_sticky(const std::string & sentence) {
     if (!is_sticky) {

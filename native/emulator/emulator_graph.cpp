@@ -2,7 +2,6 @@
 #include "emulator/emulator_stream.h"
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
 // The stream that began a recording has waited for all that the others did in it.

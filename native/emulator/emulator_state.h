@@ -59,8 +59,6 @@ enum class Kind { device, pinned };
 
 void * memory_alloc(Kind kind, size_t n_bytes);  // zeroed, 256-byte aligned, between guards; null: the system has none
 bool memory_free(Kind kind, void * p);           // checks the guards; false: no such allocation
-bool memory_register(void * p, size_t n_bytes);  // host memory of somebody else's
-bool memory_unregister(void * p);
 size_t memory_bytes(Kind kind);
 void memory_check();
 

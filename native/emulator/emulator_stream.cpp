@@ -5,7 +5,6 @@
 #include <cstring>
 
 namespace edgekv::gpu::emulator {
-
 namespace {
 
 constexpr size_t kMaxQueued = 4096;  // as a real queue: then the oldest begin to run
@@ -21,13 +20,9 @@ Random & seeded() {
 }
 
 // Every second seed leaves everything to those who wait; the others let the device run ahead, too.
-uint32_t draw_eager_calls() {
-    return random().below(2) ? random().below(8) : 0;
-}
+uint32_t draw_eager_calls() { return random().below(2) ? random().below(8) : 0; }
 
-bool runnable(const StreamState & s) {
-    return !s.queue.empty() && (!s.queue.front().wait || s.queue.front().wait->done);
-}
+bool runnable(const StreamState & s) { return !s.queue.empty() && (!s.queue.front().wait || s.queue.front().wait->done); }
 
 void run_first(StreamState & s) {
     Operation operation = std::move(s.queue.front());
@@ -152,9 +147,7 @@ std::recursive_mutex & lock() {
     return *one;
 }
 
-Random & random() {
-    return seeded();
-}
+Random & random() { return seeded(); }
 
 Limits & limits() {
     static Limits one;

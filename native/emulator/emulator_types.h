@@ -1,9 +1,6 @@
 // CUDA's words and vector types for the host compiler. Part of emulator.h.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #define __global__
 #define __device__
 #define __host__

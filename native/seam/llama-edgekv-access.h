@@ -38,13 +38,11 @@ struct llama_edgekv_access {
         if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
             return hybrid->get_mem_attn()->get_base();
         }
-
         return nullptr;
     }
 
     static const llama_kv_cache::kv_layer * layer(const llama_kv_cache & kv, int il) {
         const auto it = kv.map_layer_ids.find(il);
-
         return it == kv.map_layer_ids.end() ? nullptr : &kv.layers[it->second];
     }
 
@@ -86,7 +84,6 @@ struct llama_edgekv_access {
             out[0] = { 0, cells.size() };
             n = 1;
         }
-
         return n;
     }
 
@@ -104,7 +101,6 @@ struct llama_edgekv_access {
                 n_freed += 1;
             }
         }
-
         return n_freed;
     }
 
@@ -116,7 +112,6 @@ struct llama_edgekv_access {
                 return backend.get();
             }
         }
-
         return nullptr;
     }
 

@@ -13,7 +13,6 @@ static_assert(sizeof(llama_kv_cells::seq_set_t) % sizeof(uint64_t) == 0, "sequen
 
 bool llama_edgekv_has_gaps(const llama_memory_i * memory) {
     auto * kv = llama_edgekv_access::cache(const_cast<llama_memory_i *>(memory));
-
     return kv && llama_edgekv_access::gaps(*kv);
 }
 
@@ -30,7 +29,6 @@ bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id) {
         return false;
     }
     labels = LLAMA_EDGEKV_SPARSE_PROMPT;
-
     return true;
 }
 
@@ -50,7 +48,6 @@ bool llama_edgekv_saved_labels::read(uint32_t i, llama_io_read_i & io) {
     if (seq_id != READ_SPARSELY) {
         LLAMA_LOG_ERROR("%s: a cell has a sequence besides its own, which is no label\n", __func__);
     }
-
     return seq_id == READ_SPARSELY;
 }
 
@@ -73,7 +70,6 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
     *out = {};
     out->n_stream = kv->get_n_stream();
     llama_edgekv_access::fill(llama_edgekv_access::cells(*kv, stream), *out);
-
     return true;
 }
 
@@ -82,7 +78,6 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
     if (!kv || stream >= kv->get_n_stream()) {
         return 0;
     }
-
     return llama_edgekv_access::changed(llama_edgekv_access::cells(*kv, stream), since, out, capacity);
 }
 
@@ -92,7 +87,6 @@ int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_
     if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
         return 0;
     }
-
     return llama_edgekv_access::free_cells(*kv, stream, cells, n);
 }
 
@@ -107,7 +101,6 @@ int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
     if (!kv || seq_id < 0 || seq_id >= static_cast<int>(kv->get_n_seq_max())) {
         return -1;
     }
-
     return static_cast<int>(kv->get_stream(seq_id));
 }
 
@@ -130,7 +123,6 @@ llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t strea
     hold->holds = llama_edgekv_access::cells(*kv, stream).edgekv_clock.holding();
     hold->cells.assign(cells, cells + n);
     hold->holds->hold(hold->cells);
-
     return hold.release();
 }
 

@@ -103,7 +103,6 @@ public:
             }
             each(range.first, range.end);
         }
-
         return true;
     }
 
@@ -112,7 +111,6 @@ public:
         if (!holds) {
             holds = std::make_shared<llama_edgekv_holds>();
         }
-
         return holds;
     }
 

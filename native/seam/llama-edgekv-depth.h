@@ -19,7 +19,6 @@ public:
 private:
     static int & depth() {
         static thread_local int levels = 0;
-
         return levels;
     }
 };

@@ -89,7 +89,6 @@ private:
             ++next;
             add_leaf(source);
         }
-
         return it->second;
     }
 
@@ -183,6 +182,5 @@ bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, l
     if (adapter) {
         description.add(adapter->alora_invocation_tokens.data(), adapter->alora_invocation_tokens.size()*sizeof(llama_token));
     }
-
     return true;
 }

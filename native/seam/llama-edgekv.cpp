@@ -17,9 +17,7 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 static thread_local llama_context * t_current = nullptr;
 static thread_local uint64_t t_graph = 0;  // number of the graph that it builds, or built last
 
-const llama_edgekv_hooks * llama_edgekv_get_hooks() {
-    return g_hooks.load(std::memory_order_acquire);
-}
+const llama_edgekv_hooks * llama_edgekv_get_hooks() { return g_hooks.load(std::memory_order_acquire); }
 
 //
 // call sites
@@ -65,7 +63,6 @@ bool llama_edgekv_ubatch::failed() const {
     if (sentence) {
         LLAMA_LOG_ERROR("edgekv: %s\n", sentence);
     }
-
     return sentence != nullptr;
 }
 
@@ -76,9 +73,7 @@ llama_edgekv_planning::llama_edgekv_planning(llama_context * lctx) : outer(t_cur
     ++t_graph;
 }
 
-llama_edgekv_planning::~llama_edgekv_planning() {
-    t_current = outer;
-}
+llama_edgekv_planning::~llama_edgekv_planning() { t_current = outer; }
 
 bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
@@ -99,7 +94,6 @@ bool llama_edgekv_build_store(
         /*.k      =*/ mctx->get_k(graph.ctx0, il),
         /*.v      =*/ mctx->get_v(graph.ctx0, il),
     };
-
     return hooks->build_store(t_current, &args);
 }
 
@@ -124,7 +118,6 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
         /*.softcap =*/ graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f,
         /*.plain   =*/ !mha.kq_b && !mha.v_mla && mha.n_kv_max == 0,
     };
-
     return hooks->build_attend(t_current, &args);
 }
 
@@ -140,7 +133,6 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
     }
 
     const llama_edgekv_product args = { graph.ctx0, t_graph, product->src[0], product->src[1] };
-
     return hooks->build_product(t_current, &args);
 }
 
@@ -148,21 +140,13 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
 // exports
 //
 
-int llama_edgekv_abi(void) {
-    return LLAMA_EDGEKV_ABI;
-}
+int llama_edgekv_abi(void) { return LLAMA_EDGEKV_ABI; }
 
-const char * llama_edgekv_upstream(void) {
-    return EDGEKV_UPSTREAM;
-}
+const char * llama_edgekv_upstream(void) { return EDGEKV_UPSTREAM; }
 
-void llama_edgekv_set_hooks(const llama_edgekv_hooks * hooks) {
-    g_hooks.store(hooks, std::memory_order_release);
-}
+void llama_edgekv_set_hooks(const llama_edgekv_hooks * hooks) { g_hooks.store(hooks, std::memory_order_release); }
 
-void llama_edgekv_invalidate_graph(llama_context * lctx) {
-    llama_edgekv_access::invalidate_graph(lctx);
-}
+void llama_edgekv_invalidate_graph(llama_context * lctx) { llama_edgekv_access::invalidate_graph(lctx); }
 
 void llama_edgekv_set_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (const auto * hooks = llama_edgekv_get_hooks()) {
@@ -170,9 +154,7 @@ void llama_edgekv_set_prompts(llama_context * lctx, const int32_t * seq_ids, int
     }
 }
 
-ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t device) {
-    return llama_edgekv_access::backend(lctx, device);
-}
+ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t device) { return llama_edgekv_access::backend(lctx, device); }
 
 bool llama_edgekv_reserve(llama_context * lctx) {
     try {
@@ -180,6 +162,5 @@ bool llama_edgekv_reserve(llama_context * lctx) {
     } catch (const std::exception &) {
         return false;
     }
-
     return true;
 }

@@ -3,11 +3,9 @@
 #include "cuda/engine/rates.h"
 
 #include <cstdio>
-#include <cstring>
 #include <memory>
 
 namespace edgekv::gpu {
-
 namespace {
 
 thread_local std::string t_error;
@@ -50,7 +48,6 @@ bool info(int index, edgekv_device_info * out) {
     }
     out->usable = problem.empty();
     std::snprintf(out->problem, sizeof(out->problem), "%s", problem.c_str());
-
     return true;
 }
 
@@ -61,14 +58,12 @@ bool rates(int index, edgekv_rates * out) {
         return false;
     }
     *out = { seen.link_copy, seen.link_gather, seen.link_pageable, seen.vram, seen.dram, seen.launch_us };
-
     return true;
 }
 
 Engine * make(int index, const EngineShape & shape, void * stream) {
     t_error.clear();
     auto plane = std::make_unique<GpuEngine>(index, shape, stream);
-
     return plane->init() ? plane.release() : nullptr;
 }
 
@@ -77,7 +72,6 @@ const char * error() {
     static thread_local std::string told;
     told = t_error.empty() ? last_error() : t_error;
     t_error.clear();
-
     return told.c_str();
 }
 
@@ -88,17 +82,14 @@ bool fail_with(const std::string & sentence) {
     return false;
 }
 
-std::string mebibytes(size_t n_bytes) {
-    return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB";
-}
+std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace edgekv::gpu
 
 const edgekv::DeviceLibrary * edgekv_device_library() {
     using namespace edgekv::gpu;
     static const edgekv::DeviceLibrary library = {
-        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, pin, unpin, error,
+        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, error,
     };
-
     return &library;
 }

@@ -10,7 +10,6 @@
 #include "cuda/gpu.h"
 
 namespace edgekv::gpu {
-
 namespace {
 
 constexpr size_t   kPageBytes = 4096;  // 16 cells of 128 channels in f16: the K, or the V, of a page
@@ -63,9 +62,7 @@ struct DestroyEvent {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point begin) {
-    return std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9);
-}
+double seconds_since(Clock::time_point begin) { return std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9); }
 
 uint64_t read_part(const uint64_t * begin, const uint64_t * end) {
     uint64_t sums[8] = {};

@@ -60,8 +60,7 @@ void launch_attend(const AttendProblem & problem, const AttendPart & part, void 
 
 // `first_page`, `end_page`: without lists, the pages that the parts covered together; with lists not read. Adds to mass and hits in the
 // order of query tokens, one block for each page, so that a run repeats bit by bit.
-void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
-                         Stream stream);
+void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream);
 
 // Adds to hits; V of the rows that came by chance is read once more. The heads' turns go by problem.error_turn and `n_ubatch`, in device
 // memory, or null: 0. Nothing without lists, weights, hits or error_every.

@@ -15,8 +15,7 @@ constexpr int kMergeThreads = 256;
 constexpr int kMaxRows = kMaxGroup*kMaxQueryTokens;  // of a KV head
 
 // One row of the output: groups of threads take partials in turn, four values a thread.
-__device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, Final final,
-                                 float4 * sums) {
+__device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, Final final, float4 * sums) {
     const size_t row = row_of(p, kv, i);
     const int wide = p.head_dim/4, n_groups = kMergeThreads/wide;
     const int at = threadIdx.x%wide, mine = threadIdx.x/wide;
@@ -219,8 +218,7 @@ size_t attend_device_workspace_bytes(const AttendProblem & p, int n_partials, bo
            (observed ? whole(n_rows*noted) : 0);
 }
 
-void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials,
-                         Stream stream) {
+void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream) {
     constexpr int kMostBlocks = 64;
     const bool lists = has_lists(problem);
     const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
@@ -230,8 +228,7 @@ void launch_attend_merge(const AttendProblem & problem, int first_page, int end_
     int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
     n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;
     const Grid grid = {static_cast<unsigned>(n_blocks + (lists ? 1 : 0)), static_cast<unsigned>(problem.n_head_kv), 1};
-    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, attend_workspace(problem, workspace, n_partials), first_page,
-           end);
+    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, attend_workspace(problem, workspace, n_partials), first_page, end);
 }
 
 }  // namespace edgekv::gpu

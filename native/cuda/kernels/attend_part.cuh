@@ -79,8 +79,7 @@ struct Kernel {
         }
     }
 
-    static __device__ __forceinline__ void run(const AttendProblem & p, const AttendPart & part,
-                                               const AttendWorkspace & workspace) {
+    static __device__ __forceinline__ void run(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace) {
         Shared & shared = *reinterpret_cast<Shared *>(shared_memory());
         const int lane = threadIdx.x%kWarp, warp = threadIdx.x/kWarp;
         const int split = blockIdx.x, kv = blockIdx.y;

@@ -182,9 +182,7 @@ struct ScanKernel {
 };
 
 template <int D, int NR>
-constexpr ScanKernel kernel_of() {
-    return {scan_groups<D, NR>, ScanRows<D>::kBytes, sizeof(typename GroupScan<D, NR>::Factors)};
-}
+constexpr ScanKernel kernel_of() { return {scan_groups<D, NR>, ScanRows<D>::kBytes, sizeof(typename GroupScan<D, NR>::Factors)}; }
 
 template <int NR>
 ScanKernel scan_kernel(int head_dim) {

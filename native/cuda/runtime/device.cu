@@ -6,12 +6,9 @@
 #include "cuda/runtime/call.h"
 
 namespace edgekv::gpu {
-
 namespace {
 
-__global__ void probe(int * out) {
-    *out = 1;
-}
+__global__ void probe(int * out) { *out = 1; }
 
 // makes a device the thread's own for a scope
 class OnDevice {

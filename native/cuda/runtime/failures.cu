@@ -4,16 +4,13 @@
 #include "cuda/runtime/call.h"
 
 namespace edgekv::gpu {
-
 namespace {
 
 thread_local std::string failure;         // the last
 thread_local std::string first_failure;   // since take_failure()
 thread_local std::string failed_launch;   // the first since check()
 
-std::string version(int number) {
-    return std::to_string(number/1000) + "." + std::to_string(number%1000/10);
-}
+std::string version(int number) { return std::to_string(number/1000) + "." + std::to_string(number%1000/10); }
 
 }  // namespace
 
@@ -52,9 +49,7 @@ bool refuse(const std::string & text) {
     return false;
 }
 
-bool ok(cudaError_t error, const char * what) {
-    return error == cudaSuccess || refuse(std::string(what) + ": " + sentence(error));
-}
+bool ok(cudaError_t error, const char * what) { return error == cudaSuccess || refuse(std::string(what) + ": " + sentence(error)); }
 
 void fail_later(cudaError_t error, const char * what) {
     ok(error, what);
@@ -63,9 +58,7 @@ void fail_later(cudaError_t error, const char * what) {
     }
 }
 
-bool launch_begins() {
-    return cudaPeekAtLastError() == cudaSuccess;
-}
+bool launch_begins() { return cudaPeekAtLastError() == cudaSuccess; }
 
 void launch_ends(bool none_stood) {
     if (none_stood) {
@@ -76,9 +69,7 @@ void launch_ends(bool none_stood) {
     }
 }
 
-const char * last_error() {
-    return failure.c_str();
-}
+const char * last_error() { return failure.c_str(); }
 
 bool check() {
     if (failed_launch.empty()) {
@@ -88,12 +79,8 @@ bool check() {
     return false;
 }
 
-std::string take_failure() {
-    return std::exchange(first_failure, "");
-}
+std::string take_failure() { return std::exchange(first_failure, ""); }
 
-bool error_stands() {
-    return cudaPeekAtLastError() != cudaSuccess;
-}
+bool error_stands() { return cudaPeekAtLastError() != cudaSuccess; }
 
 }  // namespace edgekv::gpu

@@ -9,7 +9,6 @@
 #include <utility>
 
 namespace edgekv_documents {
-
 namespace {
 
 using steady = std::chrono::steady_clock;
@@ -71,13 +70,9 @@ int64_t asked_ms(const std::string & path) {
     return std::chrono::duration_cast<std::chrono::milliseconds>(steady::now() - found->second.asked).count();
 }
 
-void on_refresh(void (*function)(int)) {
-    g_refresh = function;
-}
+void on_refresh(void (*function)(int)) { g_refresh = function; }
 
-void set_busy() {
-    g_busy = true;
-}
+void set_busy() { g_busy = true; }
 
 void refresh(bool idle) {
     if (void (*function)(int) = g_refresh.load()) {

@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 namespace edgekv_guards {
-
 namespace {
 
 constexpr int MOST_LEVELS = 200;  // a tool's schema has ten; overflow begins at some ten thousand

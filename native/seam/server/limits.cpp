@@ -11,7 +11,6 @@
 #include <unordered_map>
 
 namespace edgekv_server {
-
 namespace {
 
 constexpr auto   LAST_WORDS   = std::chrono::seconds(5);
@@ -51,9 +50,7 @@ void begin(const limits & l) {
     begin_waits();
 }
 
-const limits & current() {
-    return the_limits().set;
-}
+const limits & current() { return the_limits().set; }
 
 bool embedded() {
     auto & s = the_limits();

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <mutex>
 
 namespace edgekv_server {
-
 namespace {
 
 constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, and never fewer
@@ -39,9 +37,7 @@ struct token_cost {
         xy += position * seconds;
     }
 
-    double at(double position) const {
-        return level * line(position);
-    }
+    double at(double position) const { return level * line(position); }
 
     double line(double position) const {
         const double mean_x = x / n, mean = y / n, spread = xx / n - mean_x * mean_x;
@@ -68,9 +64,7 @@ pace_state & the_pace() {
     return s;
 }
 
-void learn_time(double & mean, double value) {
-    mean = mean == 0 ? value : mean + NEWEST_BATCH * (value - mean);
-}
+void learn_time(double & mean, double value) { mean = mean == 0 ? value : mean + NEWEST_BATCH * (value - mean); }
 
 }  // namespace
 
@@ -117,9 +111,7 @@ void decode_begins() {
     the_pace().began = std::chrono::steady_clock::now();
 }
 
-void decode_waits() {
-    the_pace().waits = true;
-}
+void decode_waits() { the_pace().waits = true; }
 
 void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     auto & s = the_pace();
@@ -142,13 +134,9 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     }
 }
 
-uint64_t turn() {
-    return the_pace().turn;
-}
+uint64_t turn() { return the_pace().turn; }
 
-uint64_t take_turn() {
-    return the_pace().turn++;
-}
+uint64_t take_turn() { return the_pace().turn++; }
 
 double reading_s(int64_t first, int64_t n) {
     auto & s = the_pace();

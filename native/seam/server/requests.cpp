@@ -2,12 +2,10 @@
 
 #include "server/limits.h"
 
-#include <new>
 #include <stdexcept>
 #include <typeinfo>
 
 namespace edgekv_server {
-
 namespace {
 
 struct unserved {
@@ -40,13 +38,9 @@ bool asks(const json & value) {
     return !(value.is_array() || value.is_object()) || !value.empty();
 }
 
-[[noreturn]] void refuse(const std::string & sentence) {
-    throw std::invalid_argument(sentence);
-}
+[[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument(sentence); }
 
-bool is_count(const json & body, const char * field) {
-    return body.contains(field) && body.at(field).is_number_integer();
-}
+bool is_count(const json & body, const char * field) { return body.contains(field) && body.at(field).is_number_integer(); }
 
 }  // namespace
 

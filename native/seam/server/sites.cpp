@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
-#include <memory>
 
 #ifdef _WIN32
 #include <ws2tcpip.h>
@@ -16,7 +15,6 @@
 #endif
 
 namespace edgekv_sites {
-
 namespace {
 
 admitted          g_hosts;

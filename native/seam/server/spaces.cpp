@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace edgekv_server {
-
 namespace {
 
 constexpr const char * UNKNOWN = "unknown";  // of no key that anybody was told
@@ -23,7 +22,6 @@ bool same_name(const std::string & a, const char * b) {
 
 std::string value_of(const headers & given, const char * name) {
     const auto found = std::find_if(given.begin(), given.end(), [&](const auto & header) { return same_name(header.first, name); });
-
     return found == given.end() ? std::string() : found->second;
 }
 
@@ -34,7 +32,6 @@ std::string key_of(const headers & given) {
     if (key.empty()) {
         key = value_of(given, "X-Api-Key");
     }
-
     return key.compare(0, bearer.size(), bearer) == 0 ? key.substr(bearer.size()) : key;
 }
 
@@ -43,15 +40,12 @@ std::string key_space(const headers & given) {
         return {};
     }
     const auto found = by_key().find(key_of(given));
-
     return found == by_key().end() ? UNKNOWN : found->second;
 }
 
 }  // namespace
 
-void set_spaces(std::map<std::string, std::string> spaces) {
-    by_key() = std::move(spaces);
-}
+void set_spaces(std::map<std::string, std::string> spaces) { by_key() = std::move(spaces); }
 
 std::string space_of(const headers & given, const json & body) {
     const std::string space = key_space(given);
@@ -62,24 +56,19 @@ std::string space_of(const headers & given, const json & body) {
         throw std::invalid_argument("the field 'prompt_cache_key' must be a string");
     }
     const std::string part = body.at("prompt_cache_key").get<std::string>();
-
     return part.empty() ? space : space + "/" + part;
 }
 
 std::string slot_file(const std::string & path, const headers & given) {
     const std::string space = key_space(given);
-
     return space.empty() ? path : path + "." + space;
 }
 
 std::string stream_of(const std::string & name, const headers & given) {
     const std::string space = key_space(given);
-
     return space.empty() ? name : space + "/" + name;
 }
 
-std::string stream_name(const std::string & stream, const headers & given) {
-    return stream.substr(stream_of("", given).size());
-}
+std::string stream_name(const std::string & stream, const headers & given) { return stream.substr(stream_of("", given).size()); }
 
 }  // namespace edgekv_server

@@ -7,7 +7,6 @@
 #include <mutex>
 
 namespace edgekv_server {
-
 namespace {
 
 struct all_waits {
@@ -45,9 +44,7 @@ void begin_waits() {
     running_slots() = 0;
 }
 
-void waited_for_slot(int task, int64_t now_us) {
-    add_since_posted(wait::queue, task, now_us);
-}
+void waited_for_slot(int task, int64_t now_us) { add_since_posted(wait::queue, task, now_us); }
 
 void waited_for_token(int task, int32_t n_gen, int64_t since_us, int64_t now_us) {
     if (n_gen < 2) {

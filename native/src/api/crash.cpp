@@ -137,8 +137,6 @@ void edgekv_tell_crashes(void) {
     }
 }
 
-void edgekv_set_crash_details(const char * path) {
-    std::snprintf(g_details, sizeof(g_details), "%s", path ? path : "");
-}
+void edgekv_set_crash_details(const char * path) { std::snprintf(g_details, sizeof(g_details), "%s", path ? path : ""); }
 
 #endif

@@ -5,27 +5,22 @@
 
 using namespace edgekv;
 
-bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out) {
-    return ctx->plane->describe(*out);
-}
+bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out) { return ctx->plane->describe(*out); }
 
 edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
-
     return told(ctx->plane->limit_slots(n_slots));
 }
 
 edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence) {
     *sentence = ctx->problem.sentence.c_str();
-
     return ctx->problem.status;
 }
 
 int edgekv_device_count(edgekv_device_kind kind) {
     const DeviceLibrary * library = open_device_library(kind);
-
     return library ? library->count() : 0;
 }
 
@@ -40,7 +35,6 @@ edgekv_status find_library(edgekv_device_kind kind, int index, const DeviceLibra
         return fail(EDGEKV_UNSUPPORTED, n == 0 ? std::string(library->last_error()[0] ? library->last_error() : "there is no GPU")
                                                : "there is no GPU " + std::to_string(index) + "; there are " + std::to_string(n));
     }
-
     return EDGEKV_OK;
 }
 
@@ -51,7 +45,6 @@ edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_
     if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
         return status;
     }
-
     return library->info(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }
 
@@ -60,6 +53,5 @@ edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_ra
     if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
         return status;
     }
-
     return library->rates(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }

@@ -43,7 +43,6 @@ R guarded_hook(Context * ctx, R otherwise, F body) {
     if (ctx) {
         ctx->thrown = sentence;
     }
-
     return otherwise;
 }
 

@@ -15,6 +15,5 @@ edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t adapter, edg
     if (!llama_edgekv_describe(ctx->lctx, reinterpret_cast<llama_adapter_lora *>(adapter), sink, user)) {
         return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
     }
-
     return EDGEKV_OK;
 }

@@ -62,7 +62,6 @@ struct Work {
             }
             least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
         }
-
         return least;
     }
 };

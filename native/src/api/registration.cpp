@@ -42,19 +42,15 @@ edgekv_context * find(const llama_context * lctx) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
     const auto it = lib.contexts.find(lctx);
-
     return it == lib.contexts.end() ? nullptr : it->second.get();
 }
 
 // null with EDGEKV=0 too: hooks around and inside a ubatch do nothing then
-edgekv_context * find_active(const llama_context * lctx) {
-    return hooks_enabled() ? find(lctx) : nullptr;
-}
+edgekv_context * find_active(const llama_context * lctx) { return hooks_enabled() ? find(lctx) : nullptr; }
 
 edgekv_callbacks current_callbacks() {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
-
     return lib.callbacks;
 }
 
@@ -105,7 +101,6 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
-
     return layer && guarded_hook(ctx, false, [&] { return ctx->plane->build_store(*layer, *args); });
 }
 
@@ -118,7 +113,6 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     if (ctx && !node) {
         ctx->arrivals.wait(args->il);  // the stock nodes do not
     }
-
     return node;
 }
 
@@ -126,7 +120,6 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
 ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product * args) {
     edgekv_context * ctx  = find_active(lctx);
     ggml_tensor *    none = nullptr;
-
     return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? guarded_hook(ctx, none, [&] { return build_product(*args); }) : none;
 }
 
@@ -134,14 +127,12 @@ ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product 
 bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
-
     return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
            lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && cuda_usable(device);
 }
 
 bool on_plans(llama_context * lctx) {
     const edgekv_context * ctx = find_active(lctx);
-
     return ctx && ctx->plane->plans_graphs();
 }
 
@@ -153,7 +144,6 @@ uint32_t on_kv_cells(uint32_t n_cells) {
     if (!hooks_enabled() || !lib.have_defaults || defaults.mode != EDGEKV_MODE_EVICT || defaults.selection.keep_tokens == 0) {
         return n_cells;
     }
-
     return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255) / 256 * 256);
 }
 
@@ -167,7 +157,6 @@ void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
 
 const char * on_ubatch_failure(llama_context * lctx) {
     edgekv_context * ctx = find_active(lctx);
-
     return ctx ? ctx->failure() : nullptr;
 }
 
@@ -185,9 +174,7 @@ edgekv_status fail(edgekv_status status, const std::string & sentence) {
     return status;
 }
 
-void throw_in_guarded(int n) {
-    g_throws.store(n, std::memory_order_relaxed);
-}
+void throw_in_guarded(int n) { g_throws.store(n, std::memory_order_relaxed); }
 
 void guarded_begins() {
     if (g_throws.load(std::memory_order_relaxed) > 0 && g_throws.fetch_sub(1, std::memory_order_relaxed) == 1) {
@@ -195,26 +182,20 @@ void guarded_begins() {
     }
 }
 
-bool hooks_enabled() {
-    return g_enabled.load(std::memory_order_acquire);
-}
+bool hooks_enabled() { return g_enabled.load(std::memory_order_acquire); }
 
 const void * this_thread_name() {
     static thread_local char name;
-
     return &name;
 }
 
-edgekv_status told(const Failure & failure) {
-    return failure ? fail(failure.status, failure.sentence) : EDGEKV_OK;
-}
+edgekv_status told(const Failure & failure) { return failure ? fail(failure.status, failure.sentence) : EDGEKV_OK; }
 
 edgekv_status check_thread(const edgekv_context * ctx) {
     if (ctx->decodes_elsewhere()) {
         return fail(EDGEKV_INVALID, "this context decodes on another thread; change it between two decodes, or on that thread in the "
                                     "ubatch callback");
     }
-
     return EDGEKV_OK;
 }
 
@@ -222,17 +203,11 @@ edgekv_status check_thread(const edgekv_context * ctx) {
 
 // ---- the library -------------------------------------------------------------------------------------------------------------
 
-const char * edgekv_version(void) {
-    return EDGEKV_VERSION;
-}
+const char * edgekv_version(void) { return EDGEKV_VERSION; }
 
-const char * edgekv_upstream(void) {
-    return llama_edgekv_upstream();
-}
+const char * edgekv_upstream(void) { return llama_edgekv_upstream(); }
 
-const char * edgekv_last_error(void) {
-    return t_error.c_str();
-}
+const char * edgekv_last_error(void) { return t_error.c_str(); }
 
 edgekv_status edgekv_init(void) {
     auto & lib = library();
@@ -257,13 +232,10 @@ edgekv_status edgekv_init(void) {
     g_enabled.store(!enabled || std::strcmp(enabled, "0") != 0, std::memory_order_release);
     llama_edgekv_set_hooks(&kHooks);
     lib.initialised = true;
-
     return EDGEKV_OK;
 }
 
-bool edgekv_enabled(void) {
-    return hooks_enabled();
-}
+bool edgekv_enabled(void) { return hooks_enabled(); }
 
 edgekv_status edgekv_set_defaults(const edgekv_params * params) {
     if (params) {
@@ -278,7 +250,6 @@ edgekv_status edgekv_set_defaults(const edgekv_params * params) {
     if (params) {
         lib.defaults = *params;
     }
-
     return EDGEKV_OK;
 }
 
@@ -286,7 +257,6 @@ edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
     lib.callbacks = callbacks ? *callbacks : edgekv_callbacks{};
-
     return EDGEKV_OK;
 }
 
@@ -346,7 +316,6 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
     if (const auto callbacks = current_callbacks(); callbacks.attached) {
         callbacks.attached(ctx, callbacks.user);
     }
-
     return EDGEKV_OK;
 }
 
@@ -362,6 +331,4 @@ void edgekv_detach(edgekv_context * ctx) {
     lib.contexts.erase(ctx->lctx);
 }
 
-edgekv_context * edgekv_find(const llama_context * lctx) {
-    return find(lctx);
-}
+edgekv_context * edgekv_find(const llama_context * lctx) { return find(lctx); }

@@ -3,7 +3,6 @@
 #include "plane/device/device_plane.h"
 #include "plane/host/host_plane.h"
 
-#include <algorithm>
 #include <new>
 
 using namespace edgekv;
@@ -54,7 +53,6 @@ const char * edgekv_context::failure() {
     if (sentence && problem.sentence.empty()) {
         problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; what it was told since then is lost: make the context anew" };
     }
-
     return sentence ? problem.sentence.c_str() : nullptr;
 }
 
@@ -65,7 +63,6 @@ Failure edgekv_context::set_mode(edgekv_mode mode) {
         return failure;
     }
     wanted_mode.store(mode, std::memory_order_release);
-
     return {};
 }
 
@@ -75,7 +72,6 @@ Failure edgekv_context::set_selection(const edgekv_selection & selection) {
     }
     params.selection = selection;
     llama_edgekv_invalidate_graph(lctx);
-
     return {};
 }
 
@@ -86,13 +82,11 @@ bool edgekv_context::can_wait_for_rows() const {
             return false;
         }
     }
-
     return hooks_enabled() && plane->waits_for_rows() && (mode == EDGEKV_MODE_EXACT || mode == EDGEKV_MODE_SPARSE);
 }
 
 bool edgekv_context::decodes_elsewhere() const {
     const void * thread = decoder.load(std::memory_order_acquire);
-
     return thread && thread != this_thread_name();
 }
 
@@ -138,7 +132,6 @@ bool edgekv_context::end_ubatch(bool ok) {
     if (ubatches.run_ended()) {
         pages.cells.changes_delivered();
     }
-
     return ubatches.run_ended() || (ok && ubatches.watched);
 }
 
@@ -153,7 +146,6 @@ bool edgekv_context::lacks_room() const {
             return true;
         }
     }
-
     return false;
 }
 
@@ -166,6 +158,5 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     if (!layer->serves() || k->view_src != layer->seam.k) {
         return nullptr;
     }
-
     return layer;
 }

@@ -16,7 +16,6 @@ bool Arena::reserve(int n_slots) {
     }
     memory = std::move(fresh);
     n      = n_slots;
-
     return true;
 }
 

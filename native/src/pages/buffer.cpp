@@ -6,9 +6,7 @@
 
 namespace edgekv {
 
-void Buffer::Free::operator()(char * p) const {
-    std::free(p);
-}
+void Buffer::Free::operator()(char * p) const { std::free(p); }
 
 bool Buffer::reserve(size_t n_bytes) {
     if (n_bytes <= n) {
@@ -24,12 +22,9 @@ bool Buffer::reserve(size_t n_bytes) {
     memory.reset(p);
     ptr = p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
     n   = rounded;
-
     return true;
 }
 
-void Buffer::zero(size_t offset, size_t n_bytes) {
-    std::memset(ptr + offset, 0, n_bytes);
-}
+void Buffer::zero(size_t offset, size_t n_bytes) { std::memset(ptr + offset, 0, n_bytes); }
 
 }  // namespace edgekv

@@ -37,7 +37,6 @@ const std::vector<int32_t> & Cells::pages_to_look_at(const llama_context * lctx,
         std::sort(candidates.begin(), candidates.end());
         candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());
     }
-
     return candidates;
 }
 
@@ -113,7 +112,6 @@ bool Cells::page_changed_since(const llama_context * lctx, int page, uint64_t ti
             return true;
         }
     }
-
     return false;
 }
 

@@ -18,7 +18,6 @@ struct CertainPositions {
 // at least.
 inline CertainPositions certain_positions(int sink_tokens, int recent_tokens, int page_tokens, int32_t position) {
     const int32_t first = std::max(0, position + 1 - std::max(recent_tokens, 1));
-
     return { (sink_tokens + page_tokens - 1) / page_tokens * page_tokens, first / page_tokens * page_tokens };
 }
 

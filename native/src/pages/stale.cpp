@@ -58,8 +58,6 @@ void StaleGroups::built() {
     forget_built();
 }
 
-void StaleGroups::forget_built() {
-    ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !bits[id]; }), ids.end());
-}
+void StaleGroups::forget_built() { ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !bits[id]; }), ids.end()); }
 
 }  // namespace edgekv

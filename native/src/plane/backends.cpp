@@ -15,8 +15,7 @@ std::string library_folder() {
     HMODULE module = nullptr;
     char path[MAX_PATH] = "";
     const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
-    if (!GetModuleHandleExA(flags, reinterpret_cast<LPCSTR>(&library_folder), &module) ||
-        !GetModuleFileNameA(module, path, sizeof(path))) {
+    if (!GetModuleHandleExA(flags, reinterpret_cast<LPCSTR>(&library_folder), &module) || !GetModuleFileNameA(module, path, sizeof(path))) {
         return "";
     }
     const std::string own = path;
@@ -27,7 +26,6 @@ std::string library_folder() {
     }
     const std::string own = self.dli_fname;
 #endif
-
     return own.substr(0, own.find_last_of("/\\") + 1);
 }
 
@@ -48,12 +46,9 @@ bool load_backends() {
         void * found  = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_get_type_traits_cpu");
         g_type_traits = reinterpret_cast<decltype(g_type_traits)>(found);
     }
-
     return g_type_traits != nullptr;
 }
 
-const ggml_type_traits_cpu * cpu_type_traits(ggml_type type) {
-    return g_type_traits(type);
-}
+const ggml_type_traits_cpu * cpu_type_traits(ggml_type type) { return g_type_traits(type); }
 
 }  // namespace edgekv

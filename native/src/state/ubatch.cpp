@@ -16,7 +16,6 @@ UbatchBegin Ubatches::begin(int n_tokens_ubatch) {
         pending   = {};
         delivered = false;
     }
-
     return { number, n_tokens, clear, false };
 }
 

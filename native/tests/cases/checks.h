@@ -44,9 +44,7 @@ bool expect(bool ok, const Of & of, const char * what, double got = 0.0, double 
 }
 
 template <class Of>
-bool expect_equal(const Of & of, const char * what, double got, double want) {
-    return expect(got == want, of, what, got, want);
-}
+bool expect_equal(const Of & of, const char * what, double got, double want) { return expect(got == want, of, what, got, want); }
 
 // NaN is near nothing. `worst` keeps the largest error, in units of its tolerance.
 template <class Of>

@@ -45,8 +45,6 @@ using Bytes = AtEndVector<char>;
 
 // The first 64-byte border of a buffer, which has 64 bytes more than lie there.
 template <class Buffer>
-char * aligned(Buffer & buffer) {
-    return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64);
-}
+char * aligned(Buffer & buffer) { return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(buffer.data()) + 63) / 64 * 64); }
 
 }  // namespace test

@@ -30,9 +30,7 @@ public:
         }
     }
     template <class Allocator>
-    explicit DeviceArray(const std::vector<T, Allocator> & from, bool pinned = false) : DeviceArray(from.size(), pinned) {
-        set(from);
-    }
+    explicit DeviceArray(const std::vector<T, Allocator> & from, bool pinned = false) : DeviceArray(from.size(), pinned) { set(from); }
     DeviceArray(DeviceArray && other) noexcept { *this = std::move(other); }
     DeviceArray & operator=(DeviceArray && other) noexcept {
         std::swap(at, other.at);

@@ -64,9 +64,7 @@ struct Got {
 };
 
 template <class T>
-bool same(const std::vector<T> & a, const std::vector<T> & b) {
-    return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
+bool same(const std::vector<T> & a, const std::vector<T> & b) { return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0; }
 
 void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
     SampleInstance in(c, seed);

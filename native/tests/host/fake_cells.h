@@ -32,13 +32,9 @@ struct FakeCells {
 
 using FakeCache = std::vector<FakeCells>;  // [stream]
 
-inline const llama_context * as_context(const FakeCache & cache) {
-    return reinterpret_cast<const llama_context *>(&cache);
-}
+inline const llama_context * as_context(const FakeCache & cache) { return reinterpret_cast<const llama_context *>(&cache); }
 
-inline const FakeCache & cache_of(const llama_context * lctx) {
-    return *reinterpret_cast<const FakeCache *>(lctx);
-}
+inline const FakeCache & cache_of(const llama_context * lctx) { return *reinterpret_cast<const FakeCache *>(lctx); }
 
 }  // namespace edgekv
 
@@ -53,7 +49,6 @@ bool llama_edgekv_get_cells(const llama_context * lctx, uint32_t stream, llama_e
     out->pos = cells.pos.data();
     out->changed = cells.clock.times().data();
     out->now = cells.clock.now();
-
     return true;
 }
 
@@ -70,6 +65,5 @@ int llama_edgekv_get_changed(const llama_context * lctx, uint32_t stream, uint64
         out[0] = { 0, static_cast<uint32_t>(cells.pos.size()) };
         n = 1;
     }
-
     return n;
 }

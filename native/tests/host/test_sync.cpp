@@ -21,23 +21,17 @@ struct Step {
 
 PageShape shape_of(int n_stream, int n_cells, int page_tokens) {
     const int pages = (n_cells + page_tokens - 1) / page_tokens;
-
     return { 2, 2, n_stream, n_cells, page_tokens, pages, n_stream * pages, 64 };
 }
 
-bool before(const StaleGroup & a, const StaleGroup & b) {
-    return a.stream != b.stream ? a.stream < b.stream : a.group < b.group;
-}
+bool before(const StaleGroup & a, const StaleGroup & b) { return a.stream != b.stream ? a.stream < b.stream : a.group < b.group; }
 
 std::vector<StaleGroup> sorted(std::vector<StaleGroup> groups) {
     std::sort(groups.begin(), groups.end(), before);
-
     return groups;
 }
 
-bool same(const StaleGroup & a, const StaleGroup & b) {
-    return a.stream == b.stream && a.group == b.group && a.valid == b.valid;
-}
+bool same(const StaleGroup & a, const StaleGroup & b) { return a.stream == b.stream && a.group == b.group && a.valid == b.valid; }
 
 // a placement as prepare() makes it: tried, and rolled back
 void try_and_undo(FakeCells & cells, int first, int n) {
@@ -59,7 +53,6 @@ int open_of(const StaleGroups & stale, int stream, int n_cells) {
             n += 1;
         }
     }
-
     return n > 1 ? -2 : open;
 }
 
@@ -192,7 +185,6 @@ uint64_t looked_per_token(int n_cells, bool sketches) {
             pages.stale.built();
         }
     }
-
     return (pages.n_looked() - before) / 64;
 }
 

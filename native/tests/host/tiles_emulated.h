@@ -27,9 +27,7 @@ struct EmulatedTiles {
     }
 
     template <int T>
-    static void zero() {
-        std::memset(&tile(T), 0, sizeof(Tile));
-    }
+    static void zero() { std::memset(&tile(T), 0, sizeof(Tile)); }
     template <int T>
     static void load(const void * p, size_t stride) {
         for (size_t r = 0; r < 16; ++r) {

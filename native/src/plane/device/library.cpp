@@ -16,7 +16,6 @@
 #endif
 
 namespace edgekv {
-
 namespace {
 
 using Entry = const DeviceLibrary * (*)();
@@ -32,7 +31,6 @@ const DeviceLibrary * open(const std::string & path) {
     auto entry = module ? reinterpret_cast<Entry>(dlsym(module, "edgekv_device_library")) : nullptr;
 #endif
     const DeviceLibrary * library = entry ? entry() : nullptr;
-
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
@@ -70,7 +68,6 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
         tried[kind]     = !path.empty();
         libraries[kind] = path.empty() ? nullptr : open(path);
     }
-
     return libraries[kind];
 }
 
@@ -80,14 +77,12 @@ int cuda_index(ggml_backend_dev_t device) {
     while (i < static_cast<int>(ggml_backend_reg_dev_count(reg)) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
         i += 1;
     }
-
     return i;
 }
 
 bool cuda_usable(ggml_backend_dev_t device) {
     const DeviceLibrary * library = open_device_library(EDGEKV_DEVICE_CUDA);
     edgekv_device_info info;
-
     return library && library->info(cuda_index(device), &info) && info.usable;
 }
 
@@ -100,7 +95,6 @@ void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device) {
         return nullptr;
     }
     set(&kCustomNodes);
-
     return stream(backend);
 }
 

@@ -4,9 +4,7 @@
 
 namespace edgekv {
 
-Staging::~Staging() {
-    release();
-}
+Staging::~Staging() { release(); }
 
 void Staging::release() {
     if (buffer) {
@@ -20,13 +18,9 @@ void Staging::release() {
     count   = 0;
 }
 
-size_t Staging::bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers) {
-    return n_buffers * (ggml_nbytes(k) + ggml_nbytes(v));
-}
+size_t Staging::bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers) { return n_buffers * (ggml_nbytes(k) + ggml_nbytes(v)); }
 
-size_t Staging::bytes() const {
-    return buffer ? ggml_backend_buffer_get_size(buffer) : 0;
-}
+size_t Staging::bytes() const { return buffer ? ggml_backend_buffer_get_size(buffer) : 0; }
 
 bool Staging::reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, const ggml_tensor * v, int n_buffers) {
     const ggml_init_params params = { 8 * ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
@@ -46,7 +40,6 @@ bool Staging::reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, co
     }
     ggml_backend_buffer_clear(buffer, 0);  // values behind the last token must be finite
     count = n_buffers;
-
     return true;
 }
 

@@ -7,8 +7,6 @@
 #include "kernels/prompt/prompt.h"
 #include "plane/host/host_plane.h"
 
-#include <cmath>
-
 namespace edgekv {
 
 // Makes the node that fills the lists of `layer`. Null: out of memory.
@@ -27,9 +25,7 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
 enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, N_ATTEND_SOURCES };
 
 // too long for the decode kernel
-inline bool is_long(const ggml_tensor * k, int64_t n_tokens) {
-    return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens;
-}
+inline bool is_long(const ggml_tensor * k, int64_t n_tokens) { return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens; }
 
 // The problem of one stream. While the graph is built tensors have no data; the pointers are then null and the problem only sizes memory.
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
@@ -62,8 +58,6 @@ size_t prompt_choice_bytes(const AttendProblem & problem);
 void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream, const PromptPlan & plan, int index, PromptProblem & problem,
                           char * memory);
 
-inline size_t align64(size_t n) {
-    return (n + 63) / 64 * 64;
-}
+inline size_t align64(size_t n) { return (n + 63) / 64 * 64; }
 
 }  // namespace edgekv

@@ -59,7 +59,6 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
             }
         }
     }
-
     return result;
 }
 

@@ -21,7 +21,6 @@
 #include <new>
 
 namespace edgekv {
-
 namespace {
 
 // The counters in front of the quantised tokens: for each product with them, the next row of weights to claim.
@@ -116,7 +115,6 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
 // llama.cpp has a GPU multiply long batches, with weights on the host too.
 bool has_gpu() {
     static const bool gpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
-
     return gpu;
 }
 
@@ -146,7 +144,6 @@ Quantised & quantised(const llama_edgekv_product & args) {
     ggml_tensor * tokens   = args.tokens;
     t_last = { args.graph, tokens, nullptr, 0 };
     t_last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX, nullptr);
-
     return t_last;
 }
 
@@ -160,14 +157,12 @@ ggml_tensor * build_product(const llama_edgekv_product & args) {
     Quantised &   with    = quantised(args);
     ggml_tensor * sources[N_PRODUCT_SOURCES] = { args.weights, with.node };
     void *        turn    = reinterpret_cast<void *>(static_cast<intptr_t>(with.n_products++));
-
     return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], args.tokens->ne[1], 1, 1, sources, N_PRODUCT_SOURCES, run_product,
                           GGML_N_TASKS_MAX, turn);
 }
 
 int64_t use_products(bool use) {
     g_used.store(use, std::memory_order_relaxed);
-
     return g_made.load(std::memory_order_relaxed);
 }
 

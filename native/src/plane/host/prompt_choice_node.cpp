@@ -14,11 +14,9 @@
 #include "pages/certain.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 
 namespace edgekv {
-
 namespace {
 
 // The memory of a thread, for one query token of a KV head at a time.
@@ -181,7 +179,6 @@ struct ItemChoice {
                 }
             }
         });
-
         return n_seen;
     }
 };
@@ -192,7 +189,6 @@ float offset_of(const HostLayer & layer, const PromptItem & item) {
     x ^= x >> 15;
     x *= 2654435761u;
     x ^= x >> 13;
-
     return static_cast<float>(x & 0xffff) / 65536.0f;
 }
 

@@ -11,10 +11,7 @@
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt.h"
 
-#include <atomic>
-
 namespace edgekv {
-
 namespace {
 
 // Classifies the blocks of a mask: [stream][token block][cell block]
@@ -45,7 +42,6 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
                                         GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
     plane.graph.seen.emplace_back(mask, node);
-
     return node;
 }
 
@@ -54,7 +50,6 @@ AttendProblem attend_problem(const HostLayer & layer, const ggml_tensor * dst, i
     if (!layer.plane->observes_prompts()) {
         p.mass_max = p.mass_sum = nullptr;
     }
-
     return p;
 }
 
@@ -72,7 +67,6 @@ PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, i
         p.dropped        = plane.drops.of(layer.index, stream, 0);
         p.dropped_stride = plane.ctx.shape.n_pages;
     }
-
     return p;
 }
 
@@ -133,7 +127,6 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
         return nullptr;  // stock nodes need no memory of ours; they also attend dropped pages that are still there
     }
     ggml_build_forward_expand(args.gf, node);
-
     return node;
 }
 

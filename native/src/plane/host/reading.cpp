@@ -19,7 +19,6 @@ const TokenRun * Reading::selected_of(int stream) const {
             return &run;
         }
     }
-
     return nullptr;
 }
 
@@ -59,7 +58,6 @@ Reading find_reading(const State & ctx, int n_stream, int n_tokens, bool selects
             run.workspace = workspace++;
         }
     }
-
     return reading;
 }
 

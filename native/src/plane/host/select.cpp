@@ -40,7 +40,6 @@ SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_thread
     info.head_dim  = problem.head_dim;
     const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, problem.n_head_kv, n_threads);
     const size_t     n_lists = static_cast<size_t>(plan.n_tokens) * plan.n_head_kv;
-
     return { plan.bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
 }
 
@@ -50,7 +49,6 @@ bool HeadClaims::completes_head() const {
         return false;
     }
     done.store(0, std::memory_order_relaxed);
-
     return true;
 }
 
@@ -123,7 +121,6 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
     ggml_tensor * node =
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_SELECT_SOURCES, run_select, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_select-%d", args.il);
-
     return node;
 }
 

@@ -22,7 +22,6 @@ SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
             }
         }
     }
-
     return result;
 }
 
@@ -46,7 +45,6 @@ SampleResult RowLister::sample(int head, int token, int32_t * cells, float * wei
     p.rows         = cells;
     p.weights      = weights;
     p.scratch      = thread.own() + plan.scratch_offset;
-
     return sample_rows(p, selected_isa());
 }
 
@@ -56,7 +54,6 @@ SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
     const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
                                    plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share };
     const ChoiceResult chosen  = choose_pages(choice, cells, plane.candidates[thread.ith]);
-
     return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };
 }
 

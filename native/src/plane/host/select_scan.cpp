@@ -10,7 +10,6 @@ namespace edgekv {
 
 Shares SelectThread::shares(int head, int token) const {
     const size_t query = static_cast<size_t>(head) * plan.n_queries + token * plan.group;
-
     return { reinterpret_cast<uint16_t *>(workspace() + plan.shares_offset) + query * plan.cell_stride,
              reinterpret_cast<float *>(workspace() + plan.tops_offset) + query * plan.group_stride,
              reinterpret_cast<float *>(workspace() + plan.sums_offset) + query * plan.group_stride, plan.cell_stride, plan.group_stride };

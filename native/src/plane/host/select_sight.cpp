@@ -10,7 +10,6 @@
 #include <cstring>
 
 namespace edgekv {
-
 namespace {
 
 // A token reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
@@ -52,7 +51,6 @@ uint64_t cells_unlike(const char * token_mask, int first, int end, T hidden) {
     for (int c = 0; c < end - first; ++c) {
         cells |= static_cast<uint64_t>(x[c] != hidden) << c;
     }
-
     return cells;
 }
 
@@ -60,7 +58,6 @@ uint64_t cells_unlike(const char * token_mask, int first, int end, T hidden) {
 
 uint64_t visible_cells(MaskType type, const char * token_mask, int first, int end) {
     constexpr uint16_t kMinusInf = 0xfc00;
-
     return type == MaskType::f16 ? cells_unlike<uint16_t>(token_mask, first, end, kMinusInf) : cells_unlike<float>(token_mask, first, end, -INFINITY);
 }
 

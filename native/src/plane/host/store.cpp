@@ -13,7 +13,6 @@
 #include "plane/backends.h"
 
 namespace edgekv {
-
 namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
@@ -94,7 +93,6 @@ bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) 
     ggml_format_name(node, "edgekv_store-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
     build(layer).k_idxs = args.k_idxs;
-
     return true;
 }
 

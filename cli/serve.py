@@ -13,8 +13,9 @@ import click
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import Parsed, kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import Parsed, kv_options, model_argument, model_path, option, split_kv_options, when_full_option
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
+from edgekv.vocab import WhenFull
 
 if TYPE_CHECKING:
     from edgekv.serving.server import Server
@@ -74,9 +75,10 @@ class _PassesOn(click.Command):
         help="A running answer waits about this long at most for its next token while the prompt of another is read; 0 reads prompts at "
              "full speed.")
 @kv_options
+@when_full_option("stop")
 @cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float, **settings: Any) -> int:
+def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. What stands after -- goes to llama.cpp's server as it is. Both ways of
@@ -94,7 +96,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     store = split_cache_options(settings)
     server = Server(ServerOptions(
         model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
-        extra=extra,
+        when_full=WhenFull(when_full or WhenFull.STOP), extra=extra,
     ))
     how_to_stop = _stop_on_signals()
     click.echo(summary_line(server), err=True)

@@ -41,6 +41,13 @@ class KvMode(Described):
     OFF = "off", "stock llama.cpp attention"
 
 
+class WhenFull(Described):
+    """What happens where a conversation does not fit into its context any more."""
+
+    STOP = "stop", "an answer ends there, and a longer prompt is refused"
+    ROLL = "roll", "whole oldest exchanges leave it; the system prompt, what is pinned and the newest exchange stay"
+
+
 class DeviceKind(str, enum.Enum):
     """Where the data plane of a context runs; the values are those of EDGEKV_DEVICE."""
 

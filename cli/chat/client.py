@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -66,6 +66,12 @@ class Usage:
     n_cached: int = 0
     origins: tuple[tuple[str, int], ...] = ()
     """(one of PLACES, tokens) of the cached tokens, where the server tells."""
+    left: tuple[tuple[int, int], ...] = ()
+    """(first, n) of the tokens that have left the context, by their positions in the whole conversation."""
+
+    @property
+    def n_left(self) -> int:
+        return sum(n for _, n in self.left)
 
     @classmethod
     def parse(cls, usage: dict[str, Any]) -> Usage | None:
@@ -73,15 +79,15 @@ class Usage:
         details = usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
         ours = usage.get("edgekv")
-        places = ours.get("cached_tokens") if isinstance(ours, dict) else None
-        places = places if isinstance(places, dict) else {}
+        ours = ours if isinstance(ours, dict) else {}
+        places, left = (one if isinstance(one := ours.get(name), dict) else {} for name in ("cached_tokens", "left"))
         origins = tuple((place, n) for place in PLACES if isinstance(n := places.get(place), int) and n > 0)
         n_prompt, n_predicted, n_cached = (
             n if isinstance(n, int) else None
             for n in (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0))
         if n_prompt is None or n_predicted is None or n_cached is None:
             return None
-        return cls(n_prompt, n_predicted, n_cached, origins)
+        return cls(n_prompt, n_predicted, n_cached, origins, tuple((int(first), int(n)) for first, n in left.get("ranges", ())))
 
 
 @dataclass(frozen=True)
@@ -116,14 +122,15 @@ class ChatClient:
             verify=url.startswith("https:"),
         )
 
-    def stream(self, messages: list[Message]) -> Iterator[AnswerPiece]:
-        """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work.
+    def stream(self, messages: list[Message], pinned: Sequence[int] = ()) -> Iterator[AnswerPiece]:
+        """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work. pinned: numbers of the messages that stay
+        where the context is full.
 
         Raises ContextOverflow where the prompt does not fit, EdgeKVError where the server refuses, fails or is gone.
         """
         body = {**self.sampling, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         if self.is_llama:
-            body |= {"return_progress": True, "timings_per_token": True}
+            body |= {"return_progress": True, "timings_per_token": True, **({"edgekv_pinned": list(pinned)} if pinned else {})}
         watch = _Watch()
         try:
             with self._http.sse("/v1/chat/completions", method="POST", json=body) as events:

@@ -12,8 +12,9 @@ from click.core import ParameterSource
 
 from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options, when_full_option
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.vocab import KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.store.settings import StoreSettings
@@ -43,6 +44,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
 @kv_options
+@when_full_option("roll; stop in mode evict")
 @option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
         help="Longest answer.  [default: until the context is full]")
 @option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
@@ -63,7 +65,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def chat(
     model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
-    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, **settings: Any,
+    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
@@ -97,9 +99,12 @@ def chat(
     from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server, ServerOptions
 
+    placed = split_kv_options(settings)
+    if when_full is None:
+        when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
+        model_path(model), **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
     ))
     if server.context.note:

@@ -172,8 +172,8 @@ def memory(loop: ChatLoop, _: str) -> None:
 
 @_command("[N|last|system]")
 def pin(loop: ChatLoop, which: str) -> None:
-    """Mode sparse: always attend a message and keep it in the arena; without a name, list the messages and what is pinned."""
-    loop.sparse_runtime()
+    """Keep a message where the context is full, and in mode sparse always attend it; without a name, list the messages and what is pinned."""
+    loop.check_pins()
     if which:
         loop.pins.add(which)
     spans = loop.apply_pins()
@@ -189,6 +189,8 @@ def pin(loop: ChatLoop, which: str) -> None:
             span = spans[index]
             state = f"pinned, tokens {span[0]:,} to {span[1]:,}" if span else "pinned as soon as it is in the context"
             line = f"{line}  ({state})"
+        elif loop.pins.holds(message):
+            line = f"{line}  (pinned: it stays where the context is full)"
         rows.append((SYSTEM if message["role"] == SYSTEM else str(index + first), f"{message['role']}: {line}"))
     loop.renderer.table(rows)
 
@@ -196,7 +198,7 @@ def pin(loop: ChatLoop, which: str) -> None:
 @_command()
 def unpin(loop: ChatLoop, _: str) -> None:
     """Take all pins back, that of the system prompt too."""
-    loop.sparse_runtime()
+    loop.check_pins()
     loop.pins.clear()
     loop.apply_pins()
     loop.renderer.note("nothing is pinned")

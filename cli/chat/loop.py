@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import AnswerPiece
@@ -14,10 +13,7 @@ from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.cli.chat.views import OwnServer, ServerView
 from edgekv.errors import ContextOverflow, EdgeKVError
-from edgekv.vocab import KvMode
-
-if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+from edgekv.vocab import KvMode, WhenFull
 
 
 class ChatLoop:
@@ -84,17 +80,21 @@ class ChatLoop:
                 self._not_kept = str(error)
                 self.renderer.error(f"this conversation is not kept: {error}")
 
-    def sparse_runtime(self) -> Runtime:
-        """The Runtime in mode sparse or evict. Raises EdgeKVError in other modes, which have nothing to pin."""
-        attached = self.server.runtime
-        if attached is None and not isinstance(self.server, OwnServer):
+    def check_pins(self) -> None:
+        """Raise EdgeKVError where a pin has no effect: no context rolls, and each token attends every message whole."""
+        if not isinstance(self.server, OwnServer):
             raise EdgeKVError("a server elsewhere does not let a chat pin messages; leave --url out to have the model here")
-        if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT):
+        if not self._chooses and self.server.when_full is WhenFull.STOP:
+            attached = self.server.runtime
             mode = KvMode.OFF if attached is None else attached.mode
-            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; use --kv sparse")
-        return attached
+            raise EdgeKVError(f"mode {mode.value} attends every message whole, so there is nothing to pin; use --kv sparse or --when-full roll")
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether a token attends some messages and others not."""
+        attached = self.server.runtime
+        return attached is not None and attached.mode in (KvMode.SPARSE, KvMode.EVICT)
 
     def apply_pins(self) -> dict[int, tuple[int, int] | None]:
         """Update the pins in the cache between two answers: see `Pins.apply`."""
-        attached = self.server.runtime
-        return {} if attached is None or attached.mode not in (KvMode.SPARSE, KvMode.EVICT) else self.pins.apply(self.server)
+        return self.pins.apply(self.server) if self._chooses else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,12 @@ def message_span(client: ChatClient, messages: list[Message], index: int) -> tup
         return None
     first, n = client.n_tokens(prompt[:start]), client.n_tokens(prompt[:end])
     return first, max(first, n - 1)
+
+
+def moved(span: tuple[int, int], left: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """A span of the whole conversation, where the ranges `left`, (first, n), are no longer in the context."""
+    n_before = sum(n for first, n in left if first <= span[0])
+    return span[0] - n_before, span[1] - n_before
 
 
 class Pins:
@@ -75,5 +82,6 @@ class Pins:
         conversation.pinned = [message for message in conversation.pinned if any(message is turn for turn in conversation.turns)]
         wanted = {index: message_span(conversation.client, conversation.messages, index)
                   for index, message in enumerate(conversation.messages) if self.holds(message)}
-        spans = {index: span for index, span in wanted.items() if span is not None}
+        left = conversation.last.usage.left if conversation.last is not None and conversation.last.usage is not None else ()
+        spans = {index: moved(span, left) for index, span in wanted.items() if span is not None}
         return {**dict.fromkeys(wanted), **dict(zip(spans, server.pin(list(spans.values()))))}

@@ -113,7 +113,8 @@ class Conversation:
     def _answer(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         texts: list[str] = []
         timings, reason, usage, interrupted = None, None, None, False
-        pieces = self.client.stream(self.messages)
+        pinned = [i for i, message in enumerate(self.messages) if any(message is one for one in self.pinned)]
+        pieces = self.client.stream(self.messages, pinned)
         try:
             for piece in pieces:
                 if piece.text:

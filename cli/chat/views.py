@@ -8,6 +8,7 @@ from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory
 from edgekv.serving.server import Server
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder
+from edgekv.vocab import WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -76,6 +77,10 @@ class OwnServer:
     @property
     def runtime(self) -> Runtime | None:
         return self._server.runtime
+
+    @property
+    def when_full(self) -> WhenFull:
+        return self._server.options.when_full
 
     @property
     def gone(self) -> str | None:

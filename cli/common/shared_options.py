@@ -26,7 +26,7 @@ from edgekv.config import (
     parse_resolution,
 )
 from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, KvMode, PromptReading, SketchKind
+from edgekv.vocab import CacheType, KvMode, PromptReading, SketchKind, WhenFull
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -66,6 +66,14 @@ def model_path(model: Path | None) -> Path:
 
 
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
+
+
+
+
+def when_full_option(default: str) -> Callable[[F], F]:
+    """What happens where a context is full: the value of a WhenFull; None where nothing was said. default: as the help says it."""
+    return option("--when-full", type=_choices(WhenFull), help="Where a conversation does not fit into its context any more. "
+                  + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
 
 
 # ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------

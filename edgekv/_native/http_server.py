@@ -75,6 +75,14 @@ def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
     lib.edgekv_server_limit(max_gap_s, n_slots, max_queue)
 
 
+def roll(on: bool) -> None:
+    """Let whole oldest exchanges leave a full context in the servers that `run` starts from now on; else answers end, and longer prompts are
+    refused."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_roll(on)
+
+
 def admit(names: Iterable[str], any_address: bool) -> None:
     """Set the names under which the servers that `run` starts from now on answer, as `edgekv.serving.sites.Admitted` has them."""
     from edgekv._native._server import lib

@@ -41,7 +41,7 @@ from edgekv.serving.server_options import (
 )
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
-from edgekv.vocab import DeviceKind, KvMode
+from edgekv.vocab import DeviceKind, KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -288,6 +288,7 @@ class Server:
 
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        native.roll(options.when_full is WhenFull.ROLL)
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
         self.figures.traffic = traffic

@@ -18,7 +18,7 @@ from edgekv.errors import ConfigError
 from edgekv.models import Geometry
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import KvMode
+from edgekv.vocab import KvMode, WhenFull
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
@@ -88,6 +88,7 @@ class ServerOptions:
     port: int = 0
     n_slots: int = 1  # requests answered at the same time
     limits: ServerLimits = ServerLimits()
+    when_full: WhenFull = WhenFull.STOP
     store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one a line; # begins a comment
@@ -171,6 +172,8 @@ def check_evict(options: ServerOptions) -> None:
     """Raise ConfigError for what mode evict cannot serve."""
     if options.kv.mode is not KvMode.EVICT:
         return
+    if options.when_full is WhenFull.ROLL:
+        raise ConfigError("mode evict drops tokens by itself, and what it keeps cannot move; use --when-full stop, or another --kv")
     if options.n_slots > 1:
         raise ConfigError(f"mode evict serves one request at a time, not {options.n_slots}; leave --slots out, or use another --kv")
     for argument in options.extra:

@@ -86,6 +86,10 @@ EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
    answered and max_queue wait (below 0: any number); more get HTTP 503. */
 EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
 
+/* Where a context is full, for the servers that run from now on: 1: whole oldest exchanges leave it; 0: the answer ends, and a longer prompt is
+   refused. */
+EDGEKV_API void edgekv_server_roll(int on);
+
 /* Under which hosts the servers that run from now on may be asked, besides localhost and the loopback's addresses: names and addresses with
    commas between them, in lower case, IPv6 without brackets; any_address: under every IP address too. Any host before the first call. */
 EDGEKV_API void edgekv_server_admit(const char * names, int any_address);

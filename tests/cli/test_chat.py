@@ -26,7 +26,7 @@ def test_a_session(screen, tmp_path):
     chat.say("/regen", r"decode [\d.]+ t/s")
     chat.say("/stats", "30 served by our kernel")
     chat.say("/memory", r"home +22.5 MiB .* of 1,024 tokens")
-    chat.say("/pin last", "mode exact attends every message whole, so there is nothing to pin")
+    chat.say("/pin last", "pinned: it stays where the context is full")
     (tmp_path / "fact.txt").write_text("The sky is green.")
     chat.say(f"/read {tmp_path}/fact.txt", "17 characters")
     chat.say("/clear", "new conversation")

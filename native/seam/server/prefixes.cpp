@@ -2,6 +2,7 @@
 
 #include "llama-edgekv.h"
 #include "server/pace.h"
+#include "server/rolling.h"
 
 #include <cinttypes>
 #include <limits>
@@ -295,8 +296,14 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
     }
 }
 
-json edgekv_cached_json(int task) {
+json edgekv_usage_json(int task) {
     const auto cached = edgekv_server::cached_of(task);
+    json usage;
+    usage["cached_tokens"] = {
+        {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
+    if (const json left = edgekv_server::left_json(task); !left.is_null()) {
+        usage["left"] = left;
+    }
 
-    return { {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
+    return usage;
 }

@@ -172,5 +172,5 @@ void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
 }
 
-// {"slot": 0, ...} for the usage in the reply to a task
-json edgekv_cached_json(int task);
+// {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in the reply to a task
+json edgekv_usage_json(int task);

@@ -1,6 +1,7 @@
 #include "server/tasks.h"
 
 #include "server/limits.h"
+#include "server/rolling.h"
 
 #include "ggml.h"
 
@@ -51,6 +52,7 @@ void request_ends(const void * reader, const std::unordered_set<int> & ids) {
             s.by_id.erase(id);
         }
     }
+    forget_rolled(ids);
     leave_place(reader);
 }
 

@@ -19,6 +19,7 @@ int llama_server(int argc, char ** argv);
 void llama_server_terminate();
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
+void edgekv_seam_set_rolling(bool on);                             // native/seam/server/rolling.cpp
 
 static std::string            g_error;
 static edgekv_server::limits g_limits;
@@ -52,6 +53,10 @@ void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
     g_limits = { max_gap_s, n_slots, max_queue };
+}
+
+void edgekv_server_roll(int on) {
+    edgekv_seam_set_rolling(on != 0);
 }
 
 void edgekv_server_admit(const char * names, int any_address) {

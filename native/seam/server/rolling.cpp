@@ -1,0 +1,222 @@
+#include "server/rolling.h"
+
+#include "llama-edgekv.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace edgekv_server {
+
+namespace {
+
+constexpr int STEPS     = 4;   // of a context: what leaves at once
+constexpr int ROOM      = 8;   // an answer without a limit gets this part of the context
+constexpr int MOVED_RUN = 16;  // tokens that are worth moving rather than reading again
+
+struct exchange {
+    int  first;  // position of the user's message
+    bool stays;
+};
+
+// a conversation in a slot
+struct conversation {
+    std::vector<exchange> exchanges;
+    std::vector<token_range> left;  // positions in the whole prompt, in order
+    int n_left = 0;
+};
+
+struct rolling_state {
+    std::mutex mutex;
+    std::unordered_map<int, conversation> by_task;
+};
+
+rolling_state & the_rolling() {
+    static rolling_state s;
+    return s;
+}
+
+std::atomic<bool> g_on    = false;
+std::atomic<bool> g_moves = false;
+
+std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
+    std::vector<exchange> found;
+    for (const auto & span : spans.spans) {
+        if (span.role == COMMON_CHAT_ROLE_USER) {
+            found.push_back({ static_cast<int>(span.pos), false });
+        }
+    }
+
+    return found;
+}
+
+// Keeps the exchanges of pinned messages. Those before the first user's message stay anyway.
+void pin(std::vector<exchange> & exchanges, const json & body) {
+    if (!body.contains("edgekv_pinned")) {
+        return;
+    }
+    const auto & pinned = body.at("edgekv_pinned");
+    const bool   listed = body.contains("messages") && body.at("messages").is_array() && pinned.is_array();
+    const int    n      = listed ? static_cast<int>(body.at("messages").size()) : 0;
+    std::vector<int> exchange_of(n, -1);  // of each message
+    int n_users = 0;
+    for (int i = 0; i < n; ++i) {
+        n_users += json_value(body.at("messages").at(i), "role", std::string()) == "user";
+        exchange_of[i] = n_users - 1;
+    }
+    for (const auto & number : listed ? pinned : json::array({ "" })) {
+        if (!number.is_number_integer() || number.get<int64_t>() < 0 || number.get<int64_t>() >= n) {
+            throw std::invalid_argument("the field 'edgekv_pinned' must list numbers of 'messages', from 0 on");
+        }
+        const int at = exchange_of[number.get<int>()];
+        if (at >= 0 && n_users == static_cast<int>(exchanges.size())) {
+            exchanges[at].stays = true;
+        } else if (at >= 0) {  // the template shows messages otherwise: nobody knows where the pinned one is
+            std::for_each(exchanges.begin(), exchanges.end(), [](exchange & e) { e.stays = true; });
+        }
+    }
+}
+
+// What leaves a slot that holds n_tokens of a conversation, and needs room for more.
+std::vector<token_range> leaving(const conversation & c, int n_tokens, int room, int n_ctx) {
+    const int excess = n_tokens + c.n_left + room - n_ctx;
+    const int step   = std::max(1, n_ctx/STEPS);
+    int n_wanted = (excess + step - 1)/step*step - c.n_left;
+    std::vector<token_range> ranges;
+    for (size_t i = 0; i + 1 < c.exchanges.size() && n_wanted > 0; ++i) {
+        if (!c.exchanges[i].stays) {
+            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+            n_wanted -= ranges.back().n;
+        }
+    }
+
+    return ranges;
+}
+
+// Takes ranges, in order, out of a conversation.
+void take_out(conversation & c, const std::vector<token_range> & ranges) {
+    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+        c.exchanges.erase(std::find_if(c.exchanges.begin(), c.exchanges.end(), [&](const exchange & e) { return e.first == range->first; }));
+        for (auto & e : c.exchanges) {
+            e.first -= e.first > range->first ? range->n : 0;
+        }
+    }
+    // to positions in the whole prompt, and one range for neighbours
+    std::vector<token_range> left = c.left;
+    for (auto range : ranges) {
+        for (const auto & before : c.left) {
+            range.first += before.first <= range.first ? before.n : 0;
+        }
+        c.n_left += range.n;
+        left.push_back(range);
+    }
+    std::sort(left.begin(), left.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
+    c.left.clear();
+    for (const auto & range : left) {
+        if (!c.left.empty() && c.left.back().first + c.left.back().n == range.first) {
+            c.left.back().n += range.n;
+        } else {
+            c.left.push_back(range);
+        }
+    }
+}
+
+int total(const std::vector<token_range> & ranges) {
+    int n = 0;
+    for (const auto & range : ranges) {
+        n += range.n;
+    }
+
+    return n;
+}
+
+}  // namespace
+
+void roll_in(llama_context * lctx) {
+    g_moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_only_rows(lctx);
+}
+
+void roll_prompt(server_task & task, int n_ctx, const json & body) {
+    if (!g_on || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
+        return;
+    }
+    conversation c;
+    c.exchanges = exchanges_of(task.params.message_spans);
+    pin(c.exchanges, body);
+    const int n_tokens = task.n_tokens();
+    const int most     = std::max(1, n_ctx/STEPS);
+    const int room     = task.params.n_predict > 0 ? std::min(task.params.n_predict, most) : n_ctx/ROOM;
+    const auto ranges  = leaving(c, n_tokens, room, n_ctx);
+    if (!ranges.empty() && n_tokens - total(ranges) < n_ctx) {
+        llama_tokens tokens = task.tokens.get_tokens();
+        for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+            tokens.erase(tokens.begin() + range->first, tokens.begin() + range->first + range->n);
+            auto & spans = task.params.message_spans.spans;
+            spans.erase(std::remove_if(spans.begin(), spans.end(), [&](const auto & span) {
+                const int at = static_cast<int>(span.pos);
+                return at >= range->first && at < range->first + range->n;
+            }), spans.end());
+            for (auto & span : spans) {
+                span.pos -= static_cast<int>(span.pos) > range->first ? range->n : 0;
+            }
+        }
+        task.tokens.clear();
+        task.tokens.insert(tokens);
+        if (g_moves) {
+            task.params.n_cache_reuse = MOVED_RUN;
+        }
+        take_out(c, ranges);
+        SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", c.n_left, n_tokens, n_ctx);
+    }
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.by_task[task.id] = std::move(c);
+}
+
+std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (!g_moves || found == s.by_task.end()) {
+        return {};
+    }
+    auto ranges = leaving(found->second, n_tokens, n_ctx/ROOM, n_ctx);
+    take_out(found->second, ranges);
+    if (!ranges.empty()) {
+        SRV_INF("%d oldest tokens of a conversation leave the context of %d while it is answered\n", total(ranges), n_ctx);
+    }
+    std::reverse(ranges.begin(), ranges.end());
+
+    return ranges;
+}
+
+json left_json(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || found->second.n_left == 0) {
+        return nullptr;
+    }
+    json ranges = json::array();
+    for (const auto & range : found->second.left) {
+        ranges.push_back(json::array({ range.first, range.n }));
+    }
+
+    return { { "n", found->second.n_left }, { "ranges", ranges } };
+}
+
+void forget_rolled(const std::unordered_set<int> & ids) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    for (const int id : ids) {
+        s.by_task.erase(id);
+    }
+}
+
+}  // namespace edgekv_server
+
+void edgekv_seam_set_rolling(bool on) {
+    edgekv_server::g_on = on;
+}

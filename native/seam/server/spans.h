@@ -1,0 +1,15 @@
+// Where the users' messages of a prompt begin.
+#pragma once
+
+#include "server-common.h"
+
+struct llama_vocab;
+
+namespace edgekv_server {
+
+// The spans of a prompt's messages: upstream's, or those between users' messages alone where upstream did not find each of these (it takes a
+// template's default system prompt for a part of a user's message). body: the request. Called by the threads of requests.
+common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const server_tokens & tokens, const json & body,
+                                    const server_chat_params & chat, const llama_vocab * vocab);
+
+}  // namespace edgekv_server

@@ -85,7 +85,9 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
     out->device     = lctx->get_model().dev_layer(il);
     out->alibi      = hparams.use_alibi;
 
-    if (hparams.is_recr(il)) {
+    const auto * kv    = llama_edgekv_access::cache(lctx);
+    const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
+    if (hparams.is_recr(il) && !layer) {  // in Falcon-H1 every layer has a state and a cache
         out->kind = LLAMA_EDGEKV_LAYER_RECURRENT;
         return true;
     }
@@ -93,13 +95,18 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         out->kind = LLAMA_EDGEKV_LAYER_MLA;
         return true;
     }
+    if (hparams.dsv4_compress_ratios[il] > 0 || (hparams.indexer_head_size > 0 && !hparams.is_swa(il))) {
+        out->kind = LLAMA_EDGEKV_LAYER_INDEX;
+        return true;
+    }
     if (hparams.is_swa(il)) {
         out->kind = LLAMA_EDGEKV_LAYER_SWA;
         return true;
     }
-
-    const auto * kv    = llama_edgekv_access::cache(lctx);
-    const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
+    if (out->n_head_kv == 0 || (kv && !layer)) {
+        out->kind = LLAMA_EDGEKV_LAYER_IDLE;
+        return true;
+    }
     if (!layer || !layer->k || !layer->v) {
         return true;
     }

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 11
+#define LLAMA_EDGEKV_ABI 12
 
 #ifdef __cplusplus
 extern "C" {
@@ -124,7 +124,9 @@ enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
     LLAMA_EDGEKV_LAYER_MLA       = 3,  // compressed K without V
     LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's
-    LLAMA_EDGEKV_LAYER_NONE      = 5,  // no KV cache, or a kind the seam does not know
+    LLAMA_EDGEKV_LAYER_NONE      = 5,  // a kind of cache that the seam does not know
+    LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache, or compressed rows, say what it attends
+    LLAMA_EDGEKV_LAYER_IDLE      = 7,  // no attention and no state
 };
 
 struct llama_edgekv_layer {

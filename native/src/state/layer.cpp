@@ -23,6 +23,8 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         case LLAMA_EDGEKV_LAYER_RECURRENT: return EDGEKV_LAYER_RECURRENT;
         case LLAMA_EDGEKV_LAYER_MLA:       return EDGEKV_LAYER_MLA;
         case LLAMA_EDGEKV_LAYER_SHARED:    return EDGEKV_LAYER_SHARED;
+        case LLAMA_EDGEKV_LAYER_INDEX:     return EDGEKV_LAYER_INDEX;
+        case LLAMA_EDGEKV_LAYER_IDLE:      return EDGEKV_LAYER_IDLE;
         case LLAMA_EDGEKV_LAYER_NONE:      return EDGEKV_LAYER_NO_CACHE;
     }
 

@@ -62,6 +62,11 @@ class Cells:
         self._handle = handle
 
     @property
+    def known(self) -> bool:
+        """False: the context keeps only states, or a cache of a kind that EdgeKV does not know. Then nothing else here can be asked."""
+        return core.stream_of(self._handle(), 0) >= 0
+
+    @property
     def n_stream(self) -> int:
         return core.cells(self._handle(), 0).n_stream
 

@@ -86,6 +86,8 @@ def collect(runtime: Runtime, n_sequences: int) -> Figures:
 
 
 def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[SequenceFigures, ...]:
+    if not runtime.cells.known:
+        return (SequenceFigures(0, 0, 0, 0, 0, None),) * n_sequences
     in_arena = _arena_pages(runtime)
     found = []
     for seq_id in range(n_sequences):

@@ -220,8 +220,9 @@ class Runtime:
 
     @property
     def n_positions(self) -> int:
-        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included."""
-        return int(self.cells.stream().positions.max(initial=-1)) + 1
+        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included. 0 where there are no cells that
+        EdgeKV knows."""
+        return 0 if not self.cells.known else int(self.cells.stream().positions.max(initial=-1)) + 1
 
     @property
     def n_context(self) -> int:

@@ -134,6 +134,8 @@ class Publisher:
 
     def _draw(self, runtime: Runtime, figures: Figures, busy: bool) -> None:
         """Redraw the maps that somebody watches. When idle, redraw every outdated map: a request cannot trigger one."""
+        if not runtime.cells.known:
+            return
         drawn: dict[int, str] = {}
         for slot, sequence in enumerate(figures.sequences):
             asked = 0 <= native.asked_ms(_map_path(slot)) < WATCHED_MS

@@ -12,12 +12,20 @@ from gguf.constants import GGML_QUANT_SIZES
 from edgekv.errors import ModelError
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
+from edgekv.models.stock_layers import why_stock
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
     "gemma-embedding", "llama-embed", "t5encoder",
 })
 """Architectures that turn text into vectors and cannot continue it."""
+
+_NO_CHAT = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "fills in a whole text at once, as diffusion models do"),
+    **dict.fromkeys(("t5",), "reads with one half and writes with the other"),
+    **dict.fromkeys(("wavtokenizer-dec",), "makes sound"),
+}
+"""Other architectures that cannot continue a text, and why; llama.cpp ends the process where one of them is asked to."""
 
 _NOT_A_MODEL = {
     "adapter": "a LoRA adapter",
@@ -68,6 +76,7 @@ class Geometry:
     chat_template: bool
     head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
     n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
+    stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 
     @property
@@ -178,6 +187,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         chat_template=reader.value("tokenizer.chat_template") is not None,
         head_dim_swa=int(get("attention.key_length_swa", 0)),
         n_layer_shared=n_layer - _N_LAYER_CACHE[arch] if arch in _N_LAYER_CACHE else int(get("attention.shared_kv_layers", 0)),
+        stock=why_stock(arch, reader, n_layer),
         recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
     )
 
@@ -197,6 +207,8 @@ def _check_kind(path: Path, reader: MetadataReader) -> None:
         raise ModelError(f"{path} is an embedding model ({arch}): it makes vectors and cannot chat; give a text-generation model")
     if not reader.value(f"{arch}.attention.causal", True):
         raise ModelError(f"{path} is a {arch} model that attends in both directions and cannot chat; give another model")
+    if arch in _NO_CHAT:
+        raise ModelError(f"{path} is a {arch} model, which {_NO_CHAT[arch]}; give a text-generation model")
 
 
 def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[MetadataReader]:

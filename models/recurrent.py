@@ -4,7 +4,7 @@ from typing import Any
 
 from edgekv.models.reader import MetadataReader
 
-_INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
+_INTERVALS = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 """For files that do not list recurrent layers: in each run of so many layers only the last one attends (llama.cpp: src/models)."""
 
 _BOTH = frozenset({"falcon-h1"})

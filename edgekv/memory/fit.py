@@ -120,7 +120,7 @@ class ContextChoice:
 
 def sparse_layers(model: Geometry) -> list[int]:
     """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel."""
-    if model.mla or model.head_dim_k != model.head_dim_v or model.head_dim_k not in _HEAD_DIMS:
+    if model.stock or model.mla or model.head_dim_k != model.head_dim_v or model.head_dim_k not in _HEAD_DIMS:
         return []
     return [il for il in range(model.n_layer - model.n_layer_shared) if model.n_head_kv[il] and not model.swa[il]]
 

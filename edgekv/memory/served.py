@@ -30,6 +30,8 @@ def _why_not(model: Geometry, il: int) -> str:
         return "compressed KV (MLA)"
     if model.swa[il]:
         return f"sliding window of {model.sliding_window:,} tokens"
+    if model.stock:
+        return model.stock
     if model.head_dim_k != model.head_dim_v:
         return f"heads of K have {model.head_dim_k} numbers and those of V {model.head_dim_v}"
     return f"no kernel for heads of {model.head_dim_k}"

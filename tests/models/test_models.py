@@ -185,6 +185,11 @@ def test_embedding_models(synthetic, tmp_path):
     assert "both directions" in _refusal(path)
 
 
+@pytest.mark.parametrize(("arch", "why"), [("dream", "fills in a whole text"), ("t5", "reads with one half"), ("wavtokenizer-dec", "makes sound")])
+def test_models_that_cannot_continue_a_text(tmp_path, arch, why):
+    assert f"is a {arch} model, which {why}" in _refusal(_metadata_only(tmp_path / "other.gguf", arch, lambda w: None))
+
+
 def test_not_the_model_itself(tmp_path):
     assert "LoRA adapter" in _refusal(_metadata_only(tmp_path / "lora.gguf", "llama", lambda w: w.add_type("adapter")))
     assert "projector" in _refusal(_metadata_only(tmp_path / "projector.gguf", "clip", lambda w: None))

@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 STAMP = ".edgekv-prepared"
 # what the build needs of llama.cpp; the rest of the sdist (documents, test models) is ten times as large
 WANTED = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "scripts/ui-assets.cmake", "src",
+          "tests/test-llama-archs.cpp",  # not for the build: tests/architectures makes models with it
           "tools/llama-bench", "tools/mtmd", "tools/server", "tools/ui", "vendor")
 
 

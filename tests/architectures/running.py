@@ -1,0 +1,75 @@
+"""Runs the measuring process over all architectures, and starts another where a model ended it."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from .making import Maker, compile_maker
+
+MEASURING = Path(__file__).with_name("measuring.py")
+SECONDS = 240.0
+"""A model that takes longer hangs."""
+
+Found = dict
+"""measuring.Found, as JSON has it; with `unmade` alone where the pinned source makes no model."""
+
+
+def run_all(only: list[str] | None = None) -> Iterator[Found]:
+    """What was found of each architecture that the pinned source names. only: these. Raises NotMadeError where nothing can be compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        maker = compile_maker(Path(folder))
+        architectures = {name: made for name, made in maker.architectures().items() if only is None or name in only}
+        yield from run(maker, [name for name, made in architectures.items() if made], Path(folder))
+        yield from ({"architecture": name, "unmade": True} for name, made in architectures.items() if not made)
+
+
+def run(maker: Maker, names: list[str], folder: Path) -> Iterator[Found]:
+    process = None
+    try:
+        for name in names:
+            process = process or _start(folder)
+            path = folder / f"{name}.gguf"
+            maker.write(name, path)
+            found = _ask(process, [name, str(path)])
+            path.unlink()
+            if found is None:
+                process.kill()
+                found = {"architecture": name, "crashed": f"exit status {process.wait()}: {_last_line(folder)}"}
+                process = None
+            yield found
+    finally:
+        if process is not None:
+            process.stdin.close()
+            process.wait()
+
+
+def _start(folder: Path) -> subprocess.Popen:
+    with (folder / "stderr").open("w") as errors:
+        return subprocess.Popen([sys.executable, str(MEASURING)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder,
+                                env={**os.environ, "GGML_NO_BACKTRACE": "1"})
+
+
+def _ask(process: subprocess.Popen, model: list[str]) -> Found | None:
+    """None: the process ended, or hangs."""
+    timer = threading.Timer(SECONDS, process.kill)
+    timer.start()
+    try:
+        process.stdin.write(json.dumps(model) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+    except BrokenPipeError:
+        line = ""
+    finally:
+        timer.cancel()
+    return json.loads(line) if line else None
+
+
+def _last_line(folder: Path) -> str:
+    lines = [line for line in (folder / "stderr").read_text(errors="replace").splitlines() if line.strip()]
+    asserted = [line for line in lines if "GGML_ASSERT" in line or "Error" in line]
+    return (asserted or lines or ["it said nothing"])[-1].strip()

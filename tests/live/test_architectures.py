@@ -1,0 +1,104 @@
+"""Every architecture of the pinned llama.cpp, on tiny models that its own test makes: what `python tests/architectures` measures, and the
+table of models/README.md that it writes."""
+
+import pytest
+from architectures import running, table
+from architectures.making import NotMadeError
+
+FACTOR = 3
+"""Mode exact may be so many times as far from stock as stock is from itself. Largest seen: 1.6."""
+ROUNDING = 1e-14
+"""KLD of logits that differ by float32's rounding alone."""
+
+SINKS = {"gpt-oss", "mimo2", "granite_swa"}
+"""Attention sinks take a part of the attention."""
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[dict]:
+    try:
+        return list(running.run_all())
+    except NotMadeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def opened(everything) -> list[dict]:
+    """Without those that EdgeKV refuses."""
+    return [found for found in everything if not (found.get("crashed") or found.get("unmade") or found["refused"])]
+
+
+@pytest.fixture(scope="module")
+def served(opened) -> list[dict]:
+    return [found for found in opened if any(found["hooked"])]
+
+
+def bound(found: dict) -> float:
+    return FACTOR * max(found["spread"], ROUNDING)
+
+
+def names(all_found, wrong) -> list[str]:
+    return [table.line(found) for found in all_found if wrong(found)]
+
+
+def test_none_ends_the_process(everything):
+    assert not names(everything, lambda found: found.get("crashed"))
+    assert sum(not found.get("unmade") for found in everything) > 125
+
+
+def test_exact_is_stock(opened, served):
+    """Within the spread of stock's own kernels, and bit for bit where stock attends every layer."""
+    assert not names(served, lambda found: not found["exact"] <= bound(found))
+    assert not names(opened, lambda found: found not in served and not found["same_bits"])
+    assert not names(opened, lambda found: not found["finite"])
+
+
+def test_a_fault_would_be_seen(served):
+    """Another text in most of the prompt changes logits by far more than mode exact does. (Stock's own spread says nothing of that: with
+    sliding windows, its two kernels are farther apart in some models.)"""
+    assert not names(served, lambda found: not 5 * found["exact"] < found["control"])
+
+
+def test_sparse_is_exact_where_it_reads_everything(opened):
+    assert not names(opened, lambda found: not found["whole"])
+    assert not names(opened, lambda found: not found["certain"] <= bound(found))
+
+
+def test_sparse_samples(served):
+    """Most tokens are left out, and the answers stay near: where attention is even, another text changes little, and no less than a sample."""
+    assert not names(served, lambda found: not 0.05 < found["share_read"] < 0.8)
+    assert not names(served, lambda found: not found["sampled"] < max(5 * found["control_mean"], bound(found)))
+
+
+def test_what_is_served_is_served_in_every_ubatch(served):
+    """Our nodes see all of the attention in each layer that they are said to attend, in prompts and in decode steps."""
+    assert not names(served, lambda found: found["n_ubatches_hooked"] != found["n_ubatches"])
+    assert not names(served, lambda found: len(found["mass"]) != sum(found["hooked"]))
+    assert not names(served, lambda found: found["architecture"] not in SINKS and not all(abs(mass - 1) < 1e-3 for mass in found["mass"]))
+    assert not names(served, lambda found: not all(0.01 < mass < 1.001 for mass in found["mass"]))
+
+
+def test_what_is_not_served_has_its_reason(opened):
+    for found in opened:
+        for hooked, (_, reason) in zip(found["hooked"], found["layers"]):
+            assert hooked == (reason == table.SERVED), f"{found['architecture']}: {reason}"
+            assert "kind EdgeKV knows" not in reason and "an input the kernel" not in reason, f"{found['architecture']}: {reason}"
+
+
+def test_the_header_says_the_same(opened):
+    """`plan` and `models show` go by the header of a file, and tell the same layers."""
+    assert not names(opened, lambda found: found["by_header"] != found["hooked"])
+
+
+def test_what_comes_back_is_what_was_computed(opened):
+    assert not names(opened, lambda found: not found["back"] <= bound(found))
+    assert sum(found["n_back"] > 0 for found in opened) > 60
+
+
+def test_nothing_else_is_reported(opened):
+    """No warning in the log of the server, but that prefixes are not kept where none come back."""
+    assert not names(opened, lambda found: [words for words in found["warnings"] if found["n_back"] or "prefixes are not kept" not in words])
+
+
+def test_the_readme_has_the_table(everything):
+    assert table.in_readme() == table.text(everything), "run: python tests/architectures --write"

@@ -38,6 +38,8 @@ class SyntheticShape:
     rope_base: float = 10000.0
     sliding_window: int = 64  # tokens; only for the architectures that have one
     attn_softcap: float = 10.0  # only gemma2
+    n_latent: int = 0  # numbers of a compressed row that hold V, and behind them turned ones; only deepseek2. 0: twice and half of head_dim
+    n_turned: int = 0
     attn_gain: float = 1.5  # standard deviation of a query's and a key's entries: 1 is nearly uniform attention
     dtype: str = "f16"  # of the matrices: f16 or f32
 
@@ -238,7 +240,7 @@ def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0)
 def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Compressed K and V (MLA): a token has one latent row for all heads, and no V. `head_dim` is an expanded head's."""
     m, s = _Model(path, "deepseek2", shape, seed), shape
-    n_rope, n_latent, n_q = s.head_dim // 2, 2 * s.head_dim, s.n_embd // 2
+    n_rope, n_latent, n_q = s.n_turned or s.head_dim // 2, s.n_latent or 2 * s.head_dim, s.n_embd // 2
     m.gguf.add_head_count(s.n_head)
     m.gguf.add_head_count_kv(1)
     m.gguf.add_key_length(n_latent + n_rope)

@@ -16,6 +16,9 @@ class LayerSize:
     n_head: int
     n_head_kv: int
     head_dim: int
+    """Of K."""
+    v_in_k: int
+    """0: V has rows of its own. Else so many first channels of a row of K are its V: compressed KV (MLA)."""
     n_cells: int
     """Cells of a stream."""
     page_tokens: int

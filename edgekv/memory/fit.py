@@ -20,6 +20,7 @@ TABLE_BYTES = 48
 """Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
 
 _HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # those with kernels; the library has the last word
+_MOST_LATENT = 576  # channels of a compressed row
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,26 @@ class ContextChoice:
 
 
 def sparse_layers(model: Geometry) -> list[int]:
-    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel."""
-    if model.stock or model.mla or model.head_dim_k != model.head_dim_v or model.head_dim_k not in _HEAD_DIMS:
+    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) is
+    served on the processor."""
+    if model.stock or not (_latent_rows(model) if model.mla else model.head_dim_k == model.head_dim_v and model.head_dim_k in _HEAD_DIMS):
         return []
     return [il for il in range(model.n_layer - model.n_layer_shared) if model.n_head_kv[il] and not model.swa[il]]
+
+
+def _latent_rows(model: Geometry) -> bool:
+    """Whether there is a kernel for rows of K whose first channels are V."""
+    return model.head_dim_v % 64 == 0 and model.head_dim_k % 8 == 0 and model.head_dim_v < model.head_dim_k <= _MOST_LATENT
+
+
+def evicting_layers(model: Geometry) -> list[int]:
+    """Layers that mode evict can serve by the header."""
+    return [] if model.mla else sparse_layers(model)
+
+
+def device_layers(model: Geometry) -> list[int]:
+    """Layers that modes exact and sparse can serve on a GPU by the header."""
+    return [] if model.mla else sparse_layers(model)
 
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:
@@ -156,7 +173,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
     n_ctx = cells(n_ctx, kv)
     home = n_sequences * model.kv_bytes(n_ctx, kv.cache.type_k.value, kv.cache.type_v.value)
-    layers = sparse_layers(model) if kv.mode in (KvMode.SPARSE, KvMode.EVICT) else []
+    layers = {KvMode.SPARSE: sparse_layers, KvMode.EVICT: evicting_layers}.get(kv.mode, lambda _: [])(model)
     if not layers:
         return KvBytes(home)
     n_heads = sum(model.n_head_kv[il] for il in layers)

@@ -17,7 +17,8 @@ class LayerService:
 
 def layers(model: Geometry) -> list[LayerService]:
     served = set(sparse_layers(model))
-    return [LayerService(il, il in served, "plain KV cache" if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
+    kind = "compressed KV (MLA)" if model.mla else "plain KV cache"
+    return [LayerService(il, il in served, kind if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
             for il in range(model.n_layer)]
 
 
@@ -26,12 +27,12 @@ def _why_not(model: Geometry, il: int) -> str:
         return "no KV cache: recurrent, a convolution, or no attention"
     if il >= model.n_layer - model.n_layer_shared:
         return "no KV cache of its own: it attends an earlier layer's"
-    if model.mla:
-        return "compressed KV (MLA)"
     if model.swa[il]:
         return f"sliding window of {model.sliding_window:,} tokens"
     if model.stock:
         return model.stock
+    if model.mla:
+        return f"no kernel for compressed KV (MLA) of {model.head_dim_k} and {model.head_dim_v} numbers"
     if model.head_dim_k != model.head_dim_v:
         return f"heads of K have {model.head_dim_k} numbers and those of V {model.head_dim_v}"
     return f"no kernel for heads of {model.head_dim_k}"

@@ -44,5 +44,5 @@ def _sizes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_th
     from edgekv._native.sizes import LayerSize
 
     for il in layers:
-        yield LayerSize(kv.mode, kv.selection.sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k, n_cells, kv.cache.page_tokens,
-                        n_threads)
+        yield LayerSize(kv.mode, kv.selection.sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
+                        model.head_dim_v if model.mla else 0, n_cells, kv.cache.page_tokens, n_threads)

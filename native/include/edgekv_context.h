@@ -29,7 +29,7 @@ typedef enum {
     EDGEKV_LAYER_NO_CACHE     = 2,  /* no KV cache of a known kind */
     EDGEKV_LAYER_SWA          = 3,  /* sliding window: its cache is short already */
     EDGEKV_LAYER_RECURRENT    = 4,
-    EDGEKV_LAYER_MLA          = 5,
+    EDGEKV_LAYER_MLA          = 5,  /* compressed KV, on a device or in mode evict */
     EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache, or shares another context's cells */
     EDGEKV_LAYER_V_TRANSPOSED = 7,  /* flash attention is off */
     EDGEKV_LAYER_ALIBI        = 8,

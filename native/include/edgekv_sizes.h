@@ -16,7 +16,8 @@ typedef struct {
     edgekv_sketch sketch;
     int n_head;
     int n_head_kv;
-    int head_dim;
+    int head_dim;    /* of K */
+    int v_in_k;      /* 0: V has rows of its own. Else the first v_in_k channels of a row of K are its V: compressed KV (MLA) */
     int n_cells;     /* of a stream */
     int page_tokens;
     int n_threads;

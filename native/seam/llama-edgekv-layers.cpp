@@ -91,10 +91,6 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         out->kind = LLAMA_EDGEKV_LAYER_RECURRENT;
         return true;
     }
-    if (hparams.is_mla()) {
-        out->kind = LLAMA_EDGEKV_LAYER_MLA;
-        return true;
-    }
     if (hparams.dsv4_compress_ratios[il] > 0 || (hparams.indexer_head_size > 0 && !hparams.is_swa(il))) {
         out->kind = LLAMA_EDGEKV_LAYER_INDEX;
         return true;
@@ -107,7 +103,8 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         out->kind = LLAMA_EDGEKV_LAYER_IDLE;
         return true;
     }
-    if (!layer || !layer->k || !layer->v) {
+    const bool mla = hparams.is_mla() && layer && !layer->v;
+    if (!layer || !layer->k || (!layer->v && !mla)) {
         return true;
     }
     if (static_cast<int>(layer->il) != il || llama_edgekv_access::is_guest(*kv)) {
@@ -115,9 +112,9 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         return true;
     }
 
-    out->kind         = LLAMA_EDGEKV_LAYER_ATTENTION;
-    out->v_transposed = llama_edgekv_access::v_transposed(*kv);
-    out->host         = ggml_backend_buffer_is_host(layer->k->buffer) && ggml_backend_buffer_is_host(layer->v->buffer);
+    out->kind         = mla ? LLAMA_EDGEKV_LAYER_MLA : LLAMA_EDGEKV_LAYER_ATTENTION;
+    out->v_transposed = !mla && llama_edgekv_access::v_transposed(*kv);
+    out->host         = ggml_backend_buffer_is_host(layer->k->buffer) && (mla || ggml_backend_buffer_is_host(layer->v->buffer));
     out->k            = layer->k;
     out->v            = layer->v;
 

@@ -92,9 +92,22 @@ bool llama_edgekv_build_store(
         /*.k_idxs =*/ k_idxs,
         /*.v_idxs =*/ v_idxs,
         /*.k      =*/ mctx->get_k(graph.ctx0, il),
-        /*.v      =*/ mctx->get_v(graph.ctx0, il),
+        /*.v      =*/ v_cur ? mctx->get_v(graph.ctx0, il) : nullptr,
     };
     return hooks->build_store(t_current, &args);
+}
+
+// The heads of V from what was attended in compressed rows, as build_attn_mha() makes them behind flash attention.
+static ggml_tensor * expand(const llm_graph_context & graph, ggml_tensor * attended, const llama_edgekv_mha & mha, int64_t n_v) {
+    auto * ctx  = graph.ctx0;
+    auto * rows = ggml_reshape_3d(ctx, attended, n_v, mha.q->ne[1], mha.q->ne[2]);
+    auto * each = ggml_mul_mat(ctx, mha.v_mla, ggml_permute(ctx, rows, 0, 2, 1, 3));
+    graph.cb(each, "fattn_mla", mha.il);
+    auto * heads = ggml_cont(ctx, ggml_permute(ctx, each, 0, 2, 1, 3));
+    auto * out   = ggml_reshape_2d(ctx, heads, heads->ne[0]*heads->ne[1], heads->ne[2]*heads->ne[3]);
+    ggml_build_forward_expand(graph.gf, out);
+
+    return out;
 }
 
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha) {
@@ -116,9 +129,12 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
         /*.sinks   =*/ mha.sinks,
         /*.scale   =*/ mha.scale,
         /*.softcap =*/ graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f,
-        /*.plain   =*/ !mha.kq_b && !mha.v_mla && mha.n_kv_max == 0,
+        /*.plain   =*/ !mha.kq_b && mha.n_kv_max == 0,
     };
-    return hooks->build_attend(t_current, &args);
+    const int64_t n_v      = mha.v->ne[0];
+    ggml_tensor * attended = hooks->build_attend(t_current, &args);
+
+    return attended && mha.v_mla ? expand(graph, attended, mha, n_v) : attended;
 }
 
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product) {

@@ -28,7 +28,7 @@ struct llama_edgekv_store {
     struct ggml_cgraph  * gf;
     int il;
     struct ggml_tensor * k_cur;  // f32 [head_dim, n_head_kv, n_tokens]
-    struct ggml_tensor * v_cur;
+    struct ggml_tensor * v_cur;  // null, with v_idxs and v: rows of K hold V
     struct ggml_tensor * k_idxs;  // i64 [n_tokens]: row in the cache, counted through all streams
     struct ggml_tensor * v_idxs;
     struct ggml_tensor * k;  // the cache as attention will see it: [head_dim, n_head_kv, n_kv, n_stream], a view
@@ -42,14 +42,14 @@ struct llama_edgekv_attend {
     int il;
     struct ggml_tensor * q;  // f32 [head_dim, n_head, n_tokens]
     struct ggml_tensor * k;  // the view given to the store
-    struct ggml_tensor * v;
+    struct ggml_tensor * v;  // a view of the first channels of the same rows, where rows of K hold V
     struct ggml_tensor ** k_stock;  // the tensors that the stock nodes read, if they serve; a hook may set others of the same shape
     struct ggml_tensor ** v_stock;
     struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
     struct ggml_tensor * sinks;  // f32 [n_head] or null
     float scale;
     float softcap;  // 0: none
-    bool plain;  // false: there is a bias, MLA values or a top-k that these arguments do not show
+    bool plain;  // false: there is a bias or a top-k that these arguments do not show
 };
 
 // multiply weights with the ubatch's tokens
@@ -122,7 +122,7 @@ enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_ATTENTION = 0,  // has a plain KV cache of its own
     LLAMA_EDGEKV_LAYER_SWA       = 1,  // sliding window
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
-    LLAMA_EDGEKV_LAYER_MLA       = 3,  // compressed K without V
+    LLAMA_EDGEKV_LAYER_MLA       = 3,  // has a plain cache of its own, of compressed rows of K whose first channels are V
     LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's
     LLAMA_EDGEKV_LAYER_NONE      = 5,  // a kind of cache that the seam does not know
     LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache, or compressed rows, say what it attends

@@ -13,6 +13,7 @@ from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_
 
 from edgekv import Llama
 from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError
 from edgekv.rates.measuring.decoder import Decoder
 
 
@@ -54,6 +55,17 @@ def test_cache_types(synthetic, types, head_dim: int):
 @pytest.mark.parametrize(("n_head", "n_head_kv"), [(1, 1), (5, 1), (7, 1), (8, 1), (9, 3)])
 def test_query_groups(synthetic, n_head: int, n_head_kv: int):
     compare(synthetic("llama", n_head=n_head, n_head_kv=n_head_kv))
+
+
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}])
+@pytest.mark.parametrize(("sizes", "n_head"), [((0, 0), 4), ((512, 64), 20), ((512, 64), 16), ((256, 64), 3)])
+def test_compressed_rows(synthetic, sizes, n_head: int, types: dict):
+    """MLA: one row of K for all heads, whose first channels are V. llama.cpp expands what was attended."""
+    llama = compare(synthetic("deepseek2", n_latent=sizes[0], n_turned=sizes[1], n_head=n_head), **types)
+    assert all(layer.hooked and layer.n_head_kv == 1 and layer.type_v == "-" for layer in llama.kv.layers)
+    with pytest.raises(EdgeKVError, match="mode evict does not serve compressed KV"):
+        llama.kv.mode = "evict"
+    assert llama.kv.mode == "exact"
 
 
 @pytest.mark.parametrize(("kind", "hooked"), [

@@ -49,7 +49,9 @@ def test_layers_may_differ_in_kv_heads(synthetic):
     ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
     ("llama", {"head_dim": 72}, {}), ("llama", {"head_dim": 112}, {}), ("llama", {"head_dim": 192}, {"type_v": "q8_0"}),
     ("llama", {"head_dim": 512}, {}), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}),
-    ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {})])
+    ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {}), ("deepseek2", {}, {}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 20}, {}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q8_0", "type_v": "q8_0"})])
 @pytest.mark.parametrize("sketch", ["b3", "none"])
 def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
     llama = open_model(synthetic(kind, **shape), **types)

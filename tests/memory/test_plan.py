@@ -12,6 +12,7 @@ from edgekv.llama import Llama
 from edgekv.memory.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
+from edgekv.memory.fit import device_layers, evicting_layers
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
 from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
@@ -156,13 +157,15 @@ def test_what_cannot_be_served_stays_stock(synthetic):
 
 
 def test_a_compressed_cache(synthetic):
-    """MLA: one row of 128 + 32 numbers in place of K and V of four heads; EdgeKV serves none of its layers, and says so."""
+    """MLA: one row of 128 + 32 numbers in place of K and V of four heads. Modes exact and sparse serve it on the processor."""
     model = open_model(synthetic("deepseek2"))
     assert model.geometry.mla and model.geometry.kv_bytes_per_token() == 2 * (128 + 32) * 2
     plan = make_plan(request(model, n_ctx=4096), RATES)
-    assert plan.served_layers == 0 and plan.recommended == "off" and plan.kv_bytes_per_token == 640
-    assert {part.name for part in plan.parts} == {"weights", "compute", "KV home"}
-    assert [layer.reason for layer in layers(model.geometry)] == ["compressed KV (MLA)"] * 2
+    assert plan.served_layers == 2 and plan.kv_bytes_per_token == 640
+    assert [(layer.served, layer.reason) for layer in layers(model.geometry)] == [(True, "compressed KV (MLA)")] * 2
+    assert not evicting_layers(model.geometry) and not device_layers(model.geometry)
+    odd = open_model(synthetic("deepseek2", n_latent=96, n_turned=32))
+    assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for compressed KV (MLA) of 128 and 96 numbers"] * 2
 
 
 def test_a_context_that_does_not_fit_names_one_that_does(tmp_path):

@@ -118,7 +118,7 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_NO_CACHE:     return "no KV cache of a kind EdgeKV knows";
         case EDGEKV_LAYER_SWA:          return "sliding window: its cache is short already";
         case EDGEKV_LAYER_RECURRENT:    return "recurrent: no KV cache";
-        case EDGEKV_LAYER_MLA:          return "compressed KV (MLA) is not served yet";
+        case EDGEKV_LAYER_MLA:          return "compressed KV (MLA) is attended on the processor only, and not in mode evict";
         case EDGEKV_LAYER_SHARED:       return "reads the cache of another layer";
         case EDGEKV_LAYER_V_TRANSPOSED: return "V is transposed: turn flash attention on (llama.cpp runs Grok without it)";
         case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is not served";
@@ -192,7 +192,8 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
     const ggml_tensor * tensor = value ? seam.v : seam.k;
     if (!tensor || !seam.host || (value && seam.v_transposed)) {
         return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
-                                        (tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
+                                        (value && seam.kind == LLAMA_EDGEKV_LAYER_MLA ? "the first channels of a row of K are its V"
+                                         : tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
                                                                                           : "it has no KV cache of its own"));
     }
 
@@ -207,8 +208,8 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
 edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     edgekv_memory out = {};
     for (const auto & layer : ctx->layers) {
-        if (layer->seam.k && layer->seam.v) {
-            out.home_bytes += ggml_nbytes(layer->seam.k) + ggml_nbytes(layer->seam.v);
+        if (layer->seam.k) {
+            out.home_bytes += ggml_nbytes(layer->seam.k) + (layer->seam.v ? ggml_nbytes(layer->seam.v) : 0);
         }
     }
     out.table_bytes = ctx->pages.bytes();

@@ -16,6 +16,7 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
 
     AttendProblem p = {};
     p.head_dim    = of.head_dim;
+    p.v_in_k      = of.v_in_k;
     p.n_head      = of.n_head;
     p.n_head_kv   = of.n_head_kv;
     p.n_tokens    = kMaxQueryTokens;
@@ -43,6 +44,9 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
 
 // One thread's items are the longest.
 size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
+    if (of->v_in_k != 0) {
+        return 0;  // stock nodes read them
+    }
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
     return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
 }

@@ -31,8 +31,14 @@ bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int pa
             continue;  // whatever is there, no token is
         }
         const char * home_k = static_cast<const char *>(k->data) + stream * k->nb[2] + (first + i) * k->nb[1] + head * k_row;
+        if (std::memcmp(copy + i * k_row, home_k, k_row) != 0) {
+            return false;
+        }
+        if (!v) {
+            continue;  // rows of K hold V
+        }
         const char * home_v = static_cast<const char *>(v->data) + stream * v->nb[2] + (first + i) * v->nb[1] + head * v_row;
-        if (std::memcmp(copy + i * k_row, home_k, k_row) != 0 || std::memcmp(copy + shape.page_tokens * k_row + i * v_row, home_v, v_row) != 0) {
+        if (std::memcmp(copy + shape.page_tokens * k_row + i * v_row, home_v, v_row) != 0) {
             return false;
         }
     }

@@ -10,6 +10,6 @@ enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
 constexpr int kMaxQueryTokens = 16;
 constexpr int kMaxGroup = 128;  // query heads that share a KV head
 constexpr int kMaxHeadsKv = 256;
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;  // 512 where V has rows of its own
 
 }  // namespace edgekv

@@ -7,6 +7,18 @@
 
 namespace edgekv {
 
+// Whether there are kernels for the layer's heads.
+static bool served_heads(const llama_edgekv_layer & seam) {
+    if (seam.n_head % std::max(1, seam.n_head_kv) != 0 || seam.n_head > kMaxGroup * std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv) {
+        return false;
+    }
+    if (seam.kind == LLAMA_EDGEKV_LAYER_MLA) {
+        return attend_supports_shared(seam.head_dim_k, seam.head_dim_v, cell_type(seam.k));
+    }
+
+    return seam.head_dim_k == seam.head_dim_v && attend_supports(seam.head_dim_k, cell_type(seam.k), cell_type(seam.v));
+}
+
 static bool served_type(const ggml_tensor * cache) {
     return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
 }
@@ -18,10 +30,10 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     }
 
     switch (seam.kind) {
-        case LLAMA_EDGEKV_LAYER_ATTENTION: break;
+        case LLAMA_EDGEKV_LAYER_ATTENTION:
+        case LLAMA_EDGEKV_LAYER_MLA:       break;
         case LLAMA_EDGEKV_LAYER_SWA:       return EDGEKV_LAYER_SWA;
         case LLAMA_EDGEKV_LAYER_RECURRENT: return EDGEKV_LAYER_RECURRENT;
-        case LLAMA_EDGEKV_LAYER_MLA:       return EDGEKV_LAYER_MLA;
         case LLAMA_EDGEKV_LAYER_SHARED:    return EDGEKV_LAYER_SHARED;
         case LLAMA_EDGEKV_LAYER_INDEX:     return EDGEKV_LAYER_INDEX;
         case LLAMA_EDGEKV_LAYER_IDLE:      return EDGEKV_LAYER_IDLE;
@@ -37,12 +49,10 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (seam.alibi) {
         return EDGEKV_LAYER_ALIBI;
     }
-    if (!served_type(seam.k) || !served_type(seam.v)) {
+    if (!served_type(seam.k) || (seam.v && !served_type(seam.v))) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
-    if (seam.head_dim_k != seam.head_dim_v || seam.n_head % std::max(1, seam.n_head_kv) != 0 ||
-        seam.n_head > kMaxGroup * std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv ||
-        !attend_supports(seam.head_dim_k, cell_type(seam.k), cell_type(seam.v))) {
+    if (!served_heads(seam)) {
         return EDGEKV_LAYER_HEAD_DIM;
     }
 
@@ -77,7 +87,7 @@ static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const gg
 }
 
 bool storable(const llama_edgekv_store & args) {
-    return storable(args.k_cur, args.k_idxs, args.k) && storable(args.v_cur, args.v_idxs, args.v);
+    return storable(args.k_cur, args.k_idxs, args.k) && (!args.v || storable(args.v_cur, args.v_idxs, args.v));
 }
 
 bool attendable(const llama_edgekv_attend & args) {
@@ -86,7 +96,10 @@ bool attendable(const llama_edgekv_attend & args) {
     const ggml_tensor * v    = args.v;
     const ggml_tensor * mask = args.mask;
 
-    return args.plain && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && v->ne[0] == k->ne[0] &&
+    const bool values = v_in_k(k, v) ? v->ne[0] < k->ne[0] && v->view_offs == k->view_offs && v->nb[1] == k->nb[1] && v->nb[2] == k->nb[2]
+                                     : v->ne[0] == k->ne[0];
+
+    return args.plain && values && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] &&
            v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
            (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] && mask->ne[3] == k->ne[3] &&
            mask->ne[1] * mask->ne[3] == q->ne[2] &&

@@ -15,6 +15,7 @@ struct Layer {
     llama_edgekv_layer seam = {};
     bool refused[2] = {};  // [the graph is a prompt's] there was no memory for the layer's nodes
 
+    bool v_in_k() const { return seam.kind == LLAMA_EDGEKV_LAYER_MLA; }  // the first head_dim_v channels of a row of K are its V
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
     void had_memory(bool had, bool of_prompt) {  // for the layer's nodes in the graph that is being built
         refused[of_prompt] = !had;
@@ -23,7 +24,7 @@ struct Layer {
 
     // of one head of one cell
     size_t k_row_bytes() const { return ggml_row_size(seam.k->type, seam.head_dim_k); }
-    size_t v_row_bytes() const { return ggml_row_size(seam.v->type, seam.head_dim_v); }
+    size_t v_row_bytes() const { return v_in_k() ? 0 : ggml_row_size(seam.v->type, seam.head_dim_v); }
 };
 
 Layer look_at_layer(const llama_context * lctx, int il);  // info.index is -1
@@ -38,5 +39,10 @@ inline int first_stream(const ggml_tensor * view) { return static_cast<int>(view
 // Whether a node of ours can serve the tensors of a graph. Both planes ask.
 bool storable(const llama_edgekv_store & args);
 bool attendable(const llama_edgekv_attend & args);
+
+// Whether V is a view of rows of K.
+inline bool v_in_k(const ggml_tensor * k, const ggml_tensor * v) {
+    return k->view_src == v->view_src;
+}
 
 }  // namespace edgekv

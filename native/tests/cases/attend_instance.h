@@ -31,7 +31,9 @@ struct AttendCase {
     bool large;        // queries are
     bool dropped;      // some KV heads do not attend to some pages
     bool device;       // strides as the device's loads want them
+    int v_in_k;        // as in AttendProblem
 
+    int v_dim() const { return v_in_k != 0 ? v_in_k : head_dim; }
     int n_pages() const { return (n_cells + page_tokens - 1) / page_tokens; }
     double work() const { return 1.0 * group * n_head_kv * n_tokens * n_cells * head_dim; }
     MaskType mask_type() const { return mask == Mask::none ? MaskType::none : wide_mask ? MaskType::f32 : MaskType::f16; }
@@ -39,10 +41,10 @@ struct AttendCase {
         char s[320];
         std::snprintf(s, sizeof(s),
                       "d%d group %d kv %d tokens %d cells %d page %d k%d v%d mask %d wide %d softcap %g sinks %d gaps %d obs %d select %d arena %d "
-                      "ring %d parts %d low %d rising %d large %d dropped %d",
+                      "ring %d parts %d low %d rising %d large %d dropped %d v in k %d",
                       head_dim, group, n_head_kv, n_tokens, n_cells, page_tokens, static_cast<int>(k_type), static_cast<int>(v_type),
                       static_cast<int>(mask), wide_mask, softcap, sinks, gaps, observe, static_cast<int>(select), arena, ring, n_parts, low, rising,
-                      large, dropped);
+                      large, dropped, v_in_k);
         return s;
     }
 };
@@ -61,6 +63,7 @@ struct AttendInstance {
 
     AttendInstance(const AttendCase & c, uint64_t seed) : rng(seed), bias(c.mask, c.n_tokens, c.n_cells, rng) {
         p.head_dim = c.head_dim;
+        p.v_in_k = c.v_in_k;
         p.n_head = c.group * c.n_head_kv;
         p.n_head_kv = c.n_head_kv;
         p.n_tokens = c.n_tokens;
@@ -80,14 +83,18 @@ struct AttendInstance {
             }
             return x;
         };
-        CacheRows keys = make_rows(c, c.k_type, of_key), values = make_rows(c, c.v_type, [&](int, int, int) { return rng.normal(); });
+        CacheRows keys = make_rows(c, c.k_type, of_key);
         k = std::move(keys.bytes);
-        v = std::move(values.bytes);
         p.k_stride_cell = keys.stride_cell;
         p.k_stride_head = keys.stride_head;
-        p.v_stride_cell = values.stride_cell;
-        p.v_stride_head = values.stride_head;
-        v_max = values.largest;
+        v_max = keys.largest;
+        if (c.v_in_k == 0) {
+            CacheRows values = make_rows(c, c.v_type, [&](int, int, int) { return rng.normal(); });
+            v = std::move(values.bytes);
+            p.v_stride_cell = values.stride_cell;
+            p.v_stride_head = values.stride_head;
+            v_max = values.largest;
+        }
         score = p.scale * longest_query * keys.longest;
 
         p.mask_type = c.mask_type();
@@ -102,7 +109,7 @@ struct AttendInstance {
         }
         p.q = q.data();
         p.k = k.data();
-        p.v = v.data();
+        p.v = c.v_in_k != 0 ? nullptr : v.data();
         p.mask = mask.data();
         p.sinks = c.sinks ? sinks.data() : nullptr;
     }
@@ -201,7 +208,7 @@ struct PlacedPages {
     PlacedPages(const AttendCase & c, const AttendInstance & instance, uint64_t seed) : k(instance.k), v(instance.v) {
         Random rng(seed + 177);
         const AttendProblem & p = instance.p;
-        const size_t k_bytes = row_bytes(c.k_type, c.head_dim), v_bytes = row_bytes(c.v_type, c.head_dim);
+        const size_t k_bytes = row_bytes(c.k_type, c.head_dim), v_bytes = c.v_in_k != 0 ? 0 : row_bytes(c.v_type, c.head_dim);
         v_offset = k_bytes * static_cast<size_t>(c.page_tokens);
         slot_bytes = v_offset + v_bytes * static_cast<size_t>(c.page_tokens);
         const int n = c.n_pages(), n_parts = c.select == Select::all ? c.n_parts : 1;
@@ -231,7 +238,9 @@ struct PlacedPages {
                 for (int i = 0; slot != nullptr && i < c.page_tokens && page * c.page_tokens + i < c.n_cells; ++i) {
                     const size_t cell = static_cast<size_t>(page) * c.page_tokens + i;
                     take(k.data() + cell * p.k_stride_cell + h * p.k_stride_head, slot + i * k_bytes, k_bytes);
-                    take(v.data() + cell * p.v_stride_cell + h * p.v_stride_head, slot + v_offset + i * v_bytes, v_bytes);
+                    if (v_bytes > 0) {
+                        take(v.data() + cell * p.v_stride_cell + h * p.v_stride_head, slot + v_offset + i * v_bytes, v_bytes);
+                    }
                 }
             }
         }

@@ -16,7 +16,7 @@ struct AttendResults {
 
     AttendResults(const AttendCase & c, AttendProblem & p, float out_fill) {
         const size_t gap = c.gaps ? 3 : 0, n_pages = static_cast<size_t>(c.n_pages());
-        p.out_stride_head = (static_cast<size_t>(c.head_dim) + gap) * 4;
+        p.out_stride_head = (static_cast<size_t>(c.v_dim()) + gap) * 4;
         p.out_stride_token = p.out_stride_head * p.n_head + gap * 4;
         p.mass_stride = n_pages + 2;
         out.assign(p.out_stride_token / 4 * c.n_tokens + 1, kFill);
@@ -24,7 +24,7 @@ struct AttendResults {
         mass_sum.assign(p.mass_stride * c.n_head_kv, kFill);
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < p.n_head; ++h) {
-                std::fill_n(out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4, c.head_dim, out_fill);
+                std::fill_n(out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4, c.v_dim(), out_fill);
             }
         }
         for (int h = 0; h < c.n_head_kv; ++h) {

@@ -72,7 +72,7 @@ double shortest_output(const AttendCase & c, const AttendProblem & p, const Atte
         for (int h = 0; h < p.n_head; ++h) {
             const float * out = want.out.data() + (t * p.out_stride_token + h * p.out_stride_head) / 4;
             double square = 0.0;
-            for (int i = 0; i < c.head_dim; ++i) {
+            for (int i = 0; i < c.v_dim(); ++i) {
                 square += static_cast<double>(out[i]) * out[i];
             }
             shortest = square > 0.0 ? std::min(shortest, std::sqrt(square)) : shortest;
@@ -159,12 +159,18 @@ void check_spoilt(const AttendCase & c, uint64_t seed, const std::vector<const c
 
 void check_all(const std::vector<const char *> & kernels) {
     const AttendWalk walk = {{64, 80, 96, 128, 256, 72, 112, 192, 512}, {1, 2, 3, 4, 5, 7, 8}, {1, 2, 3, 5, 16},
-                             {1, 15, 16, 17, 27, 61, 113, 482, 577, 1110, 2047}, 91, 4e5, false};
+                             {1, 15, 16, 17, 27, 61, 113, 482, 577, 1110, 2047}, 91, 4e5, false,
+                             {{576, 512}, {576, 256}, {320, 256}, {160, 128}, {72, 64}}};
     for (int dim : walk.dims) {
         for (int types = 0; types < 4; ++types) {
             const CellType k_type = static_cast<CellType>(types & 1), v_type = static_cast<CellType>(types / 2);
             CHECK(attend_supports(dim, k_type, v_type) == (types == 0 || dim % 32 == 0), "head_dim %d, types %d", dim, types);
         }
+    }
+    for (const auto [dim, v_in_k] : walk.latent) {
+        CHECK(attend_supports_shared(dim, v_in_k, CellType::f16), "rows of %d with V of %d", dim, v_in_k);
+        CHECK(attend_supports_shared(dim, v_in_k, CellType::q8_0) == (dim % 32 == 0), "q8_0 rows of %d with V of %d", dim, v_in_k);
+        CHECK(!attend_supports_shared(dim, dim, CellType::f16) && !attend_supports_shared(dim, 96, CellType::f16), "V of %d", dim);
     }
     const uint64_t n = walk_attend_cases(walk, [&](const AttendCase & c, uint64_t seed) {
         check_case(c, seed, kernels);

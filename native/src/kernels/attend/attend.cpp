@@ -34,7 +34,7 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
     const size_t queries = static_cast<size_t>(plan.n_queries);
     const size_t head_dim = static_cast<size_t>(p.head_dim);
-    const size_t acc_bytes = align64(head_dim * sizeof(float));
+    const size_t acc_bytes = align64(static_cast<size_t>(attend_v_dim(p)) * sizeof(float));
     plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
     plan.prepared_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // has room for the quantised form too
     plan.sum_offset = align64(queries * sizeof(float));
@@ -84,7 +84,8 @@ size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads) {
 }
 
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth) {
-    assert(attend_supports(problem.head_dim, problem.k_type, problem.v_type));
+    assert(problem.v_in_k != 0 ? attend_supports_shared(problem.head_dim, problem.v_in_k, problem.k_type)
+                               : attend_supports(problem.head_dim, problem.k_type, problem.v_type));
     static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the header is an array of counters");
     const SubnormalsAreZero fast;
     const AttendPlan plan = make_plan(problem, nth);
@@ -124,10 +125,15 @@ const AttendKernels * attend_kernels(const char * name) {
 }
 
 bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
-    constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, kMaxHeadDim};
+    constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, 512};
     const bool known = std::find(std::begin(sizes), std::end(sizes), head_dim) != std::end(sizes);
     const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
     return known && !(quantised && head_dim % 32 != 0);
+}
+
+bool attend_supports_shared(int head_dim, int v_in_k, CellType type) {
+    return head_dim <= kMaxHeadDim && head_dim % (type == CellType::q8_0 ? 32 : 8) == 0 && v_in_k > 0 && v_in_k % 64 == 0 &&
+           v_in_k < head_dim && v_in_k <= 512;
 }
 
 }  // namespace edgekv

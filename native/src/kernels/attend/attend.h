@@ -34,7 +34,8 @@ struct AttendRows {
     size_t stride;          // the most rows of a list; 0: no lists, every cell that the mask lets a token see
 };
 
-// Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps.
+// Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps. Rows of K that hold V
+// lie there once.
 struct AttendArena {
     const char * data;  // null: all pages are read from home, which is `k` and `v`
     size_t slot_bytes, v_offset;
@@ -51,7 +52,8 @@ struct AttendHits {
 
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
 struct AttendProblem {
-    int head_dim;     // see attend_supports()
+    int head_dim;     // of K; see attend_supports()
+    int v_in_k;       // 0: V has rows of its own, of head_dim channels. Else the first v_in_k channels of a row of K are its V; `v` is not read
     int n_head;       // query heads; a multiple of n_head_kv
     int n_head_kv;
     int n_tokens;     // query tokens, 1..kMaxQueryTokens
@@ -75,7 +77,7 @@ struct AttendProblem {
     float scale;
     float softcap;  // logit = softcap * tanh(scale*qk / softcap) where non-zero
 
-    char * out;  // f32 [n_tokens][n_head][head_dim]
+    char * out;  // f32 [n_tokens][n_head][attend_v_dim()]
     size_t out_stride_token, out_stride_head;
 
     // Attention mass by KV head and page: the softmax weight on the page, maximum and sum over the query heads of the group. A run adds each
@@ -104,6 +106,11 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 
 // Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
+
+// Rows of K that hold V: head_dim a multiple of 8 (with q8_0 of 32) up to kMaxHeadDim, and of these 64, 128 and so on for V.
+bool attend_supports_shared(int head_dim, int v_in_k, CellType type);
+
+static inline int attend_v_dim(const AttendProblem & p) { return p.v_in_k != 0 ? p.v_in_k : p.head_dim; }
 
 // The specification: double precision, plain loops, one thread. It reads home only, and counts errors but no hits. With K in q8_0 the query's
 // quantised form is part of the specification: blocks of 32 int8 values, scale = max |q| / 127 in float, rounded to nearest even.

@@ -159,7 +159,7 @@ inline void prepare_prefetch(const AttendProblem & p, const AttendPlan & plan, i
         const int strip = wanted < plan.n_strips ? wanted : plan.n_strips - 1;
         const size_t cell = static_cast<size_t>(strip) * kStripCells;
         unit.next_k[s] = ahead_of(p.k + cell * p.k_stride_cell, p.k_stride_cell, p.k_stride_head, head, p.n_head_kv);
-        unit.next_v[s] = ahead_of(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, p.n_head_kv);
+        unit.next_v[s] = p.v_in_k != 0 ? Ahead{} : ahead_of(p.v + cell * p.v_stride_cell, p.v_stride_cell, p.v_stride_head, head, p.n_head_kv);
     }
 }
 
@@ -178,7 +178,7 @@ inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, U
         load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.scales.k);
     }
     if (p.v_type == CellType::q8_0) {
-        load_scales(unit, unit.v, unit.v_stride, p.head_dim / kBlock, unit.scales.v);
+        load_scales(unit, unit.v, unit.v_stride, attend_v_dim(p) / kBlock, unit.scales.v);
     }
 }
 
@@ -218,7 +218,7 @@ class Share {
 public:
     Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
         p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<Unit, D>::qk(p.k_type)),
-        weigh(Products<Unit, D>::pv_of(p.v_type)), acc_stride(static_cast<size_t>(dim_of<D>(plan.acc_stride))) {
+        weigh(Products<Unit, D>::pv_of(p.v_type)), acc_stride(static_cast<size_t>(v_dim_of<D>(plan.acc_stride))) {
         char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
         max = reinterpret_cast<float *>(partial);
         sum = reinterpret_cast<float *>(partial + plan.sum_offset);
@@ -310,6 +310,7 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
     Share<D> share(p, plan, workspace, ith);
     Unit unit;
     unit.head_dim = p.head_dim;
+    unit.v_dim = attend_v_dim(p);
     int tile_index = span.first + begin / p.n_head_kv;
     int head = begin % p.n_head_kv - 1;
     for (int u = begin; u < end; ++u) {

@@ -13,7 +13,7 @@ namespace {
 template <int D>
 float list_error(const AttendProblem & p, const AttendPlan & plan, char * workspace, const RowList & list, int64_t first, int g, float max,
                  float inverse) {
-    const int dim = dim_of<D>(p.head_dim);
+    const int dim = v_dim_of<D>(attend_v_dim(p));
     const int query_head = list.head * plan.group + g;
     const char * out = p.out + static_cast<size_t>(list.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
     F length = Simd::zero();

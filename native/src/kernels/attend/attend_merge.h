@@ -32,12 +32,12 @@ inline void merge_query(const AttendProblem & p, const AttendPlan & plan, char *
         const float * acc = reinterpret_cast<const float *>(partial(i) + plan.acc_offset) + static_cast<size_t>(query) * plan.acc_stride;
         const F factor = Simd::set1(weight_of(i) * inverse);
         int d = 0;
-        for (; d + kLanes <= p.head_dim; d += kLanes) {
+        for (; d + kLanes <= attend_v_dim(p); d += kLanes) {
             const F x = Simd::mul(Simd::load(acc + d), factor);
             Simd::store(out + d * 4, i == 0 ? x : Simd::add(Simd::load(out + d * 4), x));
         }
-        if (d < p.head_dim) {
-            const int left = p.head_dim - d;
+        if (d < attend_v_dim(p)) {
+            const int left = attend_v_dim(p) - d;
             const F x = Simd::mul(Simd::load(acc + d), factor);
             Simd::store_some(out + d * 4, i == 0 ? x : Simd::add(Simd::load_some(out + d * 4, left), x), left);
         }

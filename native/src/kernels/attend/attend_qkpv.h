@@ -22,6 +22,8 @@ constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 // A kernel is compiled for each usual head size D, a multiple of 16, and once more for all others, as kAny: multiples of 8, and of 64
 // with q8_0. Their rows may end in half a vector, which is read with zeros behind it.
 constexpr int kAny = 0;
+// The usual row of a compressed cache: its first channels are V.
+constexpr int kLatent = 576, kLatentV = 512;
 
 template <int D>
 struct HeadDim {
@@ -37,6 +39,7 @@ inline void for_head_dim(int head_dim, Run run) {
         case 96: return run(HeadDim<96>{});
         case 128: return run(HeadDim<128>{});
         case 256: return run(HeadDim<256>{});
+        case kLatent: return run(HeadDim<kLatent>{});
         default: return run(HeadDim<kAny>{});
     }
 }
@@ -48,6 +51,15 @@ constexpr int dim_of(int head_dim) {
 template <int D>
 constexpr int most_dim() {
     return D != kAny ? D : kMaxHeadDim;
+}
+// The same of V.
+template <int D>
+constexpr int v_dim_of(int v_dim) {
+    return D == kLatent ? kLatentV : dim_of<D>(v_dim);
+}
+template <int D>
+constexpr int most_v_dim() {
+    return D == kLatent ? kLatentV : most_dim<D>();
 }
 
 // Values from i on of `dim`.
@@ -86,7 +98,7 @@ struct Unit {
     const char * v[kTileStrips];
     int cells[kTileStrips];  // cells of the strip that exist, at least 1
     int n_strips;
-    int head_dim;
+    int head_dim, v_dim;
     size_t k_stride[kTileStrips], v_stride[kTileStrips];
     Ahead next_k[kTileStrips], next_v[kTileStrips];
     const uint8_t * visible;  // the tile's cells that the queries at work see
@@ -125,7 +137,7 @@ struct Gathered {
     const Gathered * next;  // to prefetch: the tile that follows, or this one
     int k_bytes, v_bytes;
     int n_strips;
-    int head_dim;
+    int head_dim, v_dim;
     int n_visible;
     Scales scales;
 
@@ -279,10 +291,10 @@ F load_value(const char * row, int i, int dim) {
 }
 
 // acc[r] = acc[r] * factor[r] + sum over cells of weight * v[cell], for dimensions i0 .. i0 + NV*kLanes.
-// weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_dim<D>() / 32][kTileCells]
+// weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_v_dim<D>() / 32][kTileCells]
 template <class U, CellType T, int D, int NQ, int NV>
 void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
-    constexpr int per_query = T == CellType::f16 ? 1 : most_dim<D>() / kBlock;
+    constexpr int per_query = T == CellType::f16 ? 1 : most_v_dim<D>() / kBlock;
     F sum[NQ][NV];
     EDGEKV_UNROLL
     for (int r = 0; r < NQ; ++r) {
@@ -299,7 +311,7 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
         }
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
-            const F x = load_value<T, D>(row, i0 + j * kLanes, unit.head_dim);
+            const F x = load_value<T, D>(row, i0 + j * kLanes, unit.v_dim);
             EDGEKV_UNROLL
             for (int r = 0; r < NQ; ++r) {
                 const int b = T == CellType::f16 ? 0 : (i0 + j * kLanes) / kBlock;
@@ -330,8 +342,8 @@ void pv_rest(const U & unit, const float * weights, float * const * acc, const f
 
 template <class U, CellType T, int D, int NQ>
 void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
-    constexpr int most_blocks = most_dim<D>() / kBlock;
-    const int dim = dim_of<D>(unit.head_dim);
+    constexpr int most_blocks = most_v_dim<D>() / kBlock;
+    const int dim = v_dim_of<D>(unit.v_dim);
     const float * weights = p[0];
     alignas(64) float scaled[T == CellType::q8_0 ? NQ * most_blocks * kTileCells : 1];
     if constexpr (T == CellType::q8_0) {
@@ -346,7 +358,7 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
         weights = scaled;
     }
     if constexpr (D != kAny) {
-        constexpr int vectors = D / kLanes;
+        constexpr int vectors = most_v_dim<D>() / kLanes;
         constexpr int whole = vectors / Simd::kPvVectors;
         constexpr int rest = vectors % Simd::kPvVectors;
         EDGEKV_UNROLL

@@ -66,6 +66,19 @@ std::vector<double> weights(const AttendProblem & p, const ReferenceRules & rule
     return of_cell;
 }
 
+// A row of V.
+struct Values {
+    CellType type;
+    const char * row;
+};
+
+Values values(const AttendProblem & p, int kv, int cell) {
+    if (p.v_in_k != 0) {
+        return {p.k_type, p.k + static_cast<size_t>(cell) * p.k_stride_cell + static_cast<size_t>(kv) * p.k_stride_head};
+    }
+    return {p.v_type, p.v + static_cast<size_t>(cell) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head};
+}
+
 // The estimated relative error of a query head's output: see AttendProblem.
 void add_error(const AttendProblem & p, int kv, const std::vector<double> & counts, const std::vector<double> & logit, double max,
                double total, const std::vector<double> & out) {
@@ -84,9 +97,9 @@ void add_error(const AttendProblem & p, int kv, const std::vector<double> & coun
             continue;
         }
         const double share = counts[c] * std::exp(logit[c] - max) / total;
-        const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
-        for (int i = 0; i < p.head_dim; ++i) {
-            const double apart = channel(p.v_type, row, i) - out[i];
+        const Values v = values(p, kv, c);
+        for (size_t i = 0; i < out.size(); ++i) {
+            const double apart = channel(v.type, v.row, static_cast<int>(i)) - out[i];
             variance += (1.0 - 1.0 / counts[c]) * share * share * apart * apart;
         }
     }
@@ -127,21 +140,21 @@ void attend_by_rules(const AttendProblem & p, const ReferenceRules & rules) {
                 for (int c = 0; c < p.n_cells; ++c) {
                     total += logit[c] == -INFINITY ? 0.0 : counts[c] * std::exp(logit[c] - max);
                 }
-                std::vector<double> out(static_cast<size_t>(p.head_dim)), mass(static_cast<size_t>(n_pages));
+                std::vector<double> out(static_cast<size_t>(attend_v_dim(p))), mass(static_cast<size_t>(n_pages));
                 for (int c = 0; c < p.n_cells; ++c) {
                     if (logit[c] == -INFINITY) {
                         continue;
                     }
                     const double weight = counts[c] * std::exp(logit[c] - max) / total;
-                    const char * row = p.v + static_cast<size_t>(c) * p.v_stride_cell + static_cast<size_t>(kv) * p.v_stride_head;
-                    for (int i = 0; i < p.head_dim; ++i) {
-                        out[i] += weight * channel(p.v_type, row, i);
+                    const Values v = values(p, kv, c);
+                    for (int i = 0; i < attend_v_dim(p); ++i) {
+                        out[i] += weight * channel(v.type, v.row, i);
                     }
                     mass[c / p.page_tokens] += weight;
                 }
                 add_error(p, kv, counts, logit, max, total, out);
                 char * dst = p.out + static_cast<size_t>(t) * p.out_stride_token + static_cast<size_t>(head) * p.out_stride_head;
-                for (int i = 0; i < p.head_dim; ++i) {
+                for (int i = 0; i < attend_v_dim(p); ++i) {
                     const float x = static_cast<float>(out[i]);
                     std::memcpy(dst + 4 * i, &x, 4);
                 }

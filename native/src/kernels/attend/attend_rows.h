@@ -53,8 +53,9 @@ public:
         Gathered tiles[2];
         for (Gathered & tile : tiles) {
             tile.head_dim = p.head_dim;
+            tile.v_dim = attend_v_dim(p);
             tile.k_bytes = static_cast<int>(row_bytes_of(p.k_type, dim_of<D>(p.head_dim)));
-            tile.v_bytes = static_cast<int>(row_bytes_of(p.v_type, dim_of<D>(p.head_dim)));
+            tile.v_bytes = p.v_in_k != 0 ? 0 : static_cast<int>(row_bytes_of(p.v_type, dim_of<D>(p.head_dim)));
         }
         int64_t index = claim();
         bool more = at.go_to(index);
@@ -99,12 +100,11 @@ private:
         const int n = at.n_here();
         tile.n_strips = (n + kStripCells - 1) / kStripCells;
         tile.n_visible = n;
-        const int n_scales = dim_of<D>(p.head_dim) / kBlock;
         if (p.k_type == CellType::q8_0) {
-            gather_scales(tile.k, tile.n_strips, n_scales, tile.scales.k);
+            gather_scales(tile.k, tile.n_strips, dim_of<D>(p.head_dim) / kBlock, tile.scales.k);
         }
         if (p.v_type == CellType::q8_0) {
-            gather_scales(tile.v, tile.n_strips, n_scales, tile.scales.v);
+            gather_scales(tile.v, tile.n_strips, v_dim_of<D>(tile.v_dim) / kBlock, tile.scales.v);
         }
         alignas(64) float weights[kTileCells] = {};
         for (int i = 0; i < n; ++i) {
@@ -112,7 +112,7 @@ private:
         }
         prepare(at.list);
         const TilePart part = part_of(plan, workspace, index);
-        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
+        const size_t acc_stride = static_cast<size_t>(v_dim_of<D>(plan.acc_stride));
         memset(part.acc, 0, static_cast<size_t>(plan.group) * acc_stride * sizeof(float));
         const int n_blocks = (plan.group + Simd::kQueries - 1) / Simd::kQueries;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
@@ -159,8 +159,8 @@ private:
 
     // The tiles of a list, in their order.
     void merge(const RowList & list, int64_t first) const {
-        const int dim = dim_of<D>(p.head_dim), n_vectors = (dim + kLanes - 1) / kLanes;
-        const size_t acc_stride = static_cast<size_t>(dim_of<D>(plan.acc_stride));
+        const int dim = v_dim_of<D>(attend_v_dim(p)), n_vectors = (dim + kLanes - 1) / kLanes;
+        const size_t acc_stride = static_cast<size_t>(v_dim_of<D>(plan.acc_stride));
         float max[kMaxGroup], inverse[kMaxGroup];
         for (int g = 0; g < plan.group; ++g) {
             const int query_head = list.head * plan.group + g;
@@ -171,7 +171,7 @@ private:
                 top = x > top ? x : top;
             }
             float total = p.sinks != nullptr ? expf(p.sinks[query_head] - top) : 0.0f;
-            F sum[most_dim<D>() / kLanes];
+            F sum[most_v_dim<D>() / kLanes];
             for (int d = 0; d < n_vectors; ++d) {
                 sum[d] = Simd::zero();
             }
@@ -278,7 +278,7 @@ inline void clear_empty(const AttendProblem & p) {
         for (int g = 0; list.n == 0 && g < p.n_head / p.n_head_kv; ++g) {
             memset(p.out + static_cast<size_t>(list.token) * p.out_stride_token +
                        static_cast<size_t>(list.head * (p.n_head / p.n_head_kv) + g) * p.out_stride_head,
-                   0, static_cast<size_t>(p.head_dim) * sizeof(float));
+                   0, static_cast<size_t>(attend_v_dim(p)) * sizeof(float));
         }
     }
 }
@@ -301,8 +301,17 @@ inline void finish(const AttendProblem & p, const AttendPlan & plan, char * work
     }
 }
 
-inline void process(const AttendProblem & problem, const AttendPlan & plan, char * workspace, int ith) {
-    for_head_dim(problem.head_dim, [&](auto dim) { process_of<decltype(dim)::n>(problem, plan, workspace, ith); });
+inline void process(const AttendProblem & given, const AttendPlan & plan, char * workspace, int ith) {
+    AttendProblem problem = given;
+    if (problem.v_in_k != 0) {  // one gather serves both
+        problem.v = problem.k;
+        problem.v_type = problem.k_type;
+        problem.v_stride_cell = problem.k_stride_cell;
+        problem.v_stride_head = problem.k_stride_head;
+        problem.arena.v_offset = 0;
+    }
+    const bool usual = problem.v_in_k == 0 || (problem.head_dim == kLatent && problem.v_in_k == kLatentV);
+    for_head_dim(usual ? problem.head_dim : kAny, [&](auto dim) { process_of<decltype(dim)::n>(problem, plan, workspace, ith); });
 }
 
 }  // namespace

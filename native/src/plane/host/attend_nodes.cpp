@@ -32,6 +32,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
 
     AttendProblem p = {};
     p.head_dim    = static_cast<int>(k->ne[0]);
+    p.v_in_k      = v_in_k(k, v) ? static_cast<int>(v->ne[0]) : 0;
     p.n_head      = static_cast<int>(q->ne[1]);
     p.n_head_kv   = static_cast<int>(k->ne[1]);
     p.n_tokens    = static_cast<int>(n_tokens);
@@ -54,7 +55,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.scale   = layer.nodes().scale;
     p.softcap = layer.nodes().softcap;
 
-    p.out_stride_head  = p.head_dim * sizeof(float);
+    p.out_stride_head  = attend_v_dim(p) * sizeof(float);
     p.out_stride_token = p.n_head * p.out_stride_head;
 
     if (dst->data) {
@@ -155,6 +156,10 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
         return nullptr;
     }
 
+    if (of_prompt && served.v_in_k()) {
+        return nullptr;  // stock nodes read prompts of compressed rows
+    }
+
     LayerNodes & nodes = build(layer);
     nodes.scale   = args.scale;
     nodes.softcap = args.softcap;
@@ -169,7 +174,7 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
         sources[ATTEND_SELECTED] = build_select(layer, args);
     }
 
-    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.v->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
 

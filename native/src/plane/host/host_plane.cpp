@@ -74,6 +74,9 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
         return reserve_selection(ctx.params.selection);
     }
     if (mode == EDGEKV_MODE_EVICT) {
+        if (std::any_of(ctx.hooked.begin(), ctx.hooked.end(), [](const Layer * layer) { return layer->v_in_k(); })) {
+            return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
+        }
         llama_edgekv_allow_gaps(ctx.lctx);
     }
     return {};
@@ -106,6 +109,9 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
 
     char * slot = arena.slot(move.slot);
     copy(layer.seam.k, layer.k_row_bytes(), slot);
+    if (!layer.seam.v) {
+        return;
+    }
     copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
 }
 

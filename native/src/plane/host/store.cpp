@@ -48,12 +48,13 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostPlane &       plane    = *layer.plane;
     const int64_t     n_heads  = dst->src[STORE_K_CUR]->ne[1];
     const int64_t     n_tokens = dst->src[STORE_K_CUR]->ne[2];
+    const int64_t     n_values = dst->src[STORE_V_CUR] ? n_tokens : 0;
     const bool        sketched = plane.ctx.sketches();
     if (sketched) {
         plane.ctx.arrivals.wait(layer.layer->il);
     }
 
-    for (int64_t unit = ith; unit < n_heads + n_tokens; unit += nth) {
+    for (int64_t unit = ith; unit < n_heads + n_values; unit += nth) {
         if (unit < n_heads) {
             for (int64_t token = 0; token < n_tokens; ++token) {
                 store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, unit);

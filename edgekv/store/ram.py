@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from edgekv.store.blocks import Block, Link
 from edgekv.store.place import Child, covered_tails
@@ -81,3 +81,22 @@ class SharedRam:
         """Keys of blocks in RAM that a place keeps too."""
         self.writers: list[Writer] = []
         """Of all stores."""
+
+
+class RamHolder:
+    """RAM, as a search asks it."""
+
+    name = Ram.name
+    ahead = 1
+    working = True
+
+    def __init__(self, ram: Ram, lock: threading.Condition):
+        self._ram, self._lock = ram, lock
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        with self._lock:
+            return [link.key in self._ram for link in links]
+
+    def children(self, parent: bytes) -> list[Child]:
+        with self._lock:
+            return self._ram.children(parent)

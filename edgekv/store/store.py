@@ -1,7 +1,6 @@
 """The prefix store of one model: what was read once is found again by its tokens."""
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from edgekv.store.coming import ComingBlock, InFlight
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
-from edgekv.store.ram import Ram, SharedRam
+from edgekv.store.ram import Ram, RamHolder, SharedRam
 from edgekv.store.results import BlockPiece, Holds, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
@@ -46,7 +45,7 @@ class PrefixStore:
         self._lock, self._ram, self._below = self._shared.lock, self._shared.blocks, self._shared.below
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
-        self._upper = _RamHolder(self._ram, self._lock)
+        self._upper = RamHolder(self._ram, self._lock)
         self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
         with self._lock:
             self._shared.writers += self._writers
@@ -361,22 +360,3 @@ class PrefixStore:
             return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                        n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
                                        in_flight_bytes=self.in_flight.n_bytes)
-
-
-class _RamHolder:
-    """RAM, as a search asks it."""
-
-    name = Ram.name
-    ahead = 1
-    working = True
-
-    def __init__(self, ram: Ram, lock: threading.Condition):
-        self._ram, self._lock = ram, lock
-
-    def have(self, links: Sequence[Link]) -> list[bool]:
-        with self._lock:
-            return [link.key in self._ram for link in links]
-
-    def children(self, parent: bytes) -> list[Child]:
-        with self._lock:
-            return self._ram.children(parent)

@@ -46,17 +46,19 @@ class Link:
     """Tokens of the block, 1 to BLOCK_TOKENS."""
     read_with: bytes = field(default=b"", compare=False)
     """The digest of ReadWith where it is known: the key depends on it, but a file's name does not tell it."""
+    snapshot: bool = False
+    """The payload is a snapshot: what a sequence keeps besides rows behind these tokens. Nothing follows it, and n may be 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of K and V for the tokens of a link. A block is never written to."""
+    """Rows of K and V for the tokens of a link, or the snapshot behind them. A block is never written to."""
 
     link: Link
     tokens: np.ndarray
     """int32 [n]."""
     payload: np.ndarray
-    """uint8 [layout.block_bytes(n)]."""
+    """uint8 [layout.block_bytes(n)]; of a snapshot, as many bytes as it has."""
 
     @property
     def n_bytes(self) -> int:
@@ -69,6 +71,14 @@ def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: b
     digest.update(bytes([reading, len(read_with)]) + read_with)
     digest.update(tokens.astype("<i4").tobytes())
     return Link(digest.digest(), parent, reading, len(tokens), read_with)
+
+
+def snapshot_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:
+    """The link of the snapshot behind `tokens` (int32 [n], fewer than BLOCK_TOKENS), which follow the last whole block, `parent`."""
+    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES, person=b"edgekv-snapshot")
+    digest.update(bytes([reading, len(read_with)]) + read_with)
+    digest.update(tokens.astype("<i4").tobytes())
+    return Link(digest.digest(), parent, reading, len(tokens), read_with, snapshot=True)
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:

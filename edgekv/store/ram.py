@@ -20,6 +20,12 @@ class Ram:
         """Bytes of all blocks, and of those being read that will stay."""
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # the least recently used first
         self._children: dict[bytes, set[bytes]] = {}
+        self._snapshots: dict[bytes, set[bytes]] = {}
+        self.n_snapshots = 0
+        self.snapshot_bytes = 0
+        """Of `n_bytes`."""
+        self.passed: set[bytes] = set()
+        """Keys of snapshots that the newest ones of their chain make superfluous: they go first."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -38,23 +44,37 @@ class Ram:
         blocks = [self._blocks[key] for key in sorted(self._children.get(parent, ()))]
         return [Child(block.link, block.tokens) for block in blocks]
 
+    def snapshots(self, parent: bytes) -> list[Block]:
+        """Those behind a whole block, or behind a root, and fewer than BLOCK_TOKENS more tokens."""
+        return [self._blocks[key] for key in sorted(self._snapshots.get(parent, ()))]
+
     def put(self, block: Block) -> list[Link]:
         """Keep a block that is not there, as the most recently used one; returns the tails that it made superfluous, which are gone."""
-        tails = [child.link for child in covered_tails(self.children(block.link.parent), block)]
+        tails = [] if block.link.snapshot else [child.link for child in covered_tails(self.children(block.link.parent), block)]
         for link in tails:
             self.remove(link.key)
         self._blocks[block.link.key] = block
-        self._children.setdefault(block.link.parent, set()).add(block.link.key)
-        self.n_bytes += block.n_bytes
+        self._siblings(block).setdefault(block.link.parent, set()).add(block.link.key)
+        self._count(block, 1)
         return tails
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
-        self.n_bytes -= block.n_bytes
-        siblings = self._children[block.link.parent]
+        self._count(block, -1)
+        self.passed.discard(key)
+        siblings = self._siblings(block)[block.link.parent]
         siblings.remove(key)
         if not siblings:
-            del self._children[block.link.parent]
+            del self._siblings(block)[block.link.parent]
+
+    def _siblings(self, block: Block) -> dict[bytes, set[bytes]]:
+        return self._snapshots if block.link.snapshot else self._children
+
+    def _count(self, block: Block, sign: int) -> None:
+        self.n_bytes += sign * block.n_bytes
+        if block.link.snapshot:
+            self.n_snapshots += sign
+            self.snapshot_bytes += sign * block.n_bytes
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Note that a chain was used, from the root on. Children count as less recently used than their parents, and are evicted before them."""
@@ -63,8 +83,9 @@ class Ram:
                 self._blocks.move_to_end(key)
 
     def oldest(self, may_go: Callable[[bytes], bool]) -> bytes | None:
-        """The least recently used block that may go."""
-        return next((key for key in self._blocks if may_go(key)), None)
+        """The least recently used block that may go; a passed snapshot before all others."""
+        passed = next((key for key in self._blocks if key in self.passed and may_go(key)), None) if self.passed else None
+        return passed or next((key for key in self._blocks if may_go(key)), None)
 
 
 class SharedRam:

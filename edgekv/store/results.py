@@ -67,6 +67,19 @@ class Holds:
     """Room in RAM for blocks that will stay there."""
 
 
+@dataclass(frozen=True, eq=False)
+class KeptSnapshot:
+    """What a sequence keeps besides rows, as it was behind exactly `position` tokens."""
+
+    position: int
+    payload: np.ndarray
+    """uint8 [bytes], read-only."""
+    source: str
+    """ram."""
+    reading: Reading
+    key: bytes
+
+
 @dataclass(frozen=True)
 class PrefixHit:
     """The rows that a store has of a prompt's beginning."""
@@ -79,6 +92,14 @@ class PrefixHit:
     holds: Holds = field(default_factory=Holds)
     n_asked: int = 0
     """Tokens."""
+    snapshot: KeptSnapshot | None = None
+    """Of a model that keeps more than rows: the pieces end where it stands, and none of them is of use without it."""
+
+    def first_pieces(self, n: int) -> PrefixHit:
+        """The first n pieces; without a snapshot, and so without a piece, where that leaves out rows before the snapshot."""
+        if self.snapshot is not None and n < len(self.pieces):
+            return replace(self, pieces=(), snapshot=None)
+        return replace(self, pieces=self.pieces[:n])
 
     def worth(self, reading_s: Callable[[int, int], float]) -> int:
         """The number of pieces, from the first, to load, so that loading them and computing the rest takes the least time: by the places' measured
@@ -90,6 +111,8 @@ class PrefixHit:
         for piece in self.pieces:
             loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) and piece.coming else 0.0
             costs.append(costs[-1] + loading_s - reading_s(piece.first, piece.n))
+        if self.snapshot is not None:  # its rows come whole or not at all
+            return len(self.pieces) if costs[-1] <= 0 else 0
         best = max(range(len(costs)), key=lambda i: (-costs[i], i))
         slow = self.pieces[best].block if best < len(self.pieces) else None
         return best + (isinstance(slow, ComingBlock) and slow.rate.stale)
@@ -114,7 +137,9 @@ class PrefixHit:
         if rest and rest[0].first < n_have:
             n_cut = n_have - rest[0].first
             rest[0] = replace(rest[0], first=n_have, n=rest[0].n - n_cut, skip=rest[0].skip + n_cut)
-        return replace(self, pieces=tuple(rest) if rest and rest[0].first == n_have else ())
+        follows = bool(rest) and rest[0].first == n_have
+        whole = self.snapshot is not None and (follows or self.snapshot.position <= n_have)
+        return replace(self, pieces=tuple(rest) if follows else (), snapshot=self.snapshot if whole else None)
 
 
 @dataclass(frozen=True)
@@ -165,5 +190,11 @@ class StoreStats:
     """Blocks waiting for the writer."""
     in_flight_bytes: int = 0
     """Bytes of rows under way now, beside those that stay in RAM."""
+    n_snapshots: int = 0
+    """In RAM now; they count among its blocks too."""
+    snapshot_bytes: int = 0
+    """Of these, in RAM now; they count among its bytes too."""
+    n_snapshots_used: int = 0
+    """Hits with a snapshot."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""

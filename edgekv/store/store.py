@@ -17,6 +17,7 @@ from edgekv.store.ram import Ram, RamHolder, SharedRam
 from edgekv.store.results import BlockPiece, Holds, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
+from edgekv.store.snapshots import Snapshots
 from edgekv.store.writer import Writer
 
 MOST_WAIT_S = 0.2
@@ -46,6 +47,7 @@ class PrefixStore:
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
         self._upper = RamHolder(self._ram, self._lock)
+        self._snapshots = Snapshots(self._shared, self._known, self._make_room)
         self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
         with self._lock:
             self._shared.writers += self._writers
@@ -55,10 +57,11 @@ class PrefixStore:
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
     def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
-                read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
+                read_with: ReadWith = NOTHING_SAID, near: bool = False, goes_on: int | None = None) -> PrefixHit:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
         read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
-        whose answer comes quickly are asked.
+        whose answer comes quickly are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the
+        sequence can go on by itself; then the hit ends at the last snapshot behind them, and has no pieces where there is none.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
         are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
@@ -80,6 +83,8 @@ class PrefixStore:
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
         hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, len(tokens) - n_have)
+        if goes_on is not None:
+            hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with)
         self._let_stay(hit)
         return hit if in_part else self._read_all(hit)
 
@@ -99,7 +104,7 @@ class PrefixStore:
                     break
             n_good += 1
         self.came(hit, n_good)
-        return dataclasses.replace(hit, pieces=hit.pieces[:n_good])
+        return hit.first_pieces(n_good)
 
     @property
     def has_far(self) -> bool:
@@ -118,7 +123,7 @@ class PrefixStore:
                 if block.payload is None or worth() <= i:
                     break
                 if not block.fetch(self.in_flight):
-                    return dataclasses.replace(hit, pieces=hit.pieces[:i])
+                    return hit.first_pieces(i)
         return hit
 
     def leave(self, hit: PrefixHit) -> None:
@@ -140,6 +145,10 @@ class PrefixStore:
                     self._put(block.block())
                     self._below.add(block.link.key)
             self._used(hit.chain)
+            if hit.snapshot is not None and n_pieces == len(hit.pieces):
+                self._ram.passed.discard(hit.snapshot.key)
+                self._ram.touch([hit.snapshot.key])
+                self._stats.n_snapshots_used += 1
             self._stats.n_restores += 1
             self._stats.asked_tokens += hit.n_asked
             self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_pieces])
@@ -241,6 +250,20 @@ class PrefixStore:
             self._used(chain)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
+    def save_snapshot(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes | None = None,
+                      read_with: ReadWith = NOTHING_SAID) -> bool:
+        """Keep in RAM what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
+        to the store; the others as in `save`, which keeps the rows, before this or afterwards."""
+        if self._closed or not self.settings.ram_bytes:
+            return False
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with)
+
+    def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
+        """Whether `save_snapshot` of these has nothing to do."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
+
     def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings."""
         near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
@@ -316,15 +339,17 @@ class PrefixStore:
             self._forget(link.key)
 
     def forget(self, keys: set[bytes]) -> None:
-        """Remove blocks and all that follow them from RAM. When this returns no write of them goes on."""
+        """Remove blocks and all that follow them from RAM, and every snapshot that may be behind them. When this returns no write of them goes on."""
         pending = list(keys)
         with self._lock:
             while pending:
                 key = pending.pop()
-                pending += [child.link.key for child in self._ram.children(key)]
+                pending += [child.link.key for child in self._ram.children(key)] + [one.link.key for one in self._ram.snapshots(key)]
                 if key in self._ram:
                     self._ram.remove(key)
                     self._forget(key)
+            for key in self._snapshots.without_rows():
+                self._ram.remove(key)
         self.flush(MOST_FLUSH_S)
 
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
@@ -359,4 +384,5 @@ class PrefixStore:
             lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
             return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
                                        n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
-                                       in_flight_bytes=self.in_flight.n_bytes)
+                                       in_flight_bytes=self.in_flight.n_bytes, n_snapshots=self._ram.n_snapshots,
+                                       snapshot_bytes=self._ram.snapshot_bytes)

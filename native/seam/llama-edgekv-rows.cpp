@@ -10,8 +10,8 @@
 
 bool llama_edgekv_only_rows(const llama_context * lctx) {
     const auto & hparams = lctx->get_model().hparams;
-    // cells that keep more than a position: two-dimensional positions, token numbers
-    if (!dynamic_cast<llama_kv_cache *>(lctx->get_memory()) || hparams.n_pos_per_embd() > 1 || hparams.ple_n_heads > 0) {
+    // cells that keep token numbers, too
+    if (!dynamic_cast<llama_kv_cache *>(lctx->get_memory()) || hparams.ple_n_heads > 0) {
         return false;
     }
 
@@ -32,13 +32,16 @@ bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int
         return false;
     }
 
-    // as a state that is loaded takes its cells
-    llama_batch_allocr balloc(1);
+    // as a state that is loaded takes its cells; a token of text has the same position in each dimension
+    const int n_pos = static_cast<int>(lctx->get_model().hparams.n_pos_per_embd());
+    llama_batch_allocr balloc(static_cast<uint32_t>(n_pos));
     llama_ubatch ubatch = balloc.ubatch_reserve(static_cast<uint32_t>(n), 1);
     llama_seq_id seq    = seq_id;
     ubatch.seq_id_unq[0] = seq;
     for (int i = 0; i < n; ++i) {
-        ubatch.pos[i]      = first_pos + i;
+        for (int dimension = 0; dimension < n_pos; ++dimension) {
+            ubatch.pos[dimension * n + i] = first_pos + i;
+        }
         ubatch.n_seq_id[i] = 1;
         ubatch.seq_id[i]   = &seq;
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.config import KvOptions, option_names
-from edgekv.errors import EdgeKVError, ModelError
+from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
 from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
@@ -109,13 +109,15 @@ class Llama(llama_cpp.Llama):
             n_ubatch = device_plan(model, n_ctx, self._kv_options, placement.room, all_logits=True).n_ubatch
             options.setdefault("n_batch", n_ubatch)
             options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
+        if not options.get("vocab_only"):
+            _check_positions(Path(model_path), options)
         if placement.room is None and not options.get("vocab_only"):
             _check_memory(Path(model_path), self._kv_options, options, weights_from_disk)
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
-            if "context" in str(error):
+            if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
@@ -172,6 +174,18 @@ def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk:
     n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
     n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
     check_context(ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
+
+
+def _check_positions(path: Path, options: dict[str, Any]) -> None:
+    """Raise ConfigError where the model has a table of positions, and the context is longer: llama.cpp would end the process there."""
+    try:
+        file = open_model(path)
+    except ModelError:
+        return
+    n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
+    most = next((tensor.shape[-1] for tensor in file.tensors if tensor.name == "position_embd.weight"), n_ctx)
+    if n_ctx > most:
+        raise ConfigError(f"{path} has {most:,} positions, and a context of {n_ctx:,} tokens needs more; ask for n_ctx={most} or less")
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from support.adapters import finish
 
-from edgekv.errors import EXIT_MODEL, ModelError
+from edgekv.errors import EXIT_MODEL, ConfigError, ModelError
+from edgekv.llama import Llama
 from edgekv.models import default, geometry, synth
 from edgekv.models import default_model as find_default_model
 from edgekv.models.reader import open_gguf
@@ -232,3 +233,20 @@ def test_arrays_stay_one_part(default_model):
     assert len(tokens.parts) == len(types.parts) == 6
     assert reader.length("tokenizer.ggml.tokens") == len(reader.value("tokenizer.ggml.token_type")) == 49152
     assert reader.value("general.languages") == [] and reader.length("general.languages") == 1
+
+
+def test_a_context_beyond_the_table_of_positions(tmp_path):
+    """llama.cpp would end the process there."""
+    path = tmp_path / "gpt2.gguf"
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(1)
+    writer.add_embedding_length(8)
+    writer.add_context_length(128)
+    for name, n in (("token_embd.weight", 16), ("position_embd.weight", 128)):
+        writer.add_tensor(name, np.zeros((n, 8), np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    with pytest.raises(ConfigError, match="has 128 positions, and a context of 256 tokens needs more; ask for n_ctx=128 or less"):
+        Llama(str(path), n_ctx=256)
+    with pytest.raises(ModelError, match="could not load"):  # it has no layers: what is refused is the context above
+        Llama(str(path), n_ctx=128, verbose=False)

@@ -23,7 +23,7 @@ class Tokens:
 
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Bytes of a token's K row and V row, for each layer that keeps rows. Raises NativeError where the context keeps more of a token than
-        rows in one plain cache: sliding windows, recurrent states, compressed caches."""
+        rows in one plain cache: sliding windows, recurrent states, an index beside them. Compressed rows are K alone."""
         return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:

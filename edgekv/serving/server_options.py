@@ -163,9 +163,9 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
 
 
 def keeps_more_than_rows(model: Geometry) -> bool:
-    """Whether a model keeps more of its tokens than K and V rows in one plain cache: windows, recurrent states, compressed rows. Prefixes of
-    its conversations cannot be put together from blocks; llama.cpp keeps whole conversations of it in RAM."""
-    return any(model.swa) or model.mla or model.recurrent_bytes > 0
+    """Whether a model keeps more of its tokens than rows in one plain cache: windows, recurrent states, an index beside compressed rows.
+    Prefixes of its conversations cannot be put together from blocks; llama.cpp keeps whole conversations of it in RAM."""
+    return any(model.swa) or model.recurrent_bytes > 0 or (model.mla and bool(model.stock))
 
 
 def check_evict(options: ServerOptions) -> None:

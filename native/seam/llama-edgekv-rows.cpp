@@ -18,7 +18,8 @@ bool llama_edgekv_only_rows(const llama_context * lctx) {
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         llama_edgekv_layer layer;
         llama_edgekv_get_layer(lctx, il, &layer);
-        if (hparams.has_kv(il) && (layer.kind != LLAMA_EDGEKV_LAYER_ATTENTION || layer.v_transposed)) {
+        const bool rows = layer.kind == LLAMA_EDGEKV_LAYER_ATTENTION || layer.kind == LLAMA_EDGEKV_LAYER_MLA;
+        if (hparams.has_kv(il) && (!rows || layer.v_transposed)) {
             return false;
         }
     }

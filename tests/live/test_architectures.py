@@ -65,9 +65,9 @@ def test_sparse_is_exact_where_it_reads_everything(opened):
 
 
 def test_sparse_samples(served):
-    """Most tokens are left out, and the answers stay near: where attention is even, another text changes little, and no less than a sample."""
+    """Most tokens are left out, and the answers stay near: where attention is even, another text changes little, a sample at most 1.7 times as much."""
     assert not names(served, lambda found: not 0.05 < found["share_read"] < 0.8)
-    assert not names(served, lambda found: not found["sampled"] < max(5 * found["control_mean"], bound(found)))
+    assert not names(served, lambda found: not found["sampled"] < max(3 * found["control_mean"], bound(found)))
 
 
 def test_what_is_served_is_served_in_every_ubatch(served):

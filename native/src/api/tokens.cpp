@@ -20,20 +20,27 @@ namespace {
 struct Rows {
     ggml_tensor * tensor;
     size_t bytes;  // of a row
+    int il;        // its layer
+    int number;    // of the layer, among those with a cache
+    bool is_value;
 };
 
-// Calls act(K or V of a layer) for each layer with a cache, K first.
+// Calls act(K or V of a layer) for each layer with a cache, K first. Compressed rows are K alone.
 template <typename Act>
 void for_each_rows(const llama_context * lctx, Act act) {
+    int number = 0;
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         llama_edgekv_layer layer;
         llama_edgekv_get_layer(lctx, il, &layer);
-        if (layer.kind != LLAMA_EDGEKV_LAYER_ATTENTION) {
+        if (layer.kind != LLAMA_EDGEKV_LAYER_ATTENTION && layer.kind != LLAMA_EDGEKV_LAYER_MLA) {
             continue;
         }
         for (ggml_tensor * tensor : { layer.k, layer.v }) {
-            act(il, Rows{ tensor, ggml_row_size(tensor->type, tensor->ne[0]) });
+            if (tensor) {
+                act(Rows{ tensor, ggml_row_size(tensor->type, tensor->ne[0]), il, number, tensor == layer.v });
+            }
         }
+        ++number;
     }
 }
 
@@ -74,11 +81,7 @@ edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, s
     for (int il = 0; il < llama_edgekv_n_layer(ctx->lctx); ++il) {
         k_bytes[il] = v_bytes[il] = 0;
     }
-    bool is_value = false;
-    for_each_rows(ctx->lctx, [&](int il, const Rows & rows) {
-        (is_value ? v_bytes : k_bytes)[il] = rows.bytes;
-        is_value = !is_value;
-    });
+    for_each_rows(ctx->lctx, [&](const Rows & rows) { (rows.is_value ? v_bytes : k_bytes)[rows.il] = rows.bytes; });
 
     return EDGEKV_OK;
 }
@@ -93,7 +96,7 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
 
     llama_synchronize(ctx->lctx);  // a device may still be writing rows
     char * out = static_cast<char *>(block);
-    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+    for_each_rows(ctx->lctx, [&](const Rows & rows) {
         for_each_run(cells, n, [&](int first, int n_run) {
             ggml_backend_tensor_get(rows.tensor, out + first * rows.bytes, stream * rows.tensor->nb[2] + cells[first] * rows.tensor->nb[1],
                                     n_run * rows.bytes);
@@ -131,7 +134,7 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
     return guarded([&]() -> edgekv_status {
         auto hold = std::make_unique<edgekv_hold>();
         bool on_host = true;
-        for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
+        for_each_rows(ctx->lctx, [&](const Rows & rows) {
             on_host = on_host && ggml_backend_buffer_is_host(rows.tensor->buffer);
             hold->rows.push_back({ static_cast<const char *>(rows.tensor->data) + stream * rows.tensor->nb[2], rows.bytes });
         });
@@ -220,10 +223,8 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
         llama_edgekv_wait_for_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
     }
     const char * in = static_cast<const char *>(from->rows);
-    int n_rows = 0;  // K and V of the layers before
-    for_each_rows(ctx->lctx, [&](int, const Rows & rows) {
-        const int layer = n_rows++/2;
-        if (layer >= from->first_layer && layer < from->end_layer) {
+    for_each_rows(ctx->lctx, [&](const Rows & rows) {
+        if (rows.number >= from->first_layer && rows.number < from->end_layer) {
             for_each_run(cells, n, [&](int first, int n_run) {
                 ggml_backend_tensor_set(rows.tensor, in + (from->skip + first) * rows.bytes,
                                         stream * rows.tensor->nb[2] + cells[first] * rows.tensor->nb[1], n_run * rows.bytes);
@@ -250,10 +251,10 @@ edgekv_status edgekv_expect_rows(edgekv_context * ctx) {
 }
 
 void edgekv_rows_came(edgekv_context * ctx, int end_layer) {
-    int n_rows = 0, end = llama_edgekv_n_layer(ctx->lctx);
-    for_each_rows(ctx->lctx, [&](int il, const Rows &) {
-        if (n_rows++ == 2 * end_layer) {
-            end = il;
+    int end = llama_edgekv_n_layer(ctx->lctx);
+    for_each_rows(ctx->lctx, [&](const Rows & rows) {
+        if (rows.number == end_layer) {
+            end = rows.il;
         }
     });
     ctx->arrivals.came(end);

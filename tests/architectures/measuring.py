@@ -82,6 +82,7 @@ class Found:
     """Attention mass that our nodes saw in each served layer, for each token and query head, in the ubatch in which they saw least: 1 where
     they attended every ubatch; less where attention sinks take a part."""
     n_ubatches: int = 0
+    """Those that our nodes should attend: the prompt's two, and those of decode steps; stock nodes read prompts of compressed rows."""
     n_ubatches_hooked: int = 0
     n_prompt: int = 0
     n_back: int = 0
@@ -121,13 +122,13 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
         exact = _decode(model, ctx, tokens)
         found.layers = _layers(shape, model, [layer.reason for layer in run.layers])
         found.hooked, found.by_header = [layer.hooked for layer in run.layers], [layer.served for layer in served.layers(shape)]
-        found.n_ubatches, found.n_ubatches_hooked = 2 + len(STEPS), n_hooked(run)
+        found.n_ubatches, found.n_ubatches_hooked = len(STEPS) + (0 if shape.mla else 2), n_hooked(run)
     found.exact, found.same_bits = _apart(stock, exact), bool((stock == exact).all())
     sparse = KvOptions(mode="sparse", policy="none")
     with _context(model, sparse) as (ctx, run):
         mass = _watch_mass(run)
         found.whole = bool((_decode(model, ctx, tokens) == exact).all())
-        found.mass = [float(min(one)) for one in zip(*mass)]
+        found.mass = [float(min(one)) for one in zip(*mass[-found.n_ubatches :])]
     found.finite = bool(np.isfinite(stock).all() and np.isfinite(exact).all())
     if not any(found.hooked):
         return

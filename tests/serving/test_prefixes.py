@@ -97,14 +97,15 @@ def test_a_beginning_that_all_share_is_read_once(tiny):
 
 
 def test_prompts_of_one_request_are_read_once(tiny):
-    """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with."""
+    """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with; where a busy machine lets
+    the first end before, its last block is kept too, and serves all 600 tokens."""
     prompts = [conversation(8, 600) + [300 + i] * 20 for i in range(2)]
     body = json.dumps({"prompt": prompts, "n_predict": 4, "temperature": 0}).encode()
     with serve(tiny, n_slots=2) as server:
         request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as response:
             answers = json.load(response)
-    assert sorted(map(n_read, answers)) == [620 - 2 * 256, 620]
+    assert sorted(map(n_read, answers)) in ([620 - 2 * 256, 620], [20, 620])
 
 
 def test_slots_of_one_cache_share_cells(tiny):

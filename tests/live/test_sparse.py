@@ -24,7 +24,7 @@ def test_rows_of_what_there_is_not_are_refused(synthetic, where):
     with attached(synthetic("llama"), KvOptions(**ALL, keep_rows=True), n_seq=1) as (context, run):
         context.decode(range(260, 350), range(90), [0] * 90)
         context.decode([270], [90], [0])
-        with pytest.raises(ConfigError, match="there is no query token .* of KV head .* in row"):
+        with pytest.raises(ConfigError, match="there is no query token .* of KV head .* in layer"):
             run.last_rows(*where)
         cells, weights = run.last_rows(1, 1)
         assert cells.tolist() == list(range(91)) and (weights == 1).all()

@@ -15,7 +15,7 @@ struct AttendWalk {
     int n_each;   // cases of a head_dim and two types
     double work;  // of a case at most, where fewer tokens and KV heads can do it: the reference is slow
     bool device;
-    std::vector<LatentRow> latent;  // rows of K that hold V too; these have few KV heads, and many query heads
+    std::vector<LatentRow> latent = {};  // rows of K that hold V too; these have few KV heads, and many query heads
 };
 
 // A case's own bound on work, where V lies in K.

@@ -27,7 +27,7 @@ struct SketchCase {
     bool partly_seen;   // tokens see some cells of a group
     bool arena;         // some pages lie there
     bool device;        // strides as the device's loads want them
-    bool level;         // queries have no outlier
+    bool level = false; // queries have no outlier
 
     int n_queries() const { return n_tokens * group; }  // of a KV head and a stream
     std::string name() const {

@@ -63,12 +63,14 @@ def test_the_wheel_leaves_the_tables_out():
 
 
 def test_the_newest_release_says_what_is_new_changed_removed_and_fixed():
-    """Behind a lead of five lines, in entries of one or two lines."""
-    release = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    """Behind a lead of five lines, in entries of one or two lines. What is not released yet stands above it, in such entries too."""
+    sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    unreleased = sections.pop(0) if sections[0].startswith("Unreleased\n") else ""
+    release = sections[0]
     assert re.match(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d\n", release)
     assert re.findall(r"^### (.*)", release, re.M) == ["New", "Changed", "Removed", "Fixed"]
     lead = re.findall(r"^\d\. .*", release.partition("### ")[0], re.M)
-    entries = re.findall(r"^- .*(?:\n  .*)*", release, re.M)
-    assert len(lead) == 5 and len(entries) > 20
+    assert len(lead) == 5 and len(re.findall(r"^- ", release, re.M)) > 20
+    entries = re.findall(r"^- .*(?:\n  .*)*", unreleased + release, re.M)
     assert not [entry for entry in entries if entry.count("\n") > 1]
-    assert max(len(line) for line in release.splitlines()) <= LONGEST
+    assert max(len(line) for line in (unreleased + release).splitlines()) <= LONGEST

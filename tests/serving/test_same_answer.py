@@ -45,7 +45,7 @@ def test_a_prompt_has_the_same_bits_in_both_modes(model, n_last: int):
     assert firsts[0] == firsts[1]
 
 
-@pytest.mark.parametrize("n_last", [15, 200])
+@pytest.mark.parametrize("n_last", [1, 15, 200])
 def test_cold_warm_and_restored_are_the_same_bits(model, tmp_path, n_last: int):
     tokens = prompt(2 * 512 + n_last)
     store = StoreSettings(folder=tmp_path, folder_bytes=1 << 30)
@@ -60,8 +60,14 @@ def test_cold_warm_and_restored_are_the_same_bits(model, tmp_path, n_last: int):
     assert again == cold
     # a warm prompt has another last piece, whose kernel rounds otherwise; the rows are the same
     assert restored == warm[0] == warm[1]
-    if n_last < 16:
+    if n_last == 1 or n_last < 16 and stock_rounds_alike(model, tokens):
         assert warm[0] == cold
+
+
+def stock_rounds_alike(model: Path, tokens: list[int]) -> bool:
+    """Whether ggml's products of weights give the same bits for the last tokens of this prompt and for one of them. On AVX2 they do not."""
+    with serve(model, {"mode": "off"}) as server:
+        return ask(server, tokens) == ask(server, tokens)
 
 
 def test_beside_other_slots(model):

@@ -73,7 +73,7 @@ class Pins:
     def holds(self, message: Message) -> bool:
         if message["role"] == SYSTEM:
             return self._conversation.system_pinned
-        return any(message is pinned for pinned in self._conversation.pinned)
+        return self._conversation.is_pinned(message)
 
     def apply(self, server: ServerView) -> dict[int, Span | None]:
         """Pin these messages in the server's cache, also those whose tokens are still to come. Returns each pinned message's span by its index

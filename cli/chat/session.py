@@ -52,6 +52,10 @@ class Conversation:
     def messages(self) -> list[Message]:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
+    def is_pinned(self, message: Message) -> bool:
+        """Whether a message of the turns is."""
+        return any(message is one for one in self.pinned)
+
     @property
     def records(self) -> list[dict[str, Any]]:
         """The messages as files have them, with their pins."""
@@ -59,7 +63,7 @@ class Conversation:
         if self.system and not self.system_pinned:
             records[0][_PINNED] = False
         for record, turn in zip(records[len(records) - len(self.turns):], self.turns):
-            if any(turn is pinned for pinned in self.pinned):
+            if self.is_pinned(turn):
                 record[_PINNED] = True
         return records
 
@@ -113,7 +117,7 @@ class Conversation:
     def _answer(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         texts: list[str] = []
         timings, reason, usage, interrupted = None, None, None, False
-        pinned = [i for i, message in enumerate(self.messages) if any(message is one for one in self.pinned)]
+        pinned = [i for i, message in enumerate(self.messages) if self.is_pinned(message)]
         pieces = self.client.stream(self.messages, pinned)
         try:
             for piece in pieces:

@@ -110,9 +110,7 @@ class Llama(llama_cpp.Llama):
             options.setdefault("n_batch", n_ubatch)
             options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
         if not options.get("vocab_only"):
-            _check_positions(Path(model_path), options)
-        if placement.room is None and not options.get("vocab_only"):
-            _check_memory(Path(model_path), self._kv_options, options, weights_from_disk)
+            _check_file(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
@@ -165,19 +163,9 @@ class Llama(llama_cpp.Llama):
         return found
 
 
-def _check_memory(path: Path, kv: KvOptions, options: dict[str, Any], from_disk: bool) -> None:
-    """Raise DoesNotFit where memory is missing. llama.cpp judges files that are not chat models."""
-    try:
-        file = open_model(path)
-    except ModelError:
-        return
-    n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
-    n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
-    check_context(ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
-
-
-def _check_positions(path: Path, options: dict[str, Any]) -> None:
-    """Raise ConfigError where the model has a table of positions, and the context is longer: llama.cpp would end the process there."""
+def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:
+    """Raise ConfigError where the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
+    DoesNotFit where memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:
@@ -186,6 +174,9 @@ def _check_positions(path: Path, options: dict[str, Any]) -> None:
     most = next((tensor.shape[-1] for tensor in file.tensors if tensor.name == "position_embd.weight"), n_ctx)
     if n_ctx > most:
         raise ConfigError(f"{path} has {most:,} positions, and a context of {n_ctx:,} tokens needs more; ask for n_ctx={most} or less")
+    if on_host:
+        n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
+        check_context(ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:

@@ -52,7 +52,7 @@ def write_mixture(shape: ModelShape, path: Path, quantise: Callable[[Path, Path]
     """Write a file of f16 beside `path`, and `path` from it: quantise(source, target). Both are removed where it does not end; the file of f16
     always is. Raises as `write_model`, and what quantise raises."""
     _check_path(path)
-    plain, part = path.with_name(f"{path.name}.f16"), path.with_name(path.name + _PART)
+    plain, part = path.with_name(f"{path.name}.f16{_PART}"), path.with_name(path.name + _PART)
     plain.unlink(missing_ok=True)  # left by a killed process
     try:
         quantise(write_model(shape, plain, "f16", seed, progress), part)

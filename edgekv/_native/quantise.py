@@ -4,7 +4,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from edgekv import _native
+from edgekv import _native, machine
 from edgekv.errors import EdgeKVError
 
 
@@ -17,6 +17,6 @@ def quantise(source: Path, target: Path, mixture: str) -> None:
     set_verbose(False)
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{mixture.upper()}")
-    options.nthread = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    options.nthread = machine.n_cores()
     if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(options)) != 0:
         raise EdgeKVError(f"{source.name} could not be quantised as {mixture}; is there room for it on the disk?")

@@ -138,7 +138,7 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
     from edgekv.config import KvOptions
-    from edgekv.memory.fit import evicting_layers, in_tokens, kv_bytes, sparse_layers
+    from edgekv.memory.fit import in_tokens, kv_bytes, plain_layers, sparse_layers
     from edgekv.models import geometry
 
     g = geometry(path)
@@ -150,7 +150,7 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
-    kept = kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)) if evicting_layers(g) else None
+    kept = kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)) if plain_layers(g) else None
     facts["evict"] = None if kept is None else {"keep": str(evict.eviction.keep), **asdict(kept)}
     facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")

@@ -13,11 +13,11 @@ from edgekv.memory.fit import (
     ContextChoice,
     DevicePlan,
     KvBytes,
-    device_layers,
     head_row_bytes,
     kv_bytes,
     largest_context,
     page_bytes,
+    plain_layers,
     rounded,
 )
 from edgekv.models import Geometry
@@ -79,7 +79,7 @@ def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) ->
 
 def layer_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
     """Bytes of one staging buffer: K and V of `n_ctx` tokens, in all heads of the largest layer."""
-    return n_ctx * max((model.n_head_kv[il] for il in device_layers(model)), default=0) * head_row_bytes(model, cache)
+    return n_ctx * max((model.n_head_kv[il] for il in plain_layers(model)), default=0) * head_row_bytes(model, cache)
 
 
 def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
@@ -92,8 +92,8 @@ def scratch_bytes(model: Geometry, n_cells: int, mode: KvMode) -> int:
     16 cells. Mode sparse needs, for every cell, a row and its weight for each KV head, and a share and a logit for each query head; with a
     long context fewer tokens are attended together."""
     if mode is not KvMode.SPARSE:
-        return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in device_layers(model)), default=0)
-    widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in device_layers(model)), default=0)
+        return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in plain_layers(model)), default=0)
+    widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in plain_layers(model)), default=0)
     return widest * max(1, min(MAX_QUERY_TOKENS, MOST_TOGETHER_BYTES // max(widest, 1)))
 
 
@@ -114,7 +114,7 @@ def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_
 
 
 def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, n_ubatch: int, n_outputs: int) -> DevicePlan:
-    layers = device_layers(model) if kv.mode is not KvMode.OFF else []
+    layers = plain_layers(model) if kv.mode is not KvMode.OFF else []
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
     n_pages = n_sequences * -(-n_ctx // kv.cache.page_tokens)

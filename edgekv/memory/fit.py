@@ -132,13 +132,8 @@ def _latent_rows(model: Geometry) -> bool:
     return model.head_dim_v % 64 == 0 and model.head_dim_k % 8 == 0 and model.head_dim_v < model.head_dim_k <= _MOST_LATENT
 
 
-def evicting_layers(model: Geometry) -> list[int]:
-    """Layers that mode evict can serve by the header."""
-    return [] if model.mla else sparse_layers(model)
-
-
-def device_layers(model: Geometry) -> list[int]:
-    """Layers that modes exact and sparse can serve on a GPU by the header."""
+def plain_layers(model: Geometry) -> list[int]:
+    """Those of `sparse_layers` whose V has rows of its own: mode evict and a GPU serve no others."""
     return [] if model.mla else sparse_layers(model)
 
 
@@ -173,7 +168,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
     n_ctx = cells(n_ctx, kv)
     home = n_sequences * model.kv_bytes(n_ctx, kv.cache.type_k.value, kv.cache.type_v.value)
-    layers = {KvMode.SPARSE: sparse_layers, KvMode.EVICT: evicting_layers}.get(kv.mode, lambda _: [])(model)
+    layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:
         return KvBytes(home)
     n_heads = sum(model.n_head_kv[il] for il in layers)

@@ -51,7 +51,6 @@ class _Layer:
     row_bytes: int  # K and V of a token and head
     slides: bool
     served: bool
-    compressed: bool  # MLA: stock reads its prompts
 
     def is_stock(self, mode: KvMode) -> bool:
         return mode is KvMode.OFF or not self.served
@@ -67,8 +66,7 @@ class HostRoofline:
         shape = model.geometry
         served = set(sparse_layers(shape))
         types = (kv.cache.type_k.value, kv.cache.type_v.value)
-        layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served, shape.mla)
-                  for il, n in enumerate(shape.n_head_kv)]
+        layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served) for il, n in enumerate(shape.n_head_kv)]
         self._layers = Counter(layers).items()  # most layers are alike
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
@@ -88,8 +86,9 @@ class HostRoofline:
         """Seconds of one prompt token in a batch behind `depth` tokens."""
         rates = self._rates.attention
         stock = min(rates.flash.prompt, rates.plain.prompt)
-        per_cell = [n * (stock if layer.compressed or layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv
-                    * self._visible(layer, depth) for layer, n in self._layers]
+        all_stock = self._model.geometry.mla  # compressed rows: prompts are stock's in every mode
+        per_cell = [n * (stock if all_stock or layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
+                    for layer, n in self._layers]
         weights = self._stock_prompt_weights_s if mode is KvMode.OFF else self._prompt_weights_s
         return weights + self._scale() * sum(per_cell)
 

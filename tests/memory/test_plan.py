@@ -12,7 +12,7 @@ from edgekv.llama import Llama
 from edgekv.memory.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.memory.device_roofline import DeviceRoofline, hit_share
-from edgekv.memory.fit import device_layers, evicting_layers
+from edgekv.memory.fit import plain_layers
 from edgekv.memory.plan import GAINS_FROM, fitting_context, make_plan, users
 from edgekv.memory.served import layers
 from edgekv.models.geometry import open_model
@@ -163,7 +163,7 @@ def test_a_compressed_cache(synthetic):
     plan = make_plan(request(model, n_ctx=4096), RATES)
     assert plan.served_layers == 2 and plan.kv_bytes_per_token == 640
     assert [(layer.served, layer.reason) for layer in layers(model.geometry)] == [(True, "compressed KV (MLA)")] * 2
-    assert not evicting_layers(model.geometry) and not device_layers(model.geometry)
+    assert not plain_layers(model.geometry)
     odd = open_model(synthetic("deepseek2", n_latent=96, n_turned=32))
     assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for compressed KV (MLA) of 128 and 96 numbers"] * 2
 

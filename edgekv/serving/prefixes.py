@@ -1,6 +1,5 @@
 """Prefixes of conversations for the server in this process: between its sequences and a `PrefixStore`."""
 
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -292,7 +291,7 @@ def _worth(hit: PrefixHit) -> PrefixHit:
     log.info("%d kept tokens of a prompt are computed: by what was seen that takes %.3g s, and loading them from %s takes longer",
              sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
              " and ".join(sorted({piece.source for piece in rest if piece.coming})))
-    return dataclasses.replace(hit, pieces=hit.pieces[:n])
+    return hit.first_pieces(n)
 
 
 def _accepted(runtime: Runtime) -> Reading:

@@ -67,18 +67,19 @@ class Block:
 
 def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:
     """The link of the block with `tokens` (int32 [n]) that follows `parent`. `read_with`: of ReadWith, by `reading`."""
-    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES, person=b"edgekv-block")
-    digest.update(bytes([reading, len(read_with)]) + read_with)
-    digest.update(tokens.astype("<i4").tobytes())
-    return Link(digest.digest(), parent, reading, len(tokens), read_with)
+    return Link(_key(b"edgekv-block", parent, reading, tokens, read_with), parent, reading, len(tokens), read_with)
 
 
 def snapshot_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:
     """The link of the snapshot behind `tokens` (int32 [n], fewer than BLOCK_TOKENS), which follow the last whole block, `parent`."""
-    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES, person=b"edgekv-snapshot")
+    return Link(_key(b"edgekv-snapshot", parent, reading, tokens, read_with), parent, reading, len(tokens), read_with, snapshot=True)
+
+
+def _key(kind: bytes, parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes) -> bytes:
+    digest = hashlib.blake2b(parent, digest_size=KEY_BYTES, person=kind)
     digest.update(bytes([reading, len(read_with)]) + read_with)
     digest.update(tokens.astype("<i4").tobytes())
-    return Link(digest.digest(), parent, reading, len(tokens), read_with, snapshot=True)
+    return digest.digest()
 
 
 def n_common(a: np.ndarray, b: np.ndarray) -> int:

@@ -144,8 +144,8 @@ class ModelShape:
                 yield from self._attention(block, il)
             elif self.delta is not None:
                 yield from self._delta_net(block, self.delta)
-            else:
-                yield from self._convolution(block)
+            elif self.convolutions is not None:
+                yield from self._convolution(block, self.convolutions)
             yield from self._feed_forward(block, il)
 
     # ---- attention -------------------------------------------------------------------------------------------------------------------
@@ -183,9 +183,8 @@ class ModelShape:
 
     # ---- layers that keep a state ----------------------------------------------------------------------------------------------------
 
-    def _convolution(self, block: str) -> Iterator[Weights]:
-        assert self.convolutions is not None
-        yield Weights(f"{block}.shortconv.conv.weight", self.n_embd, self.convolutions.kernel, 0.5, is_f32=True)
+    def _convolution(self, block: str, convolutions: Convolutions) -> Iterator[Weights]:
+        yield Weights(f"{block}.shortconv.conv.weight", self.n_embd, convolutions.kernel, 0.5, is_f32=True)
         yield matrix(f"{block}.shortconv.in_proj.weight", 3 * self.n_embd, self.n_embd)
         yield matrix(f"{block}.shortconv.out_proj.weight", self.n_embd, self.n_embd, self._residual)
 

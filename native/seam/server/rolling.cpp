@@ -1,10 +1,13 @@
 #include "server/rolling.h"
 
+#include "server/spans.h"
+
 #include "llama-edgekv.h"
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -12,7 +15,7 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int STEPS     = 4;   // of a context: what leaves at once
+constexpr int STEPS     = 4;   // of a context, one of which leaves at once
 constexpr int ROOM      = 8;   // an answer without a limit gets this part of the context
 constexpr int MOVED_RUN = 16;  // tokens that are worth moving rather than reading again
 
@@ -63,7 +66,7 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
     std::vector<int> exchange_of(n, -1);  // of each message
     int n_users = 0;
     for (int i = 0; i < n; ++i) {
-        n_users += json_value(body.at("messages").at(i), "role", std::string()) == "user";
+        n_users += of_user(body.at("messages").at(i));
         exchange_of[i] = n_users - 1;
     }
     for (const auto & number : listed ? pinned : json::array({ "" })) {
@@ -79,10 +82,12 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
     }
 }
 
+int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
+
 // What leaves a slot that holds n_tokens of a conversation, and needs room for more.
 std::vector<token_range> leaving(const conversation & c, int n_tokens, int room, int n_ctx) {
     const int excess = n_tokens + c.n_left + room - n_ctx;
-    const int step   = std::max(1, n_ctx/STEPS);
+    const int step   = step_of(n_ctx);
     int n_wanted = (excess + step - 1)/step*step - c.n_left;
     std::vector<token_range> ranges;
     for (size_t i = 0; i + 1 < c.exchanges.size() && n_wanted > 0; ++i) {
@@ -124,12 +129,7 @@ void take_out(conversation & c, const std::vector<token_range> & ranges) {
 }
 
 int total(const std::vector<token_range> & ranges) {
-    int n = 0;
-    for (const auto & range : ranges) {
-        n += range.n;
-    }
-
-    return n;
+    return std::accumulate(ranges.begin(), ranges.end(), 0, [](int n, const token_range & range) { return n + range.n; });
 }
 
 }  // namespace
@@ -146,8 +146,7 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
     c.exchanges = exchanges_of(task.params.message_spans);
     pin(c.exchanges, body);
     const int n_tokens = task.n_tokens();
-    const int most     = std::max(1, n_ctx/STEPS);
-    const int room     = task.params.n_predict > 0 ? std::min(task.params.n_predict, most) : n_ctx/ROOM;
+    const int room     = task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
     const auto ranges  = leaving(c, n_tokens, room, n_ctx);
     if (!ranges.empty() && n_tokens - total(ranges) < n_ctx) {
         llama_tokens tokens = task.tokens.get_tokens();

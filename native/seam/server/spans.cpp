@@ -64,15 +64,15 @@ int n_user_spans(const common_chat_msg_spans & spans) {
 
 }  // namespace
 
+bool of_user(const json & message) { return json_value(message, "role", std::string()) == "user"; }
+
 common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const server_tokens & tokens, const json & body,
                                     const server_chat_params & chat, const llama_vocab * vocab) {
     if (!body.contains("messages") || !body.at("messages").is_array() || !chat.tmpls) {
         return found;
     }
-    int n_users = 0;
-    for (const auto & m : body.at("messages")) {
-        n_users += json_value(m, "role", std::string()) == "user";
-    }
+    const auto & messages = body.at("messages");
+    const int    n_users  = static_cast<int>(std::count_if(messages.begin(), messages.end(), of_user));
     if (n_user_spans(found) == n_users) {
         return found;
     }

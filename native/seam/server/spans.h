@@ -7,6 +7,9 @@ struct llama_vocab;
 
 namespace edgekv_server {
 
+// whether a message of a request is a user's
+bool of_user(const json & message);
+
 // The spans of a prompt's messages: upstream's, or those between users' messages alone where upstream did not find each of these (it takes a
 // template's default system prompt for a part of a user's message). body: the request. Called by the threads of requests.
 common_chat_msg_spans message_spans(const common_chat_msg_spans & found, const server_tokens & tokens, const json & body,

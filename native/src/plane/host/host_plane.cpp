@@ -109,10 +109,9 @@ void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
 
     char * slot = arena.slot(move.slot);
     copy(layer.seam.k, layer.k_row_bytes(), slot);
-    if (!layer.seam.v) {
-        return;
+    if (layer.seam.v) {
+        copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
     }
-    copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
 }
 
 Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {

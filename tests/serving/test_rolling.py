@@ -49,8 +49,9 @@ def n_new(answer: dict) -> int:
 
 
 @pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
-def test_nothing_is_read_again(tiny, kv):
-    with rolling(tiny, kv) as server:
+@pytest.mark.parametrize("model", ["llama", "deepseek2"], ids=["plain", "compressed"])
+def test_nothing_is_read_again(synthetic, model, kv):
+    with rolling(synthetic(model), kv) as server:
         answers = grow(server, 9)
     gone = [left(answer) for answer in answers]
     assert gone[0] == 0 and gone == sorted(gone) and gone[-1] > N_CTX / 2
@@ -62,12 +63,13 @@ def test_nothing_is_read_again(tiny, kv):
             assert len(ranges) == 1 and ranges[0][0] > 10 and ranges[0][1] == left(answer), "behind the system prompt, without gaps"
 
 
-def test_modes_agree(tiny):
+@pytest.mark.parametrize("model", ["llama", "deepseek2"], ids=["plain", "compressed"])
+def test_modes_agree(synthetic, model):
     """The best tokens' log-probabilities are as near to stock's behind a roll as before one. Rows that moved keep what they knew of those that left,
     so a conversation that is read again differs from both by far more."""
     found = []
     for kv in ({"mode": "off"}, EXACT):
-        with rolling(tiny, kv) as server:
+        with rolling(synthetic(model), kv) as server:
             answers = grow(server, 7)
             found.append([[one["top_logprobs"][0]["logprob"] for one in answer["choices"][0]["logprobs"]["content"]] for answer in answers])
     n_whole = [left(answer) for answer in answers].count(0)

@@ -1,4 +1,4 @@
-"""K and V of whole tokens through cffi: taken out of a context's home, and put back."""
+"""K and V of whole tokens, and snapshots, through cffi: taken out of a context's home, and put back."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,8 +9,8 @@ from edgekv._native.core import Handle, _check
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError where the context keeps more of its tokens
-    than rows in one plain cache."""
+    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError where the context keeps something else than rows
+    and snapshots."""
     n_layer = lib.edgekv_n_layer(handle)
     k_bytes, v_bytes = ffi.new("size_t[]", n_layer), ffi.new("size_t[]", n_layer)
     _check(lib.edgekv_token_bytes(handle, k_bytes, v_bytes))
@@ -57,6 +57,26 @@ class HeldTokens:
     def release(self, n: int | None = None) -> None:
         """The first n, by default all."""
         lib.edgekv_release_held_tokens(self._hold, self._n if n is None else n)
+
+
+def keeps_snapshots(handle: Handle) -> bool:
+    return bool(lib.edgekv_keeps_snapshots(handle))
+
+
+def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
+    """What a sequence keeps besides rows behind its newest token: uint8 [bytes]. Raises NativeError where the context keeps nothing else."""
+    n_bytes = ffi.new("size_t *")
+    _check(lib.edgekv_read_snapshot(handle, seq_id, ffi.NULL, 0, n_bytes))
+    snapshot = np.empty(n_bytes[0], np.uint8)
+    _check(lib.edgekv_read_snapshot(handle, seq_id, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes, n_bytes))
+    return snapshot
+
+
+def write_snapshot(handle: Handle, seq_id: int, n_tokens: int, snapshot: np.ndarray) -> None:
+    """Put in a snapshot (uint8 [bytes]) that was read behind n_tokens. Raises NativeError where it is of another context, and the sequence is
+    empty then."""
+    assert snapshot.dtype == np.uint8 and snapshot.flags.c_contiguous
+    _check(lib.edgekv_write_snapshot(handle, seq_id, n_tokens, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
 
 
 def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
-A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them. Call everything here on the
+A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them. A snapshot, uint8 [bytes], is
+what a sequence keeps besides: the windows of sliding layers, recurrent states. Call everything here on the
 decoding thread, between two decodes, unless a method says otherwise.
 """
 
@@ -22,8 +23,8 @@ class Tokens:
         self._cells = cells
 
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Bytes of a token's K row and V row, for each layer that keeps rows. Raises NativeError where the context keeps more of a token than
-        rows in one plain cache: sliding windows, recurrent states, an index beside them. Compressed rows are K alone."""
+        """Bytes of a token's K row and V row, for each layer that keeps rows; compressed rows are K alone. Raises NativeError where the context
+        keeps something else than rows and snapshots: an index beside them, or no rows at all."""
         return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:
@@ -83,6 +84,20 @@ class Tokens:
         """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
         out."""
         token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot behind the last of them."""
+        return token_rows.keeps_snapshots(self._handle())
+
+    def snapshot(self, seq_id: int) -> np.ndarray:
+        """A sequence's snapshot behind its newest token. Raises NativeError where the context keeps none."""
+        return token_rows.read_snapshot(self._handle(), seq_id)
+
+    def put_snapshot(self, seq_id: int, n_tokens: int, snapshot: np.ndarray) -> None:
+        """Put in the snapshot behind the first n_tokens of a sequence, whose rows are in place; it ends there. Raises NativeError where the
+        snapshot is of another context; the sequence is empty then."""
+        token_rows.write_snapshot(self._handle(), seq_id, n_tokens, snapshot)
 
     def n_layers(self) -> int:
         """The layers that keep rows; `write` counts these."""

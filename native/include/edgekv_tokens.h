@@ -1,8 +1,8 @@
-/* K and V of whole tokens, taken out of a context's home and put back, so that nothing is computed twice.
+/* K and V of whole tokens, and snapshots, taken out of a context's home and put back, so that nothing is computed twice.
  *
  * A block is the rows of n tokens: for each layer with a cache K [n][k_bytes] and then V [n][v_bytes], without gaps, as the cache holds
- * them. Only where edgekv_token_bytes() succeeds is that all that the context keeps of a token. Where nothing else is said the functions belong
- * to the decoding thread, between two llama_decode().
+ * them. A snapshot is what a sequence keeps besides: windows of sliding layers, recurrent states. Where nothing else is said the functions belong to
+ * the decoding thread, between two llama_decode().
  */
 #ifndef EDGEKV_TOKENS_H
 #define EDGEKV_TOKENS_H
@@ -16,7 +16,7 @@ extern "C" {
 /* cffi: begin */
 
 /* Bytes of a token's row of K and of V in each layer: [n_layer], 0 where a layer keeps none. EDGEKV_UNSUPPORTED where the context keeps
-   more of its tokens than rows in one plain cache: sliding windows, recurrent states, compressed or shared caches. */
+   something else of its tokens than rows and snapshots: an index beside the cache, a cache shared with another context. */
 EDGEKV_API edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes);
 
 /* Tells the sink, in pieces, all that K and V of a token depend on besides the weights in the model's file and the tokens up to it: this build
@@ -39,9 +39,20 @@ EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int f
 EDGEKV_API void edgekv_release_held_tokens(edgekv_hold * hold, int n);
 EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
 
+/* Whether rows are all that the context keeps, or there are snapshots too. */
+EDGEKV_API int edgekv_keeps_snapshots(const edgekv_context * ctx);
+
+/* The sequence's snapshot behind its newest token: n_bytes are its bytes, and `out`, unless null, gets them where `capacity` is enough. It
+   does not depend on the numbers of slots and cells. EDGEKV_UNSUPPORTED where there are none. */
+EDGEKV_API edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out, size_t capacity, size_t * n_bytes);
+
+/* Puts in a snapshot that was taken behind n_tokens. Their rows are there already; rows behind them go. EDGEKV_UNSUPPORTED: it is none of a
+   context like this one, and the sequence is empty now. */
+EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes);
+
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
    now, and get the label. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
-   computes. */
+   computes; where the context keeps snapshots, one must be put in behind the last of them before that. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells);
 
 /* rows of a block in the layers [first_layer, end_layer), counted among those with a cache: of these and of no others */

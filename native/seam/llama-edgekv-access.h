@@ -20,6 +20,12 @@ const llama_edgekv_hooks * llama_edgekv_get_hooks();
 // until nobody reads cells of the context on another thread
 void llama_edgekv_wait_for_holds(const llama_context * lctx);
 
+// what a context keeps of its tokens beside the plain cache; null: nothing
+struct llama_edgekv_besides {
+    llama_kv_cache         * windows = nullptr;
+    llama_memory_recurrent * states  = nullptr;
+};
+
 // llama.cpp's classes call it their friend
 struct llama_edgekv_access {
     // the plain cache of a context: its only one, the non-SWA half of iSWA, or the attention part of a hybrid memory
@@ -39,6 +45,20 @@ struct llama_edgekv_access {
             return hybrid->get_mem_attn()->get_base();
         }
         return nullptr;
+    }
+
+    static llama_edgekv_besides besides(const llama_context * lctx) {
+        auto * memory = lctx->get_memory();
+        if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+            return { iswa->get_swa(), nullptr };
+        }
+        if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
+            return { hybrid->get_mem_attn()->get_swa(), hybrid->get_mem_recr() };
+        }
+        if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+            return { nullptr, hybrid->get_mem_recr() };
+        }
+        return {};
     }
 
     static const llama_kv_cache::kv_layer * layer(const llama_kv_cache & kv, int il) {

@@ -31,10 +31,19 @@ public:
         for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
             weights.insert(tensor);
         }
+        const auto besides = llama_edgekv_access::besides(&lctx);
         for (int il = 0; il < llama_edgekv_n_layer(&lctx); ++il) {
-            if (const auto * layer = llama_edgekv_access::layer(kv, il)) {
-                cache.insert(layer->k);
-                cache.insert(layer->v);
+            for (const auto * of : { &kv, static_cast<const llama_kv_cache *>(besides.windows) }) {
+                if (const auto * layer = of ? llama_edgekv_access::layer(*of, il) : nullptr) {
+                    cache.insert(layer->k);
+                    cache.insert(layer->v);
+                }
+            }
+        }
+        if (const auto * states = besides.states) {
+            for (const auto * all : { &states->r_l, &states->s_l, &states->p_l }) {
+                cache.insert(all->begin(), all->end());
+                of_slots.insert(all->begin(), all->end());
             }
         }
     }
@@ -73,8 +82,9 @@ private:
         add(node->view_src ? number_of(node->view_src) : UINT32_MAX);
         add(node->op);
         add(node->type);
-        // those of a function of somebody's own hold addresses
-        if (node->op < GGML_OP_MAP_CUSTOM1 || node->op > GGML_OP_CUSTOM) {
+        // those of a function of somebody's own hold addresses, and those of a view of all slots' states, or of an input, their number
+        const bool of_all_slots = node->view_src && (of_slots.count(node->view_src) || (node->view_src->op == GGML_OP_NONE && !node->view_src->buffer));
+        if (!of_all_slots && (node->op < GGML_OP_MAP_CUSTOM1 || node->op > GGML_OP_CUSTOM)) {
             add(node->op_params, sizeof(node->op_params));
         }
         numbers.emplace(node, next++);
@@ -123,6 +133,7 @@ private:
     std::string text;
     std::set<const ggml_tensor *> weights;
     std::set<const ggml_tensor *> cache;
+    std::set<const ggml_tensor *> of_slots;  // of the cache: one state for each slot
     std::unordered_map<const ggml_tensor *, uint32_t> numbers;
     uint32_t next = 0;
 };
@@ -141,7 +152,7 @@ void add_hparams(Description & description, const llama_hparams & of) {
 
 bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user) {
     auto * kv = llama_edgekv_access::cache(lctx);
-    if (!kv || !llama_edgekv_only_rows(lctx)) {
+    if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER) {
         return false;
     }
 

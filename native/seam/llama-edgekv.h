@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 12
+#define LLAMA_EDGEKV_ABI 13
 
 #ifdef __cplusplus
 extern "C" {
@@ -202,14 +202,26 @@ LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t
 // Allows gaps: cells of the plain cache will be freed, so a batch may begin behind a position that its sequence lacks.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 
-// Whether the context keeps nothing of its tokens but their rows in one plain cache of its own. Rows that were computed once can then be put
-// back, and nothing else is needed.
-LLAMA_API bool llama_edgekv_only_rows(const struct llama_context * lctx);
+// what a context keeps of its tokens
+enum llama_edgekv_keeps {
+    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in one plain cache of its own. Those that were computed once can be put back, and nothing else is needed
+    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // and besides what can be taken out only behind the newest token: windows of sliding layers, recurrent states
+    LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // something that cannot be put back
+};
+LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);
 
-// Places n more tokens of a sequence, at positions first_pos and on: out [n] are their cells, in the sequence's stream. The caller writes their K
-// and V before the next ubatch. false: there are fewer empty cells, or llama_edgekv_only_rows() is false. Call it on the thread that decodes,
-// or while nothing is decoding.
+// Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on: out [n] are their cells, in
+// the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where there are any. false: there
+// are fewer empty cells, or nothing can be put back. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, uint32_t * out);
+
+// A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells.
+// Call these on the thread that decodes, or while nothing is decoding.
+// The number of its bytes; out, unless null, gets them where they are at most `capacity`. 0: there is none.
+LLAMA_API size_t llama_edgekv_get_snapshot(struct llama_context * lctx, int seq_id, void * out, size_t capacity);
+// Puts one in that was taken behind n_tokens, whose rows are there; rows behind them go. false: it is none of this context, and the sequence
+// is empty now.
+LLAMA_API bool llama_edgekv_set_snapshot(struct llama_context * lctx, int seq_id, int n_tokens, const void * bytes, size_t n_bytes);
 
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
@@ -227,7 +239,7 @@ typedef void (*llama_edgekv_sink)(void * user, const void * bytes, size_t n);
 // graph as this context builds it (cache types and rotation, rotary embedding with its factors, attention, control vector with its content,
 // ...), and the hyperparameters. Contexts with equal rows for equal tokens give equal bytes, whatever their numbers of cells, slots and threads.
 // The bytes include `adapter`, which may be null, with its content at scale 1, but no adapter in force. false, and no bytes, where
-// llama_edgekv_only_rows() is false. Call it on the thread that decodes, or while nothing is decoding.
+// nothing can be put back. Call it on the thread that decodes, or while nothing is decoding.
 LLAMA_API bool llama_edgekv_describe(struct llama_context * lctx, struct llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user);
 
 // the stream that holds the cells of a sequence, -1 without a cache

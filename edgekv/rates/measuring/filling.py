@@ -13,6 +13,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from edgekv.errors import NativeError
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import CacheType
 
@@ -51,6 +52,8 @@ class TokenLayout:
     def of(cls, decoder: Decoder) -> TokenLayout:
         """Raises NativeError where a context keeps its tokens not in one plain cache alone."""
         assert decoder.kv is not None
+        if decoder.kv.tokens.keeps_snapshots:
+            raise NativeError("the context keeps more of its tokens than rows")
         cache = decoder.kv.options.cache
         return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v)
 

@@ -176,7 +176,7 @@ static int edgekv_computed(const edgekv_prefix_slot & slot) {
 }
 
 static bool edgekv_unified(const edgekv_prefix_slot & slot) {
-    return llama_edgekv_only_rows(slot.lctx) && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) && llama_n_seq_max(slot.lctx) > 1;
+    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_ROWS && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) && llama_n_seq_max(slot.lctx) > 1;
 }
 
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {

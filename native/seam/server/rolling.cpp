@@ -135,7 +135,7 @@ int total(const std::vector<token_range> & ranges) {
 }  // namespace
 
 void roll_in(llama_context * lctx) {
-    g_moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_only_rows(lctx);
+    g_moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
 }
 
 void roll_prompt(server_task & task, int n_ctx, const json & body) {

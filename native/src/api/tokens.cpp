@@ -55,10 +55,15 @@ void for_each_run(const uint32_t * cells, int n, Act act) {
     }
 }
 
+edgekv_status check_kept(const edgekv_context * ctx) {
+    return llama_edgekv_what_is_kept(ctx->lctx) == LLAMA_EDGEKV_KEEPS_OTHER
+        ? fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows, windows and recurrent states") : EDGEKV_OK;
+}
+
 edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cells, int n) {
     llama_edgekv_cells view;
-    if (!llama_edgekv_only_rows(ctx->lctx)) {
-        return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
+    if (const edgekv_status status = check_kept(ctx); status != EDGEKV_OK) {
+        return status;
     }
     if (stream < 0 || !llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &view)) {
         return fail(EDGEKV_INVALID, "there is no stream " + std::to_string(stream));
@@ -75,8 +80,8 @@ edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cel
 }  // namespace
 
 edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes) {
-    if (!llama_edgekv_only_rows(ctx->lctx)) {
-        return fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows in one plain cache");
+    if (const edgekv_status status = check_kept(ctx); status != EDGEKV_OK) {
+        return status;
     }
     for (int il = 0; il < llama_edgekv_n_layer(ctx->lctx); ++il) {
         k_bytes[il] = v_bytes[il] = 0;
@@ -178,6 +183,35 @@ void edgekv_free_hold(edgekv_hold * hold) {
     delete hold;
 }
 
+// ---- snapshots --------------------------------------------------------------------------------------------------------------------
+
+int edgekv_keeps_snapshots(const edgekv_context * ctx) {
+    return llama_edgekv_what_is_kept(ctx->lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+}
+
+edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out, size_t capacity, size_t * n_bytes) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return guarded([&]() -> edgekv_status {
+        *n_bytes = llama_edgekv_get_snapshot(ctx->lctx, seq_id, out, capacity);
+
+        return *n_bytes > 0 ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, "the context keeps no snapshots, or has no such sequence");
+    });
+}
+
+edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+
+    return guarded([&]() -> edgekv_status {
+        return llama_edgekv_set_snapshot(ctx->lctx, seq_id, n_tokens, snapshot, n_bytes)
+            ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, "the snapshot is none of this context; the sequence is empty now");
+    });
+}
+
 // ---- rows that are put in ---------------------------------------------------------------------------------------------------------
 
 edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells) {
@@ -192,7 +226,6 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
     if (const edgekv_status status = check(ctx, stream, nullptr, 0); status != EDGEKV_OK) {
         return status;
     }
-    llama_memory_seq_rm(llama_get_memory(ctx->lctx), seq_id, first_pos, -1);
     if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }

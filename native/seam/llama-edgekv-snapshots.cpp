@@ -1,0 +1,151 @@
+// What a sequence keeps besides rows, taken out and put back: windows of sliding layers and recurrent states, by llama.cpp's own writers of
+// states. A snapshot is the number of bytes of the windows, the windows, the states.
+#include "llama-edgekv-access.h"
+
+#include "llama-impl.h"
+#include "llama-io.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+// counts; copies where there is room
+class writer : public llama_io_write_i {
+public:
+    writer(char * out, size_t capacity) : out(out), capacity(capacity) {}
+
+    void write(const void * src, size_t size) override {
+        if (char * to = next(size)) {
+            std::memcpy(to, src, size);
+        }
+    }
+
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        if (char * to = next(size)) {
+            ggml_backend_tensor_get(tensor, to, offset, size);
+        }
+    }
+
+    size_t n_bytes() override { return n; }
+
+private:
+    char * next(size_t size) {
+        n += size;
+        return out && n <= capacity ? out + n - size : nullptr;
+    }
+
+    char * out;
+    size_t capacity;
+    size_t n = 0;
+};
+
+class reader : public llama_io_read_i {
+public:
+    reader(const char * bytes, size_t n) : bytes(bytes), size(n) {}
+
+    void read(void * dst, size_t n_read) override { std::memcpy(dst, next(n_read), n_read); }
+
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t n_read) override {
+        ggml_backend_tensor_set(tensor, next(n_read), offset, n_read);
+    }
+
+    size_t n_bytes() override { return n; }
+
+private:
+    const char * next(size_t n_read) {
+        if (n_read > size - n) {
+            throw std::runtime_error("a snapshot is too short");
+        }
+        n += n_read;
+        return bytes + n - n_read;
+    }
+
+    const char * bytes;
+    size_t size;
+    size_t n = 0;
+};
+
+// A cache writes the number of its streams, and a number of cells for each of them: 0 but for the sequence's. These, before and behind its cells.
+struct stream_counts {
+    stream_counts(const llama_kv_cache & kv, int seq_id) : n(kv.get_n_stream()), before(sizeof(n) + kv.get_stream(seq_id)*sizeof(uint32_t)),
+        behind((n - kv.get_stream(seq_id) - 1)*sizeof(uint32_t)) {}
+
+    uint32_t n;
+    size_t before;
+    size_t behind;
+};
+
+}  // namespace
+
+size_t llama_edgekv_get_snapshot(llama_context * lctx, int seq_id, void * out, size_t capacity) {
+    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || llama_edgekv_stream_of(lctx, seq_id) < 0) {
+        return 0;
+    }
+    lctx->synchronize();
+    const auto parts = llama_edgekv_access::besides(lctx);
+    std::vector<char> windows;
+    if (parts.windows) {
+        const stream_counts counts(*parts.windows, seq_id);
+        writer count(nullptr, 0);
+        parts.windows->state_write(count, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        windows.resize(count.n_bytes());
+        if (out) {
+            writer all(windows.data(), windows.size());
+            parts.windows->state_write(all, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        }
+        windows.resize(windows.size() - counts.behind);
+        windows.erase(windows.begin(), windows.begin() + static_cast<std::ptrdiff_t>(counts.before));
+    }
+    const uint64_t n_windows = windows.size();
+    writer snapshot(static_cast<char *>(out), capacity);
+    snapshot.write(&n_windows, sizeof(n_windows));
+    snapshot.write(windows.data(), windows.size());
+    if (parts.states) {
+        parts.states->state_write(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    }
+
+    return snapshot.n_bytes();
+}
+
+static void put_in(const llama_edgekv_besides & parts, int seq_id, const char * bytes, size_t n_bytes) {
+    reader snapshot(bytes, n_bytes);
+    uint64_t n_windows = 0;
+    snapshot.read(&n_windows, sizeof(n_windows));
+    if (n_windows > n_bytes - sizeof(n_windows) || (n_windows > 0) != (parts.windows != nullptr)) {
+        throw std::runtime_error("a snapshot is of another model");
+    }
+    if (parts.windows) {
+        const stream_counts counts(*parts.windows, seq_id);
+        std::vector<char> windows(counts.before + n_windows + counts.behind);
+        std::memcpy(windows.data(), &counts.n, sizeof(counts.n));
+        snapshot.read(windows.data() + counts.before, n_windows);
+        reader all(windows.data(), windows.size());
+        parts.windows->state_read(all, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    }
+    if (parts.states) {
+        parts.states->state_read(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    }
+}
+
+bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int n_tokens, const void * bytes, size_t n_bytes) {
+    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || llama_edgekv_stream_of(lctx, seq_id) < 0) {
+        return false;
+    }
+    lctx->synchronize();
+    auto * memory = lctx->get_memory();
+    bool ok = false;
+    try {
+        llama_edgekv_access::cache(lctx)->seq_rm(seq_id, n_tokens, -1);
+        put_in(llama_edgekv_access::besides(lctx), seq_id, static_cast<const char *>(bytes), n_bytes);
+        ok = memory->seq_pos_max(seq_id) == n_tokens - 1;
+    } catch (const std::exception & error) {
+        LLAMA_LOG_ERROR("%s: %s\n", __func__, error.what());
+    }
+    if (!ok) {
+        memory->seq_rm(seq_id, -1, -1);
+    }
+
+    return ok;
+}

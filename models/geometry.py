@@ -95,6 +95,15 @@ class Geometry:
             for il in range(self.n_layer)
         )
 
+    def row_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes of a token in the layers that keep a row of every token."""
+        return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if not self.swa[il])
+
+    def snapshot_bytes(self, type_k: str, type_v: str) -> int:
+        """Bytes that a long sequence keeps besides those rows: full windows, and states."""
+        windows = sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if self.swa[il]) * self.sliding_window
+        return windows + self.recurrent_bytes
+
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:

@@ -4,6 +4,8 @@ from typing import Any
 
 from edgekv.models.reader import MetadataReader
 
+INDEX = "an index or compressed rows beside its cache say what it attends"
+
 _ALIBI = frozenset({"bloom", "refact"})
 """Architectures with a position bias that their files do not tell (llama.cpp: src/models)."""
 
@@ -25,5 +27,5 @@ def why_stock(arch: str, reader: MetadataReader, n_layer: int) -> str:
     if arch == "grok":
         return "llama.cpp runs it without flash attention"
     if get("attention.indexer.key_length", 0) > 0:
-        return "an index or compressed rows beside its cache say what it attends"
+        return INDEX
     return ""

@@ -22,10 +22,11 @@ extern "Python" void edgekv_py_described(void *, void const *, size_t);
 
 # of edgekv/_native/prefix_callbacks.py and edgekv/_native/http_server.py
 SERVER_CALLBACKS = """
-extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int);
+extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int, int);
 extern "Python" void edgekv_py_prefix_leave(void *, int);
-extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, edgekv_cached_tokens *);
+extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
+extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_start(void *);
 extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);

@@ -31,28 +31,41 @@ class SequenceTokens:
 class CachedTokens:
     """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
 
+    slot: int | None = None
+    """Where a snapshot was put in: tokens of its own that the sequence still has before that. None: what the server says."""
     ram: int = 0
     disk: int = 0
     remote: int = 0
     comes: bool = False
     """They have their cells; their rows come with the next decode."""
+    spacing: int = 0
+    """Where snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(position, token kept, token asked, tokens lost), as edgekv_near_miss; no token lost: there is none."""
+
+    @property
+    def n_kept(self) -> int:
+        return self.ram + self.disk + self.remote
 
 
 class KeepsPrefixes(Protocol):
     """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
 
-    def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
+    def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """Whether `begin` can go on at once. Else the server asks again, and answers others meanwhile. alone: it answers nobody, so the call may take a
         moment."""
 
     def leave(self, seq_id: int) -> None:
         """Give up a prompt that was not ready."""
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> CachedTokens: ...
+    def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
+        """goes_on: None, or the context keeps snapshots and the sequence can go on by itself behind so many tokens, n_have or 0. Where nothing is
+        put in the server cuts the sequence there."""
 
     def keep(self, held: SequenceTokens) -> None: ...
+
+    def snapshot(self, held: SequenceTokens) -> None:
+        """The sequence holds these computed tokens and no others."""
 
     def start(self) -> None:
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
@@ -78,7 +91,8 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
     _define_callbacks()
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
         "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave, "begin": lib.edgekv_py_prefix_begin,
-        "keep": lib.edgekv_py_prefix_keep, "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
+        "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot, "start": lib.edgekv_py_prefix_start,
+        "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
 
 
 @cache
@@ -100,22 +114,27 @@ def _define_callbacks() -> None:
         return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
 
     @callback("kept prefixes could not be fetched", error=1)
-    def edgekv_py_prefix_ready(user, prompt, n_have, alone):
-        return keeps_of(user).ready(tokens_of(prompt), n_have, bool(alone))
+    def edgekv_py_prefix_ready(user, prompt, n_have, goes_on, alone):
+        return keeps_of(user).ready(tokens_of(prompt), n_have, None if goes_on < 0 else goes_on, bool(alone))
 
     @callback("kept prefixes could not be left")
     def edgekv_py_prefix_leave(user, seq_id):
         keeps_of(user).leave(seq_id)
 
     @callback("kept prefixes could not be looked up")
-    def edgekv_py_prefix_begin(user, prompt, n_have, out):
-        cached = keeps_of(user).begin(tokens_of(prompt), n_have)
-        out.ram, out.disk, out.remote, out.comes = cached.ram, cached.disk, cached.remote, cached.comes
+    def edgekv_py_prefix_begin(user, prompt, n_have, goes_on, out):
+        cached = keeps_of(user).begin(tokens_of(prompt), n_have, None if goes_on < 0 else goes_on)
+        out.slot = out.slot if cached.slot is None else cached.slot
+        out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
         out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
 
     @callback("a prefix could not be kept")
     def edgekv_py_prefix_keep(user, held):
         keeps_of(user).keep(tokens_of(held))
+
+    @callback("a snapshot could not be kept")
+    def edgekv_py_prefix_snapshot(user, held):
+        keeps_of(user).snapshot(tokens_of(held))
 
     @callback("kept prefixes could not be loaded while the rest is computed", error=0)
     def edgekv_py_prefix_start(user):

@@ -15,11 +15,13 @@ from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
+from edgekv.models.geometry import Geometry
 from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
+from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
@@ -32,6 +34,9 @@ from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
 
+MOST_DAMAGED = 4
+"""Snapshots that are tried for a prompt; a damaged one is removed, and the one before it is tried."""
+
 
 class Prefixes:
     """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.KeepsPrefixes`).
@@ -41,8 +46,9 @@ class Prefixes:
     thread or a scan of its own. The digest of the files is computed from now on, while the model is loaded.
     """
 
-    def __init__(self, model: Path, where: StoreSettings):
-        self._identities, self._where = Identities(model), where
+    def __init__(self, model: Geometry, where: StoreSettings):
+        self._identities, self._where = Identities(model.path), where
+        self._snapshots = SnapshotKeeper(model)
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._ram = SharedRam()
         self.conversation: str | None = None
@@ -58,7 +64,7 @@ class Prefixes:
         self._identities.wait()
         self._store(runtime)
 
-    def ready(self, prompt: SequenceTokens, n_have: int, alone: bool) -> bool:
+    def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """False while rows that the prompt begins with, or rows in its place, are being saved, or come from a shared server. alone: no slot is being
         answered, so waiting a moment costs nobody."""
         runtime, store = self._open(prompt)
@@ -78,7 +84,7 @@ class Prefixes:
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
-            look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime))
+            look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime), goes_on=goes_on)
             fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
@@ -93,28 +99,32 @@ class Prefixes:
         if fetch is not None:
             fetch.leave()
 
-    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int) -> PrefixHit:
+    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or those of this machine, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True)
+        near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True, goes_on=goes_on)
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
-        if fetched.end <= near.end:
+        if fetched.reaches <= near.reaches:
             fetch.leave()
             return near
         store.leave(near)
         return fetched
 
-    def begin(self, prompt: SequenceTokens, n_have: int) -> CachedTokens:
-        """Put the blocks that continue the first n_have tokens of a prompt into its sequence."""
+    def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
+        """Put the blocks that continue the first n_have tokens of a prompt into its sequence; where the context keeps snapshots, up to one."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return CachedTokens()
         self._saver.leave(prompt.seq_id)
-        wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
-        hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have))
         self._n_prompts += 1
+        wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        if goes_on is not None:
+            cached = self._begin_at_snapshot(runtime, store, prompt.seq_id, wanted, n_have, goes_on)
+            self._n_hits += cached.slot != goes_on or cached.n_kept > 0
+            return cached
+        hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None))
         self._n_hits += bool(hit.pieces)
         came = partial(store.came, hit)
         try:
@@ -129,10 +139,31 @@ class Prefixes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading
         else:
             pieces = pieces[:loading.finish()]
-        cached = _count(pieces)
+        cached = _count(pieces, hit)
         cached.comes = comes
-        if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
-            cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
+        return cached
+
+    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int) -> CachedTokens:
+        """Begin at the furthest snapshot that can be used, or where the sequence goes on by itself."""
+        cached = CachedTokens(slot=goes_on)
+        for _ in range(MOST_DAMAGED):
+            hit = _worth(self._look_up(runtime, store, seq_id, wanted, n_have, goes_on))
+            if hit.snapshot is None:
+                store.came(hit, 0)
+                cached = _count((), hit)
+                cached.slot = goes_on
+                break
+            try:
+                done = self._snapshots.put(runtime, store, seq_id, hit, partial(self._place, runtime, seq_id))
+            except NativeError as error:
+                log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
+                cached.slot = 0
+                break
+            if done:
+                cached = _count(hit.pieces, hit)
+                cached.slot = min(n_have, hit.snapshot.position)
+                break
+        cached.spacing = self._snapshots.spacing(runtime)
         return cached
 
     @staticmethod
@@ -158,17 +189,21 @@ class Prefixes:
         whole = n_good == len(loading.pieces)
         return -1 if whole else loading.pieces[n_good].first, _count(loading.pieces[:n_good])
 
+    def snapshot(self, held: SequenceTokens) -> None:
+        """Keep what a sequence keeps besides rows, which has these tokens and no others."""
+        runtime, store = self._open(held)
+        if runtime is None or store is None:
+            return
+        places, readings = _places(runtime, held)
+        if len(places) == len(held.tokens):
+            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), _read_with(runtime))
+
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, up to the first gap. Rows are copied while others are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
-        labels = runtime.tokens.labels(held.seq_id, places)
-        earlier = np.flatnonzero(labels & cells.EARLIER)  # the settings that sampled these are forgotten
-        if len(earlier):
-            places, labels = places[:earlier[0]], labels[:earlier[0]]
-        readings = _readings(runtime, labels)
+        places, readings = _places(runtime, held)
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
         root, read_with, conversation = self._root(runtime, held), _read_with(runtime), self.conversation
 
@@ -275,10 +310,13 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def _count(pieces: Sequence[BlockPiece]) -> CachedTokens:
+def _count(pieces: Sequence[BlockPiece], hit: PrefixHit = PrefixHit()) -> CachedTokens:
+    """Tokens of pieces by place; and what the hit says of a near miss."""
     cached = CachedTokens()
     for piece in pieces:
         setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
+    if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
+        cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
     return cached
 
 
@@ -307,6 +345,15 @@ def _read_with(runtime: Runtime) -> ReadWith:
 
     options = runtime.options
     return ReadWith(b"", digest(sampled_with(options)), digest(sparse_with(options)))
+
+
+def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
+    """Cells of a sequence's tokens, uint32 [n], and how they were read, uint8 [n] of Reading; up to those that were sampled by forgotten settings."""
+    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
+    labels = runtime.tokens.labels(held.seq_id, places)
+    earlier = np.flatnonzero(labels & cells.EARLIER)
+    n = earlier[0] if len(earlier) else len(places)
+    return places[:n], _readings(runtime, labels[:n])
 
 
 def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from edgekv.serving.server_options import (
     check_evict,
     check_extra,
     free_port,
-    keeps_more_than_rows,
+    keeps_prefixes,
     later_bytes,
     llama_has_keys,
     spaces_of,
@@ -254,7 +254,7 @@ class Server:
     def _llama_cache_mib(self) -> int:
         """For llama.cpp's own cache of whole conversations, up to 8 GiB by default: only where prefixes cannot be kept."""
         store = self.options.store
-        return store.ram_bytes >> 20 if store is not None and keeps_more_than_rows(self.model) else 0
+        return store.ram_bytes >> 20 if store is not None and not keeps_prefixes(self.model) else 0
 
     @property
     def _batch_tokens(self) -> int:
@@ -269,8 +269,8 @@ class Server:
         from edgekv.serving.prefixes import Prefixes
 
         options = self.options
-        if options.store is not None and options.kv.mode is not KvMode.EVICT and not keeps_more_than_rows(self.model):
-            self._prefixes = Prefixes(options.model, options.store)
+        if options.store is not None and options.kv.mode is not KvMode.EVICT and keeps_prefixes(self.model):
+            self._prefixes = Prefixes(self.model, options.store)
             self.figures.store = self._prefixes.figures
         native.set_prefixes(self._prefixes)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.models import Geometry
+from edgekv.models.stock_layers import INDEX
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode, WhenFull
@@ -162,10 +163,10 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
     return bool({"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in extra})
 
 
-def keeps_more_than_rows(model: Geometry) -> bool:
-    """Whether a model keeps more of its tokens than rows in one plain cache: windows, recurrent states, an index beside compressed rows.
-    Prefixes of its conversations cannot be put together from blocks; llama.cpp keeps whole conversations of it in RAM."""
-    return any(model.swa) or model.recurrent_bytes > 0 or (model.mla and bool(model.stock))
+def keeps_prefixes(model: Geometry) -> bool:
+    """Whether what a model keeps of its tokens can be taken out and put back: rows, windows and states. What llama.cpp keeps otherwise (an index beside
+    its cache, states without any row) it keeps as whole conversations in RAM."""
+    return model.stock != INDEX and any(model.n_head_kv)
 
 
 def check_evict(options: ServerOptions) -> None:

@@ -79,6 +79,10 @@ class KeptSnapshot:
     reading: Reading
     key: bytes
 
+    def read(self) -> np.ndarray | None:
+        """uint8 [bytes], read-only; None where it is damaged."""
+        return self.payload
+
 
 @dataclass(frozen=True)
 class PrefixHit:
@@ -130,6 +134,11 @@ class PrefixHit:
     def end(self) -> int:
         """Position behind the last token; 0 where there is none."""
         return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
+
+    @property
+    def reaches(self) -> int:
+        """Position behind which a sequence goes on with this hit; 0 where it has nothing."""
+        return self.end if self.snapshot is None else self.snapshot.position
 
     def behind(self, n_have: int) -> PrefixHit:
         """The part that continues the first n_have tokens; without a piece where none does."""

@@ -68,7 +68,7 @@ class PrefixStore:
         the end, whatever happens. Else all are in memory when this returns, however many they are.
         """
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        if self._closed or len(tokens) <= n_have:
+        if self._closed or (len(tokens) <= n_have and goes_on is None):
             return PrefixHit()
         places = [place for place in self.places if not near or place.ahead == 1]
         steps, nearly = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)

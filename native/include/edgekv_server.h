@@ -57,19 +57,24 @@ typedef struct {
     int disk;
     int remote;
     int comes;  /* 1: what was put in has its cells, and its rows come with the next llama_decode() */
+    int spacing; /* where snapshots are kept: so many tokens between two in the middle of a long prompt; 0: none there */
     edgekv_near_miss nearly;
 } edgekv_cached_tokens;
 
 typedef struct {
     /* A prompt is about to begin, whose first n_have tokens its sequence holds. 1: begin() waits for nobody's answer. 0: what is kept of the
-       prompt is being fetched: ask again, or leave(). alone: nobody is answered meanwhile, so that it may take a moment. */
-    int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int alone);
+       prompt is being fetched: ask again, or leave(). goes_on: as for begin(). alone: nobody is answered meanwhile, so that it may take a moment. */
+    int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
     /* The prompt that the sequence waited with does not begin. */
     void (*leave)(void * user, int seq_id);
-    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as are kept, and counts them. */
-    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, edgekv_cached_tokens * out);
+    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as are kept, and counts them.
+       goes_on: -1, or the context keeps snapshots and the sequence can go on by itself behind so many tokens (n_have or 0). `out` says so
+       already. Where a snapshot is put in behind n tokens, slot is those of the first n_have that stay. */
+    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
     /* The sequence holds these tokens, computed. */
     void (*keep)(void * user, const edgekv_prefix_tokens * held);
+    /* The same, and it holds no others: a snapshot can be taken. */
+    void (*snapshot)(void * user, const edgekv_prefix_tokens * held);
     /* Directly before a llama_decode(): 1: the rows that are to come do so while it computes. 0: they do not, and settle() comes first. */
     int (*start)(void * user);
     /* Waits until the rows that were to come are there. The position of the first token whose rows could not be had, -1: none;

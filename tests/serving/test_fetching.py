@@ -156,10 +156,10 @@ def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
     keep(tiny, shared)
     begins, asked = Prefixes.begin, []
 
-    def begin(prefixes, prompt, n_have):
-        found = begins(prefixes, prompt, n_have)
+    def begin(prefixes, prompt, n_have, goes_on):
+        found = begins(prefixes, prompt, n_have, goes_on)
         other = dataclasses.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
-        asked.append((found.remote, found.comes, prefixes.ready(other, 0, False), list(prefixes._fetches)))
+        asked.append((found.remote, found.comes, prefixes.ready(other, 0, None, False), list(prefixes._fetches)))
         return found
 
     monkeypatch.setattr(Prefixes, "begin", begin)

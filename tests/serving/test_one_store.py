@@ -16,6 +16,7 @@ from support.prefix_rows import LAYOUT, conversation
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
+from edgekv.models.geometry import open_model
 from edgekv.serving import identities
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store import bound, store
@@ -86,8 +87,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
     """Begin as the server does: when no save of the prompt's beginning is under way."""
-    until(lambda: kept.ready(prompt, 0, alone=True))
-    return kept.begin(prompt, 0)
+    until(lambda: kept.ready(prompt, 0, None, alone=True))
+    return kept.begin(prompt, 0, None)
 
 
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
@@ -96,10 +97,10 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
     digest = identities.digest_of_model
     monkeypatch.setattr(identities, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
     monkeypatch.setattr(identities, "LONG_S", 0.01)
-    kept = Prefixes(synthetic("llama"), StoreSettings(ram_bytes=1 << 20))
+    kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20))
     tokens = conversation(300)
     kept.keep(of(0.0, tokens))
-    assert kept.begin(of(0.0, tokens), 0).ram == 0 and not kept.stats()
+    assert kept.begin(of(0.0, tokens), 0, None).ram == 0 and not kept.stats()
     opens = threading.Thread(target=kept.open, args=(attachments.find(1),))
     opens.start()
     while not caplog.records:
@@ -114,7 +115,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
 
 @pytest.fixture
 def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
-    kept = Prefixes(synthetic("llama"), StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
+    kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
     kept._identities.wait()
     yield kept
     kept.close()
@@ -144,7 +145,7 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
     try:
         for i in range(N_SCALES):
             prompt = of((i + 1) / N_SCALES, tokens)
-            assert kept.begin(prompt, 0).ram == 0
+            assert kept.begin(prompt, 0, None).ram == 0
             if i < 200:
                 kept.keep(prompt)
             if i % 100 == 99:
@@ -164,7 +165,7 @@ def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
     tokens = conversation(300)
     kept.keep(of(1.0, tokens))
     assert begin(kept, of(0.5, tokens)).ram == 0
-    assert kept.begin(of(0.0, tokens), 0).ram == 0
+    assert kept.begin(of(0.0, tokens), 0, None).ram == 0
     assert rows.n_placed == 0
     assert begin(kept, of(1.0, tokens)).ram == 300
 

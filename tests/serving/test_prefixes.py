@@ -156,9 +156,9 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert moved["timings"]["cache_n"] == 100
 
 
-def test_whole_conversations_of_a_model_with_windows(synthetic):
-    """Blocks cannot make a prefix of such a model: llama.cpp keeps whole conversations, and the store keeps none."""
-    with serve(synthetic("gemma2", dtype="f32")) as server:
+def test_whole_conversations_of_a_model_without_rows(synthetic):
+    """States alone cannot make a prefix: llama.cpp keeps whole conversations, and the store keeps none."""
+    with serve(synthetic("mamba", dtype="f32"), {"mode": "off"}) as server:
         assert server.prefixes is None
         one, two = conversation(1, 300), conversation(2, 300)
         first = ask(server, one)

@@ -1,8 +1,9 @@
-#include "prefixes.h"
+#include "server/prefixes.h"
 
 #include "llama-edgekv.h"
 #include "server/pace.h"
 #include "server/rolling.h"
+#include "server/snapshots.h"
 
 #include <cinttypes>
 #include <limits>
@@ -14,6 +15,9 @@ static bool            g_kept     = false;  // somebody registered
 
 // The number of tokens, from a sequence's beginning, whose rows are those that the tokens give; all where there is no entry.
 static std::unordered_map<int, int> g_pure;
+
+// Tokens of a sequence's prompt behind which it can go on, in contexts that keep more than rows.
+static std::unordered_map<int, int> g_goes_on;
 
 // sequences that wait for kept rows of their prompts, and whether one did so in this round of the server
 static std::unordered_set<int> g_fetching;
@@ -31,6 +35,7 @@ void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
     g_kept     = prefixes != nullptr;
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
     g_pure.clear();
+    g_goes_on.clear();
     g_fetching.clear();
     g_load = {};
 }
@@ -179,6 +184,20 @@ static bool edgekv_unified(const edgekv_prefix_slot & slot) {
     return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_ROWS && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) && llama_n_seq_max(slot.lctx) > 1;
 }
 
+static bool edgekv_has_snapshots(const edgekv_prefix_slot & slot) {
+    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+}
+
+bool edgekv_prefixes_kept() {
+    return g_kept;
+}
+
+bool edgekv_prefix_goes_on(int seq_id, int n_past) {
+    const auto it = g_goes_on.find(seq_id);
+
+    return it != g_goes_on.end() && it->second == n_past;
+}
+
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
     return g_kept || edgekv_unified(slot);
 }
@@ -188,8 +207,11 @@ int edgekv_prefix_common(
     if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || !edgekv_alike(other, slot)) {
         return 0;
     }
-    const int n_common = static_cast<int>(read.get_common_prefix(prompt));
-    const int n_have   = static_cast<int>(slot.held->get_common_prefix(prompt));
+    const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    int n_common = static_cast<int>(read.get_common_prefix(prompt));
+    if (edgekv_has_snapshots(slot)) {
+        n_common = edgekv_server::planned_before(other, std::min(n_common, static_cast<int>(prompt.size()) - 1));
+    }
 
     // the slot computes the last token of its prompt itself
     return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
@@ -217,12 +239,18 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
     return n_best;
 }
 
+// -1: rows are all that the context keeps
+static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have) {
+    return edgekv_has_snapshots(slot) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
+}
+
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
     if (!g_kept || prompt.has_mtmd || slot.held->has_mtmd) {
         return true;
     }
-    const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
-    if (g_prefixes.ready(g_prefixes.user, &all, static_cast<int>(slot.held->get_common_prefix(prompt)), alone)) {
+    const auto all    = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+    const int  n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    if (g_prefixes.ready(g_prefixes.user, &all, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
         return true;
     }
     g_fetching.insert(slot.seq_id);
@@ -232,9 +260,10 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
 }
 
 int edgekv_prefix_begin(
-        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others, int last_user) {
     edgekv_prefix_settle();
     g_fetching.erase(slot.seq_id);
+    g_goes_on.erase(slot.seq_id);
     edgekv_cached_tokens cached = {};
     cached.slot = n_past;
     edgekv_server::set_cached(slot.task, cached);
@@ -251,9 +280,18 @@ int edgekv_prefix_begin(
         cached.shared = n - n_past;
     }
     if (g_kept) {
-        const auto all = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
-        g_prefixes.begin(g_prefixes.user, &all, n, &cached);
-        n += edgekv_kept(cached);
+        const auto all     = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+        const int  goes_on = edgekv_goes_on(slot, prompt, n);
+        cached.slot = goes_on < 0 ? cached.slot : goes_on;
+        g_prefixes.begin(g_prefixes.user, &all, n, goes_on, &cached);
+        n = cached.slot + cached.shared + edgekv_kept(cached);
+        if (goes_on >= 0) {
+            if (n == goes_on) {  // nothing was put in
+                llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, n, -1);
+            }
+            g_goes_on[slot.seq_id] = n;
+            edgekv_server::plan_snapshots(slot, n, static_cast<int>(prompt.size()), last_user, cached.spacing);
+        }
         if (cached.comes) {
             g_load = { true, false, slot, cached };
         }
@@ -266,7 +304,9 @@ int edgekv_prefix_begin(
         }
     }
     edgekv_server::set_cached(slot.task, cached);
-    if (n > n_past) {
+    if (n < n_past) {
+        slot.held->keep_first(n);
+    } else if (n > n_past) {
         slot.held->keep_first(n_past);
         for (int i = n_past; i < n; ++i) {
             slot.held->push_back(prompt[i]);
@@ -278,21 +318,37 @@ int edgekv_prefix_begin(
     return n;
 }
 
-void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks) {
+static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
+    return g_kept && slot.keeps && !slot.held->has_mtmd && !slot.partly;
+}
+
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     if (g_fetching.erase(slot.seq_id) > 0) {
         g_prefixes.leave(g_prefixes.user, slot.seq_id);  // its request ended before its prompt began
     }
-    if (!g_kept || !slot.keeps || slot.held->has_mtmd || slot.partly) {
+    if (!edgekv_may_keep(slot)) {
         return;
     }
     edgekv_prefix_settle();
-    int n = std::min(edgekv_computed(slot), edgekv_pure(slot.seq_id));
-    if (whole_blocks) {
+    const int  computed  = edgekv_computed(slot);
+    const bool snapshots = edgekv_has_snapshots(slot);
+    int n = std::min(computed, edgekv_pure(slot.seq_id));
+    if (more_come && !snapshots) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
     }
     if (n > 0) {
         const auto all = edgekv_tokens_of(slot, *slot.held, n);
         g_prefixes.keep(g_prefixes.user, &all);
+    }
+    if (n > 0 && n == computed && snapshots && !more_come) {
+        edgekv_prefix_snapshot(slot, n);
+    }
+}
+
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
+    if (edgekv_may_keep(slot) && n <= edgekv_pure(slot.seq_id)) {
+        const auto all = edgekv_tokens_of(slot, *slot.held, n);
+        g_prefixes.snapshot(g_prefixes.user, &all);
     }
 }
 

@@ -66,9 +66,10 @@ int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & 
 
 // A prompt begins in a slot that holds its first n_past tokens. The slot takes cells of the other slots where the cache is unified, then blocks
 // of the keeper. Returns the number of tokens that it holds now, as `held` does, and notes for its task where each came from. The note, and
-// `n_cached`, which upstream sets from the number, are corrected where rows do not come.
+// `n_cached`, which upstream sets from the number, are corrected where rows do not come. Fewer than n_past where a context keeps more than rows:
+// there the sequence goes on. last_user: where the prompt's last user's message begins, -1: nobody knows.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
-                        const std::vector<edgekv_prefix_slot> & others);
+                        const std::vector<edgekv_prefix_slot> & others, int last_user);
 
 // Rows that edgekv_prefix_begin() promised come while the next batch is computed; these stand around its llama_decode(). The second says
 // whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
@@ -86,8 +87,21 @@ struct edgekv_prefix_scope {
     edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
 };
 
-// Keeps a slot's computed tokens. whole_blocks: only whole blocks, because more tokens come soon.
-void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool whole_blocks);
+// Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the others.
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come);
+
+// Keeps what the sequence keeps besides rows behind its first n tokens, which are all that are computed.
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n);
+
+// somebody keeps prefixes
+bool edgekv_prefixes_kept();
+
+// Whether a sequence can go on behind n_past tokens, although upstream misses some before them: edgekv_prefix_begin() saw that, or put a snapshot in.
+bool edgekv_prefix_goes_on(int seq_id, int n_past);
+template <typename Slot>
+bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
+    return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_prefix_goes_on(slot.id, n_past);
+}
 
 // those of a slot whose task ends
 template <typename Slot>
@@ -162,7 +176,7 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
         }
     }
 
-    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others);
+    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.task->params.message_spans.last_user_message_pos());
 }
 
 // A slot begins with the cells of another one, and its task with the same cached tokens.

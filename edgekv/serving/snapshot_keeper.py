@@ -1,0 +1,77 @@
+"""Snapshots of the server's sequences: how densely they are taken, taking one, and beginning a prompt behind one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgekv._native import http_server as native
+from edgekv.errors import NativeError
+from edgekv.live.runtime import Runtime
+from edgekv.models.geometry import Geometry
+from edgekv.serving.loading import Loading
+from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
+from edgekv.store.coming import layer_groups
+from edgekv.store.results import BlockPiece, PrefixHit
+from edgekv.store.store import PrefixStore
+
+log = logging.getLogger("edgekv")
+
+LEAST_SPACING = 512
+"""Tokens between two snapshots in the middle of a prompt, at least."""
+MOST_SHARE = 0.05
+"""Of the time that reading these tokens takes, for the copy."""
+COPY_RATE = 1e9
+"""Bytes that one thread copies in a second, estimated low."""
+
+
+class SnapshotKeeper:
+    """For one model's contexts. Call everything on the decoding thread."""
+
+    def __init__(self, model: Geometry):
+        self._model = model
+
+    def spacing(self, runtime: Runtime) -> int:
+        """Tokens between two snapshots in the middle of a long prompt: their rows take at least as many bytes as a snapshot, so that the store at most
+        doubles, and reading them takes 20 times as long as its copy."""
+        cache = runtime.options.cache
+        types = (cache.type_k.value, cache.type_v.value)
+        n_bytes = self._model.snapshot_bytes(*types)
+        row_bytes = max(1, self._model.row_bytes(*types))
+        reading_s = native.reading_s(0, LEAST_SPACING) / LEAST_SPACING  # 0: nothing was read yet
+        by_time = n_bytes / COPY_RATE / MOST_SHARE / reading_s if reading_s > 0 else 0.0
+        wanted = max(LEAST_SPACING, n_bytes / row_bytes, by_time)
+        return -(-int(wanted) // BLOCK_TOKENS) * BLOCK_TOKENS
+
+    def take(self, runtime: Runtime, store: PrefixStore, seq_id: int, tokens: np.ndarray, readings: np.ndarray, root: bytes,
+             read_with: ReadWith) -> None:
+        """Keep what a sequence of exactly these tokens (int32 [n], with their Reading, uint8 [n]) keeps besides rows, where the store lacks it."""
+        if not store.has_snapshot(tokens, readings, root, read_with):
+            store.save_snapshot(tokens, readings, runtime.tokens.snapshot(seq_id), root, read_with)
+
+    def put(self, runtime: Runtime, store: PrefixStore, seq_id: int, hit: PrefixHit,
+            place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:
+        """Begin a sequence behind a hit's snapshot: its rows, then the snapshot. False: something of it is damaged, or there is no room; look again.
+        `place`: cells for pieces, as many as there are any. Raises NativeError where the snapshot cannot be used; the sequence is empty then."""
+        done = False
+        try:
+            kept = hit.snapshot
+            state = None if kept is None else kept.read()
+            if kept is None or state is None:
+                return False
+            cells = place(hit.pieces)
+            loading = Loading(runtime.tokens, seq_id, hit.pieces[: len(cells)], cells, layer_groups(store.identity.layout, BLOCK_TOKENS), _ignore)
+            if loading.finish() < len(hit.pieces):
+                return False
+            runtime.tokens.put_snapshot(seq_id, kept.position, state)
+            done = True
+            return True
+        finally:
+            store.came(hit, len(hit.pieces)) if done else store.leave(hit)
+
+
+def _ignore(n_pieces: int) -> None:
+    """The pieces count as come once the snapshot is in."""
+

@@ -1,0 +1,105 @@
+#include "server/snapshots.h"
+
+#include "llama-edgekv.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace edgekv_server {
+
+namespace {
+
+constexpr int BEFORE_END = 4;  // the next turn may render the last tokens of a prompt, which open the answer, in another way
+constexpr int LEAST      = 8;  // fewer tokens are read again as soon
+
+struct plan {
+    int task;
+    std::vector<int> due;  // numbers of tokens
+};
+
+// of sequences
+std::unordered_map<int, plan> & the_plans() {
+    static std::unordered_map<int, plan> plans;
+    return plans;
+}
+
+plan * plan_of(const edgekv_prefix_slot & slot) {
+    const auto found = the_plans().find(slot.seq_id);
+
+    return found == the_plans().end() || slot.task < 0 || found->second.task != slot.task ? nullptr : &found->second;
+}
+
+bool keeps_snapshots(const llama_context * lctx) {
+    return llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+}
+
+}  // namespace
+
+void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
+    the_plans().clear();
+    if (edgekv_prefixes_kept() && keeps_snapshots(lctx) && !has_draft) {
+        n_checkpoints = 0;
+    }
+}
+
+int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past) {
+    const auto * memory = llama_get_memory(slot.lctx);
+    const auto * model  = llama_get_model(slot.lctx);
+    const bool   whole  = n_past == static_cast<int>(prompt.size());  // its last token is read again
+    const int    n      = whole ? n_past - 1 : n_past;
+    if (n == llama_memory_seq_pos_max(const_cast<llama_memory_t>(memory), slot.seq_id) + 1) {
+        return n_past;
+    }
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+        return 0;
+    }
+
+    // the oldest token that the next one sees
+    return llama_memory_seq_pos_min(const_cast<llama_memory_t>(memory), slot.seq_id) <= std::max(0, n - llama_model_n_swa(model)) ? n_past : 0;
+}
+
+void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int last_user, int spacing) {
+    the_plans().erase(slot.seq_id);
+    if (!edgekv_prefixes_kept() || !slot.keeps || slot.partly || !keeps_snapshots(slot.lctx)) {
+        return;
+    }
+    std::vector<int> wanted = { last_user, n_prompt - BEFORE_END };
+    for (int at = spacing; spacing > 0 && at < n_prompt; at += spacing) {
+        wanted.push_back(at);
+    }
+    std::sort(wanted.begin(), wanted.end());
+    plan next = { slot.task, {} };
+    int before = n;
+    for (const int at : wanted) {
+        const bool in_the_way = at != last_user && at != n_prompt - BEFORE_END && last_user - at > 0 && last_user - at < LEAST;
+        if (at - before >= LEAST && !in_the_way) {
+            next.due.push_back(before = at);
+        }
+    }
+    the_plans()[slot.seq_id] = std::move(next);
+}
+
+int planned_before(const edgekv_prefix_slot & slot, int n) {
+    const auto * found = plan_of(slot);
+    int last = 0;
+    for (const int at : found ? found->due : std::vector<int>()) {
+        last = at <= n ? std::max(last, at) : last;
+    }
+
+    return last;
+}
+
+bool snapshot_due(const edgekv_prefix_slot & slot) {
+    const auto * found = plan_of(slot);
+
+    return found && std::binary_search(found->due.begin(), found->due.end(), static_cast<int>(slot.held->size()));
+}
+
+void take_snapshot(const edgekv_prefix_slot & slot) {
+    const int n = static_cast<int>(slot.held->size());
+    if (llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1 == n) {
+        edgekv_prefix_snapshot(slot, n);
+    }
+}
+
+}  // namespace edgekv_server

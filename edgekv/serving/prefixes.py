@@ -139,7 +139,7 @@ class Prefixes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading
         else:
             pieces = pieces[:loading.finish()]
-        cached = _count(pieces, hit)
+        cached = _found(pieces, hit)
         cached.comes = comes
         return cached
 
@@ -150,7 +150,7 @@ class Prefixes:
             hit = _worth(self._look_up(runtime, store, seq_id, wanted, n_have, goes_on))
             if hit.snapshot is None:
                 store.came(hit, 0)
-                cached = _count((), hit)
+                cached = _found((), hit)
                 cached.slot = goes_on
                 break
             try:
@@ -160,7 +160,7 @@ class Prefixes:
                 cached.slot = 0
                 break
             if done:
-                cached = _count(hit.pieces, hit)
+                cached = _found(hit.pieces, hit)
                 cached.slot = min(n_have, hit.snapshot.position)
                 break
         cached.spacing = self._snapshots.spacing(runtime)
@@ -310,11 +310,16 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def _count(pieces: Sequence[BlockPiece], hit: PrefixHit = PrefixHit()) -> CachedTokens:
-    """Tokens of pieces by place; and what the hit says of a near miss."""
+def _count(pieces: Sequence[BlockPiece]) -> CachedTokens:
     cached = CachedTokens()
     for piece in pieces:
         setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
+    return cached
+
+
+def _found(pieces: Sequence[BlockPiece], hit: PrefixHit) -> CachedTokens:
+    """Tokens of a hit's first pieces, and its near miss."""
+    cached = _count(pieces)
     if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
         cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
     return cached

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv.errors import NativeError
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.loading import Loading

@@ -27,6 +27,7 @@ LIST_COLUMNS = [
     Column("tokens", "tokens", tokens),
     Column("bytes", "MiB", mebibytes),
     Column("own_bytes", "own MiB", mebibytes),
+    Column("snapshot_bytes", "snapshots MiB", mebibytes),
     Column("reading", "read", right=False),
     Column("unused_s", "last used", lambda seconds: f"{long_duration(seconds)} ago"),
     Column("pins", "pins", lambda pins: ", ".join(pins) or "-", right=False),
@@ -70,13 +71,16 @@ def cache() -> None:
 def list_(folder: Path | None, output: str) -> None:
     """List stored conversations: model, tokens, bytes, how they were read, when they were used, and which names pin them.
 
-    Conversations with a common beginning share its blocks; "own" is what one alone has, and what `edgekv cache rm` frees.
+    Conversations with a common beginning share its blocks; "own" is what one alone has, and what `edgekv cache rm` frees. Models that keep more
+    than rows (windows, recurrent states) have snapshots besides.
     """
     chains = _chains(folder)
     print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
     if output == "table":
         files = {file.path: file.n_bytes for chain in chains for file in chain.files}
-        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))} in {_folder(folder)}", err=True)
+        snapshots = {file.path: file.n_bytes for chain in chains for file in chain.snapshots}
+        beside = f", {len(snapshots)} snapshots, {size(sum(snapshots.values()))}" if snapshots else ""
+        click.echo(f"{len(chains)} conversations in {len(files)} blocks, {size(sum(files.values()))}{beside} in {_folder(folder)}", err=True)
 
 
 @cache.command(epilog=examples(
@@ -101,7 +105,8 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
         print_json({**_row(chain), "first_tokens": first_tokens(chain, N_SHOWN), "blocks": rows})
         return
     if output != "csv":
-        click.echo(f"{chain.id}: {tokens(chain.n_tokens)} tokens of {chain.name}, {size(chain.n_bytes)}; it begins with the tokens "
+        beside = f", {len(chain.snapshots)} snapshots, {size(chain.snapshot_bytes)}" if chain.snapshots else ""
+        click.echo(f"{chain.id}: {tokens(chain.n_tokens)} tokens of {chain.name}, {size(chain.n_bytes)}{beside}; it begins with the tokens "
                    f"{' '.join(map(str, first_tokens(chain, N_SHOWN)))}\n")
     print_rows(rows, BLOCK_COLUMNS, output)
 
@@ -122,7 +127,7 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
     """Remove conversations. Blocks that others share stay, and so does what is pinned."""
     from edgekv.store.conversations import forget_all
-    from edgekv.store.listing import find_chain, remove_chains
+    from edgekv.store.listing import find_chain, remove_chains, remove_loose_snapshots
 
     if bool(ids) + everything + (model is not None) + (conversation is not None) != 1:
         raise ConfigError("name the IDs to remove, or --all, or --model NAME, or --conversation NAME, and only one of these")
@@ -142,6 +147,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
     removable = [chain for chain in doomed if not chain.pins]
     n_bytes = remove_chains(removable, chains)
     if everything and len(removable) == len(doomed):
+        n_bytes += remove_loose_snapshots(_folder(folder))
         forget_all(_folder(folder))
     click.echo(f"{len(removable)} conversations removed, {size(n_bytes)}")
     if len(removable) < len(doomed):
@@ -155,7 +161,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
 @option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove what is damaged.")
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
-    """Read every block and check its rows against their checksums. The exit code is 1 where a block is damaged."""
+    """Read every block and snapshot and check them against their checksums. The exit code is 1 where one is damaged."""
     from edgekv.store.files import remove_file
     from edgekv.store.listing import check_files
 
@@ -236,5 +242,6 @@ def _chains(folder: Path | None) -> list[Chain]:
 
 def _row(chain: Chain) -> dict[str, Any]:
     return {"id": chain.id, "model": chain.name, "tokens": chain.n_tokens, "bytes": chain.n_bytes, "own_bytes": chain.own_bytes,
+            "snapshots": len(chain.snapshots), "snapshot_bytes": chain.snapshot_bytes,
             "reading": chain.reading.name.lower(), "unused_s": round(chain.unused_s(), 1), "pins": [pin.name for pin in chain.pins],
             "note": None if chain.whole else "its beginning is gone"}

@@ -1,4 +1,4 @@
-"""Blocks that are known but not loaded: their rows are read layer by layer, when they are needed."""
+"""Blocks and snapshots that are known but not loaded: their rows are read layer by layer, when they are needed, a snapshot at once."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import numpy as np
 from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
 from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header
-from edgekv.store.identity import RowLayout
+from edgekv.store.identity import PayloadLayout, RowLayout
 from edgekv.store.place_rates import Rate
 
 GROUP_BYTES = 2 << 20
@@ -59,7 +59,7 @@ class ComingBlock:
     """A block whose rows are not in memory yet. `fill` reads and verifies those of some layers into uint8 [bytes of these layers]; False: they cannot
     be used, and the block's place has logged why. `rate`: of the place."""
 
-    def __init__(self, link: Link, tokens: np.ndarray, layout: RowLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
+    def __init__(self, link: Link, tokens: np.ndarray, layout: PayloadLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
         """Where loaded rows stay, uint8 [layout.block_bytes(n)]; None: they do not stay."""
@@ -75,11 +75,15 @@ class ComingBlock:
         """Keep the rows that are read after this."""
         self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
 
-    def read(self, layers: range, flight: InFlight) -> np.ndarray | None:
-        """The rows of some layers, verified, uint8 [bytes]; None where they cannot be used. On the calling thread."""
+    def read(self, layers: range, flight: InFlight | None) -> np.ndarray | None:
+        """The rows of some layers, verified, uint8 [bytes]; None where they cannot be used. On the calling thread. `flight`: None where they stay."""
         starts = self.layout.layer_starts(self.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
-        rows = flight.array(end - first) if self.payload is None else self.payload[first:end]
+        if self.payload is not None:
+            rows = self.payload[first:end]
+        else:
+            assert flight is not None, "the rows do not stay"
+            rows = flight.array(end - first)
         if self.fetched:
             return rows
         began = time.monotonic()
@@ -87,8 +91,8 @@ class ComingBlock:
         self.rate.seen(len(rows) if good else 0, time.monotonic() - began)
         return rows if good else None
 
-    def fetch(self, flight: InFlight) -> bool:
-        """Read all rows to where they stay, some layers at a time; whether they can be used."""
+    def fetch(self, flight: InFlight | None) -> bool:
+        """Read all to where it stays, some layers at a time; whether it can be used."""
         self.fetched = self.fetched or all(self.read(layers, flight) is not None for layers in layer_groups(self.layout, self.link.n))
         return self.fetched
 
@@ -135,7 +139,7 @@ def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockR
     return BlockReader(path, data[: header.start], header)
 
 
-def layer_groups(layout: RowLayout, n_tokens: int) -> list[range]:
+def layer_groups(layout: PayloadLayout, n_tokens: int) -> list[range]:
     """Layers to read together, in their order; each group has GROUP_BYTES or more in a block of n_tokens."""
     starts = layout.layer_starts(n_tokens)
     groups, first, n = [], 0, layout.n_layers

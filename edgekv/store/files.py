@@ -1,6 +1,7 @@
 """Where blocks lie in a folder, and what lies there: no index, so that several processes can share it.
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
+    FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
     FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
     FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
 """
@@ -24,7 +25,7 @@ from edgekv.store.format import BlockHeader, Refused, decode_header, header_byte
 
 TEMPORARY = ".tmp-"
 _HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
-_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.kv")
+_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|snap)")
 _FOLDER = re.compile(_HEX)
 _FIRST_READ = 8192
 """Most headers are shorter."""
@@ -44,7 +45,7 @@ class BlockFile:
 
 
 def path_of(folder: Path, root: bytes, link: Link) -> Path:
-    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.kv"
+    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.{'snap' if link.snapshot else 'kv'}"
 
 
 def temporary_name() -> str:
@@ -71,11 +72,11 @@ def link_of(parent: bytes, name: str) -> Link | None:
     match = _NAME.fullmatch(name)
     if match is None or int(match[2]) > max(Reading):
         return None
-    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]))
+    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]), snapshot=match[4] == "snap")
 
 
 def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
-    """Of all files of the blocks that follow `parent`; none where there is no folder. Raises OSError."""
+    """Of all files of the blocks and snapshots that follow `parent`; none where there is no folder. Raises OSError."""
     try:
         names = os.listdir(folder / root.hex() / parent.hex())
     except (FileNotFoundError, NotADirectoryError):
@@ -84,8 +85,8 @@ def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
 
 
 def scan(folder: Path) -> Iterator[BlockFile]:
-    """Every block file of every model, but those that vanish meanwhile, and those in folders of other users. Raises OSError where `folder` cannot be
-    read."""
+    """Every file of a block or snapshot of every model, but those that vanish meanwhile, and those in folders of other users. Raises OSError where
+    `folder` cannot be read."""
     for root in _folders(folder):
         for parent in _folders_in(root):
             for entry in _entries_in(parent):

@@ -83,11 +83,17 @@ class FolderPlace:
         return [os.path.exists(path := self._path(link)) and path not in self._refused for link in links]
 
     def children(self, parent: bytes) -> list[Child]:
+        return self._below(parent, snapshots=False)
+
+    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
+        return [self._below(parent, snapshots=True) for parent in parents]
+
+    def _below(self, parent: bytes, snapshots: bool) -> list[Child]:
         if not self.working:
             return []
         folder = self._folder / self._root.hex() / parent.hex()
         links = self._read(folder, lambda _: links_below(self._folder, self._root, parent)) if folder not in self._refused else None
-        found = ((link, self._tokens_of(link)) for link in links or ())
+        found = ((link, self._tokens_of(link)) for link in links or () if link.snapshot is snapshots)
         return [Child(link, tokens) for link, tokens in found if tokens is not None]
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
@@ -109,7 +115,7 @@ class FolderPlace:
 
         self._reading.succeeded()
         self._remember(link.key, reader.header.tokens)
-        return ComingBlock(reader.header.link, reader.header.tokens, self._identity.layout, fill, self._rate)
+        return ComingBlock(reader.header.link, reader.header.tokens, reader.header.layout, fill, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
         """The result of `read` on a file; None where it is gone, refused or unreadable."""
@@ -188,6 +194,11 @@ class FolderPlace:
                 continue
         return lacking
 
+    def pass_over(self, links: Sequence[Link]) -> None:
+        for link in links:
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                os.utime(self._path(link), ns=(0, 0))
+
     def write(self, block: Block) -> Outcome:
         path = self._path(block.link)
         if path in self._theirs:
@@ -210,7 +221,8 @@ class FolderPlace:
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
             self._remember(block.link.key, block.tokens)
-            self._drop_tails(block)
+            if not block.link.snapshot:
+                self._drop_tails(block)
         except OSError as error:
             if of_one_file(error, self._folder) and self._is_theirs(path):
                 self._skip(path, error)

@@ -1,4 +1,4 @@
-"""The bytes of a block outside RAM: a header that says whose rows they are, a checksum for each layer, and the rows."""
+"""The bytes of a block or snapshot outside RAM: a header that says whose they are, checksums (one for each layer), and the payload."""
 
 import itertools
 import json
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
-from edgekv.store.identity import ModelIdentity, RowLayout
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
+from edgekv.store.identity import ModelIdentity, PayloadLayout, RowLayout, SnapshotLayout
 
 MAGIC = b"EDGEKV\x00B"
 VERSION = 2
@@ -18,6 +18,7 @@ _ALIGNED = 64  # the rows begin at a multiple of this
 MOST_HEADER_BYTES = 1 << 20
 MOST_READ_WITH_BYTES = 32
 MOST_ROW_BYTES = 1 << 32
+MOST_SNAPSHOT_BYTES = 1 << 40
 
 
 class Refused(Exception):
@@ -40,9 +41,9 @@ class BlockHeader:
     """The root key of the model identity."""
     name: str
     """The model's name, for people."""
-    layout: RowLayout
+    layout: PayloadLayout
     checksums: tuple[int, ...]
-    """CRC-32 of the rows of each layer."""
+    """CRC-32 of the rows of each layer, or of the snapshot."""
     start: int
     """Where the rows begin."""
 
@@ -53,19 +54,20 @@ class BlockHeader:
 
     def check(self, root: bytes, link: Link, layout: RowLayout | None, n_bytes: int) -> None:
         """Raises Refused unless this is the header of the block asked for, and n_bytes all of it. Without `layout` the rows may have any layout; a
-        caller that hands them to a model must give the model's."""
-        if self.root != root or self.link != link or layout not in (None, self.layout):
+        caller that hands them to a model must give the model's. A snapshot has its own."""
+        if self.root != root or self.link != link or not (link.snapshot or layout in (None, self.layout)):
             raise Refused("it is another block than its name says", damaged=True)
         if n_bytes != self.n_bytes:
             raise Refused("it is truncated" if n_bytes < self.n_bytes else "it is longer than its rows", damaged=True)
 
 
 def encode_header(block: Block, identity: ModelIdentity) -> bytes:
-    """All bytes before the rows."""
-    layout = identity.layout
+    """All bytes before the payload."""
+    layout: PayloadLayout = SnapshotLayout(block.payload.nbytes) if block.link.snapshot else identity.layout
+    sizes = {"snapshot": layout.n_bytes} if isinstance(layout, SnapshotLayout) else {"k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes}
     text = json.dumps({
         "root": identity.root_key().hex(), "name": identity.name, "parent": block.link.parent.hex(), "key": block.link.key.hex(),
-        "reading": int(block.link.reading), "read_with": block.link.read_with.hex(), "k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes,
+        "reading": int(block.link.reading), "read_with": block.link.read_with.hex(), **sizes,
         "checksums": layer_checksums(block.payload, layout, block.link.n), "tokens": block.tokens.tolist(),
     }, separators=(",", ":")).encode()
     head = _PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
@@ -98,19 +100,29 @@ def decode_header(data: bytes | memoryview) -> BlockHeader:
     try:
         said = json.loads(text)
         tokens = np.array(said["tokens"], dtype=np.int32)
-        layout = RowLayout(tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
+        is_snapshot = "snapshot" in said
+        layout: PayloadLayout = SnapshotLayout(int(said["snapshot"])) if is_snapshot else RowLayout(
+            tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
         root, parent, key, read_with = (bytes.fromhex(said[name]) for name in ("root", "parent", "key", "read_with"))
-        link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with)
+        link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with, is_snapshot)
         header = BlockHeader(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
     except Exception:  # anybody who can write to the folder chose the text: endless nesting, endless numbers
         raise Refused("its header says what no block's does", damaged=True) from None
-    if tokens.ndim != 1 or not 1 <= len(tokens) <= BLOCK_TOKENS or len(header.checksums) != len(layout.k_bytes) or len(root) != KEY_BYTES:
+    n_least, n_most = (0, BLOCK_TOKENS - 1) if is_snapshot else (1, BLOCK_TOKENS)
+    if tokens.ndim != 1 or not n_least <= len(tokens) <= n_most or len(header.checksums) != layout.n_layers or len(root) != KEY_BYTES:
         raise Refused("its header says what no block's does", damaged=True)
-    if not all(0 <= n <= MOST_ROW_BYTES for n in (*layout.k_bytes, *layout.v_bytes)):
+    if not _is_possible(layout):
         raise Refused("its header says what no block's does", damaged=True)
-    if len(read_with) > MOST_READ_WITH_BYTES or child_link(parent, link.reading, tokens, read_with).key != key:
+    link_like = snapshot_link if is_snapshot else child_link
+    if len(read_with) > MOST_READ_WITH_BYTES or link_like(parent, link.reading, tokens, read_with).key != key:
         raise Refused("its key is not that of its tokens", damaged=True)
     return header
+
+
+def _is_possible(layout: PayloadLayout) -> bool:
+    if isinstance(layout, SnapshotLayout):
+        return 0 < layout.n_bytes <= MOST_SNAPSHOT_BYTES
+    return all(0 <= n <= MOST_ROW_BYTES for n in (*layout.k_bytes, *layout.v_bytes))
 
 
 def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
@@ -129,10 +141,10 @@ def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
     first = int(starts[layers.start])
     for layer in layers:
         if zlib.crc32(rows.data[int(starts[layer]) - first : int(starts[layer + 1]) - first]) != header.checksums[layer]:
-            raise Refused(f"the rows of layer {layer} are damaged", damaged=True)
+            raise Refused("the snapshot is damaged" if header.link.snapshot else f"the rows of layer {layer} are damaged", damaged=True)
 
 
-def layer_checksums(payload: np.ndarray, layout: RowLayout, n_tokens: int) -> list[int]:
+def layer_checksums(payload: np.ndarray, layout: PayloadLayout, n_tokens: int) -> list[int]:
     """CRC-32 of each layer's rows: with zlib several times as fast as BLAKE2, and it shows the damage that disks and memory do."""
     starts = layout.layer_starts(n_tokens).tolist()
     return [zlib.crc32(payload.data[start:end]) for start, end in itertools.pairwise(starts)]

@@ -41,6 +41,23 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
+class SnapshotLayout:
+    """A snapshot's payload, read as a block of one layer: so many bytes, whatever the number of its tokens."""
+
+    n_bytes: int
+    n_layers = 1
+
+    def block_bytes(self, n_tokens: int) -> int:
+        return self.n_bytes
+
+    def layer_starts(self, n_tokens: int) -> np.ndarray:
+        return np.array([0, self.n_bytes], np.int64)
+
+
+PayloadLayout = RowLayout | SnapshotLayout
+
+
+@dataclass(frozen=True)
 class ModelIdentity:
     """Rows of one identity are never used for another."""
 

@@ -1,4 +1,4 @@
-"""Lists a folder of prefixes for people: conversations, their models, and the blocks that they share."""
+"""Lists a folder of prefixes for people: conversations, their models, the blocks that they share, and their snapshots."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from edgekv.store.blocks import Reading
 from edgekv.store.files import BlockFile, read_header, read_whole, remove_file, scan
 from edgekv.store.format import Refused, decode
 from edgekv.store.identity import begins_chain
-from edgekv.store.named import Pin, chain_to, read_pins
+from edgekv.store.named import Pin, chain_to, read_pins, snapshots_on
 
 ID_DIGITS = 12
 UNREADABLE = "(unreadable)"
@@ -28,6 +28,8 @@ class Chain:
     own: tuple[BlockFile, ...]
     """Blocks of this chain alone."""
     pins: tuple[Pin, ...]
+    snapshots: tuple[BlockFile, ...] = ()
+    """Of models that keep more than rows; other chains with the same beginning may have them too."""
 
     @property
     def leaf(self) -> BlockFile:
@@ -49,6 +51,10 @@ class Chain:
     @property
     def n_bytes(self) -> int:
         return sum(file.n_bytes for file in self.files)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.snapshots)
 
     @property
     def own_bytes(self) -> int:
@@ -78,14 +84,15 @@ def list_chains(folder: Path) -> list[Chain]:
     found: list[tuple[BlockFile, list[BlockFile]]] = []
     uses: Counter[Path] = Counter()
     for root in dict.fromkeys(file.root for file in files):
-        by_key = {file.link.key: file for file in files if file.root == root}
+        by_key = {file.link.key: file for file in files if file.root == root and not file.link.snapshot}
         parents = {file.link.parent for file in by_key.values()}
         paths = [chain_to(key, by_key) for key in by_key if key not in parents]
         found += [(path[-1], path) for path in paths]
         uses.update(file.path for path in paths for file in path)
         names[root] = next(filter(None, map(_name, by_key.values())), UNREADABLE)
-    chains = [Chain(tuple(chain), names[leaf.root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins))
-              for leaf, chain in found]
+    snapshots = [file for file in files if file.link.snapshot]
+    chains = [Chain(tuple(chain), names[leaf.root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
+                    tuple(snapshots_on(chain, snapshots))) for leaf, chain in found]
     return sorted(chains, key=lambda chain: -chain.leaf.used_ns)
 
 
@@ -105,19 +112,32 @@ def find_chain(chains: list[Chain], start: str) -> Chain:
 
 
 def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
-    """Remove the blocks of `doomed` that no other of `chains` has, the last of each first; bytes removed. Raises EdgeKVError."""
+    """Remove the blocks of `doomed` that no other of `chains` has, the last of each first, and every snapshot that may be behind them; bytes removed.
+    Raises EdgeKVError."""
     doomed = list(doomed)
     leaves = {chain.leaf.path for chain in doomed}
     kept = {file.path for chain in chains if chain.leaf.path not in leaves for file in chain.files}
     files = {file.path: file for chain in doomed for file in reversed(chain.files) if file.path not in kept}
+    files |= {file.path: file for chain in doomed for file in snapshots_on(files.values(), chain.snapshots)}
     try:
         return sum(file.n_bytes for file in files.values() if remove_file(file.path))
     except OSError as error:
         raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
 
 
+def remove_loose_snapshots(folder: Path) -> int:
+    """Remove the snapshots that are behind no stored block; bytes removed. Raises EdgeKVError."""
+    files = _scan(folder)
+    blocks = [file for file in files if not file.link.snapshot]
+    of_some = {file.path for file in snapshots_on(blocks, files)}
+    try:
+        return sum(file.n_bytes for file in files if file.link.snapshot and file.path not in of_some and remove_file(file.path))
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+
+
 def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
-    """Read and verify every block. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
+    """Read and verify every block and snapshot. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
     files = _scan(folder)
     for i, file in enumerate(files, 1):
         refused = None

@@ -36,9 +36,9 @@ class Outcome(enum.Enum):
 
 
 class Place(Protocol):
-    """Keeps blocks of one model identity. No method raises: a failure is a miss, which is counted, and logged once.
+    """Keeps blocks and snapshots of one model identity. No method raises: a failure is a miss, which is counted, and logged once.
 
-    `write` and `touch` are called by one thread, the others by any.
+    `write`, `pass_over` and `touch` are called by one thread, the others by any.
     """
 
     name: str
@@ -60,11 +60,17 @@ class Place(Protocol):
     def children(self, parent: bytes) -> list[Child]:
         """The blocks that follow a block, tails included."""
 
+    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
+        """The snapshots that hang on each of some blocks, or roots."""
+
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
-        """Blocks whose rows can be read, in the order of `links`; None for a block that is missing or was refused."""
+        """Blocks and snapshots that can be read, in the order of `links`; None for a block that is missing or was refused."""
 
     def write(self, block: Block) -> Outcome:
-        """Keep a block, and drop the tails that it continues."""
+        """Keep a block, and drop the tails that it continues; or a snapshot."""
+
+    def pass_over(self, links: Sequence[Link]) -> None:
+        """Snapshots that newer ones make superfluous: they go before everything else, unless they are used again."""
 
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""

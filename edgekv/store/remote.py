@@ -1,7 +1,8 @@
 """A place below RAM that several machines share: a Redis-compatible server.
 
-    edgekv:ROOT:KEY              a block: the same bytes as a file's
+    edgekv:ROOT:KEY              a block or snapshot: the same bytes as a file's
     edgekv:ROOT:PARENT:children  a hash: what follows a block; KEY and READING (17 bytes) -> tokens (int32, little endian)
+    edgekv:ROOT:PARENT:snapshots a hash of the same form: the snapshots that hang on a block
 
 All names are in hexadecimal, ROOT is the model identity's. Everything has a time to live, renewed when it is used.
 """
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode_header, header_bytes
 from edgekv.store.identity import ModelIdentity
@@ -36,6 +37,9 @@ FIRST_READ = 8192
 
 MOST_CHILDREN = 1024
 """Children of a block, until the forgotten ones are taken out."""
+
+CHILDREN, SNAPSHOTS = ":children", ":snapshots"
+"""Ends of the names of what hangs on a block."""
 
 T = TypeVar("T")
 
@@ -82,6 +86,9 @@ class RedisPlace:
 
     def children(self, parent: bytes) -> list[Child]:
         return self._ask(lambda: self._children(self._client, parent)) or []
+
+    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
+        return self._ask(lambda: self._listed(self._client, parents, SNAPSHOTS)) or [[] for _ in parents]
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """All headers in one request."""
@@ -152,15 +159,24 @@ class RedisPlace:
         return [bool(n) for n in pipeline.execute()]
 
     def _children(self, client: Any, parent: bytes) -> list[Child]:
-        """The children whose rows the server still has. Where it has forgotten many, they are taken out of the list."""
-        listed = client.hgetall(self._name(parent, ":children"))
-        children = [child for field, value in listed.items() if (child := _child(parent, field, value)) is not None]
-        there = self._exist(client, [child.link.key for child in children]) if children else []
-        if len(listed) > MOST_CHILDREN:
-            gone = [_field(child.link) for child, had in zip(children, there) if not had]
-            if gone:
-                client.hdel(self._name(parent, ":children"), *gone)
-        return [child for child, had in zip(children, there) if had]
+        """The children whose rows the server still has."""
+        return self._listed(client, [parent], CHILDREN)[0]
+
+    def _listed(self, client: Any, parents: Sequence[bytes], kind: str) -> list[list[Child]]:
+        """What the lists of some blocks name and the server still has. Where it has forgotten many of a list, they are taken out of it."""
+        pipeline = client.pipeline(transaction=False)
+        for parent in parents:
+            pipeline.hgetall(self._name(parent, kind))
+        lists = pipeline.execute()
+        named = [[child for field, value in listed.items() if (child := _child(parent, field, value, kind == SNAPSHOTS)) is not None]
+                 for parent, listed in zip(parents, lists)]
+        keys = [child.link.key for children in named for child in children]
+        there = dict(zip(keys, self._exist(client, keys))) if keys else {}
+        for parent, listed, children in zip(parents, lists, named):
+            gone = [_field(child.link) for child in children if not there[child.link.key]]
+            if len(listed) > MOST_CHILDREN and gone:
+                client.hdel(self._name(parent, kind), *gone)
+        return [[child for child in children if there[child.link.key]] for children in named]
 
     # ---- writing ---------------------------------------------------------------------------------------------------------------------
 
@@ -169,11 +185,14 @@ class RedisPlace:
             pipeline = self._writing_client.pipeline(transaction=False)
             for link in chain:
                 pipeline.expire(self._name(link.key), self._ttl_s)
-                pipeline.expire(self._name(link.parent, ":children"), self._ttl_s)
+                pipeline.expire(self._name(link.parent, _kind(link)), self._ttl_s)
             answers = pipeline.execute()
             return [link for link, *there in zip(chain, answers[::2], answers[1::2]) if not all(there)]
 
         return self._try(expire, self._writing) or []
+
+    def pass_over(self, links: Sequence[Link]) -> None:
+        """Nothing: the server forgets what nobody renews."""
 
     def write(self, block: Block) -> Outcome:
         if block.payload.nbytes > MOST_BLOCK_BYTES:
@@ -181,13 +200,13 @@ class RedisPlace:
         return self._try(lambda: self._write(block), self._writing) or Outcome.LATER
 
     def _write(self, block: Block) -> Outcome:
-        link, listing = block.link, self._name(block.link.parent, ":children")
+        link, listing = block.link, self._name(block.link.parent, _kind(block.link))
         if not self._writing_client.expire(self._name(link.key), self._ttl_s):
             data = b"".join([encode_header(block, self._identity), block.payload.data])
             self._writing_client.set(self._name(link.key), data, ex=self._ttl_s)
             self.stats.n_written += 1
             self.stats.n_written_bytes += len(data)
-        tails = covered_tails(self._children(self._writing_client, link.parent), block)
+        tails = [] if link.snapshot else covered_tails(self._children(self._writing_client, link.parent), block)
         pipeline = self._writing_client.pipeline(transaction=False)
         pipeline.hset(listing, _field(link), block.tokens.astype("<i4").tobytes())
         pipeline.expire(listing, self._ttl_s)
@@ -259,18 +278,22 @@ def _client(url: str, timeout_s: float) -> Any:
                           f"({_first_line(error)})") from None
 
 
+def _kind(link: Link) -> str:
+    return SNAPSHOTS if link.snapshot else CHILDREN
+
+
 def _field(link: Link) -> bytes:
     return link.key + bytes([link.reading]) + link.read_with
 
 
-def _child(parent: bytes, field: bytes, value: bytes) -> Child | None:
-    """The block that a field of the hash names; None for other fields."""
+def _child(parent: bytes, field: bytes, value: bytes, snapshot: bool) -> Child | None:
+    """The block or snapshot that a field of the hash names; None for other fields."""
     if not KEY_BYTES < len(field) <= KEY_BYTES + 1 + MOST_READ_WITH_BYTES or field[KEY_BYTES] > max(Reading):
         return None
-    if len(value) % 4 or not 4 <= len(value) <= 4 * BLOCK_TOKENS:
+    if len(value) % 4 or not (0 if snapshot else 4) <= len(value) <= 4 * BLOCK_TOKENS:
         return None
     tokens = np.frombuffer(value, "<i4").astype(np.int32)
-    link = child_link(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
+    link = (snapshot_link if snapshot else child_link)(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
     return Child(link, tokens) if link.key == field[:KEY_BYTES] else None
 
 

@@ -72,16 +72,22 @@ class KeptSnapshot:
     """What a sequence keeps besides rows, as it was behind exactly `position` tokens."""
 
     position: int
-    payload: np.ndarray
-    """uint8 [bytes], read-only."""
     source: str
-    """ram."""
-    reading: Reading
-    key: bytes
+    """ram, disk or remote."""
+    block: Block | ComingBlock
+
+    @property
+    def link(self) -> Link:
+        return self.block.link
 
     def read(self) -> np.ndarray | None:
-        """uint8 [bytes], read-only; None where it is damaged."""
-        return self.payload
+        """Its bytes, uint8 [bytes], which are read and verified by the first call; None where they cannot be used."""
+        if isinstance(self.block, ComingBlock):
+            if self.block.payload is None:
+                self.block.stay()
+            if not self.block.fetch(None):
+                return None
+        return self.block.payload
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,9 @@ class PrefixHit:
         in RAM takes no time. A place that was slow long ago is tried again, with one piece."""
         if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
             return len(self.pieces)
-        costs = [0.0]  # seconds, of loading so many pieces and not computing them
+        kept = None if self.snapshot is None else self.snapshot.block
+        loads_s = kept.rate.takes_s(kept.n_bytes) if isinstance(kept, ComingBlock) and not kept.fetched else 0.0
+        costs = [loads_s]  # seconds, of loading so many pieces and not computing them
         for piece in self.pieces:
             loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) and piece.coming else 0.0
             costs.append(costs[-1] + loading_s - reading_s(piece.first, piece.n))

@@ -1,32 +1,47 @@
-"""Snapshots: what a sequence keeps besides rows, behind exactly so many tokens. They hang on chains of blocks, in RAM."""
+"""Snapshots: what a sequence keeps besides rows, behind exactly so many tokens. They hang on chains of blocks, in RAM and below it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.store.coming import ComingBlock
+from edgekv.store.place import Child, Place
 from edgekv.store.ram import Ram, SharedRam
 from edgekv.store.results import KeptSnapshot, PrefixHit
+from edgekv.store.writer import Writer
 
 N_NEWEST = 3
 """Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""
 
 
+class Candidate(NamedTuple):
+    """A snapshot on the way of some tokens."""
+
+    child: Child
+    place: Place | None
+    """None: RAM."""
+
+
 class Snapshots:
     """The snapshots of one store. `known`: its link of a block that it has; `make_room`: as the store's, with the lock held."""
 
-    def __init__(self, shared: SharedRam, known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None],
-                 make_room: Callable[[int, set[bytes], float | None], bool]):
-        self._ram, self._shared, self._known, self._make_room = shared.blocks, shared, known, make_room
+    def __init__(self, shared: SharedRam, places: Sequence[Place], writers: Sequence[Writer],
+                 known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None], make_room: Callable[[int, set[bytes], float | None], bool]):
+        self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
+        self._known, self._make_room = known, make_room
 
     def has(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
+        """Whether RAM or a near place has it."""
         link = self._chain(tokens, readings, root, read_with)[-1]
         with self._shared.lock:
-            return link.key in self._ram
+            in_ram = link.key in self._ram
+        return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
 
     def save(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
         if payload.dtype != np.uint8 or payload.ndim != 1:
@@ -37,34 +52,60 @@ class Snapshots:
         block = Block(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), state)
         with self._shared.lock:
             if block.link.key not in self._ram:
-                self._pass(chain, tokens, root)
+                passed = self._pass(chain, tokens, root)
                 if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
                     return False
                 self._ram.put(block)
+                for writer in self._writers:
+                    writer.add(block.link.key)
+                    writer.pass_over(passed)
             self._ram.passed.discard(block.link.key)
             self._ram.touch(link.key for link in chain)
         return True
 
     def cut(self, hit: PrefixHit, tokens: np.ndarray, n_have: int, goes_on: int, root: bytes, accepts: Reading,
-            read_with: ReadWith = NOTHING_SAID) -> PrefixHit:
+            read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
         """The hit up to the snapshot that lies furthest: behind `goes_on` tokens, before the last token, and not behind the rows."""
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
-        with self._shared.lock:
-            for i in range(len(parents) - 1, -1, -1):
-                first = i * BLOCK_TOKENS
-                fit = [one for one in self._ram.snapshots(parents[i]) if goes_on < first + one.link.n <= last
-                       and one.link.reading <= accepts and one.link.read_with == read_with[one.link.reading]
-                       and np.array_equal(one.tokens, tokens[first : first + one.link.n])]
-                if fit:
-                    best = max(fit, key=lambda one: (one.link.n, -one.link.reading))
-                    self._shared.in_use[best.link.key] += 1
-                    hit.holds.keys.append(best.link.key)
-                    kept = KeptSnapshot(first + best.link.n, best.payload, Ram.name, best.link.reading, best.link.key)
+        places = [place for place in self._places if place.working and not (near and place.ahead > 1)]
+        found: dict[tuple[str, bytes], list[Child]] = {}
+        for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
+            first = i * BLOCK_TOKENS
+            for one in sorted(self._below(parents, i, places, found), key=lambda one: (-one.child.link.n, one.child.link.reading)):
+                link = one.child.link
+                fits = (goes_on < first + link.n <= last and link.reading <= accepts
+                        and np.array_equal(one.child.tokens, tokens[first : first + link.n])
+                        and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with[link.reading]))
+                block = self._open(one, hit) if fits else None
+                if block is not None:
+                    kept = KeptSnapshot(first + link.n, Ram.name if one.place is None else one.place.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)
                     return replace(hit, pieces=pieces, snapshot=kept)
         return replace(hit, pieces=())
+
+    def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
+        """What hangs on the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
+        with self._shared.lock:
+            below = [Candidate(Child(block.link, block.tokens), None) for block in self._ram.snapshots(parents[i])]
+        for place in places:
+            if (place.name, parents[i]) not in found:
+                asked = parents[max(0, i + 1 - place.ahead) : i + 1]
+                found.update(((place.name, parent), children) for parent, children in zip(asked, place.snapshots(asked)))
+            below += [Candidate(child, place) for child in found.get((place.name, parents[i]), [])]
+        return below
+
+    def _open(self, one: Candidate, hit: PrefixHit) -> Block | ComingBlock | None:
+        """None where it is gone, or cannot be used."""
+        if one.place is not None:
+            return one.place.open([one.child.link])[0]
+        with self._shared.lock:
+            block = self._ram.get(one.child.link.key)
+            if block is not None:
+                self._shared.in_use[block.link.key] += 1
+                hit.holds.keys.append(block.link.key)
+            return block
 
     def without_rows(self) -> list[bytes]:
         """Keys of those whose last tokens no block in RAM has, with the lock held."""
@@ -99,13 +140,16 @@ class Snapshots:
             parents.append(link.key)
         return parents
 
-    def _pass(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes) -> None:
-        """Note which snapshots of the chain have N_NEWEST others behind them, with the new one: they are the least useful."""
-        on_chain: dict[int, list[bytes]] = defaultdict(list)
+    def _pass(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes) -> list[Link]:
+        """Note which snapshots of the chain in RAM have N_NEWEST others behind them, with the new one: they are the least useful. Returns those that
+        were not noted before."""
+        on_chain: dict[int, list[Link]] = defaultdict(list)
         for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):
             first = i * BLOCK_TOKENS
             for one in self._ram.snapshots(parent):
                 if first + one.link.n < len(tokens) and np.array_equal(one.tokens, tokens[first : first + one.link.n]):
-                    on_chain[first + one.link.n].append(one.link.key)
-        for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :]:
-            self._ram.passed.update(on_chain[position])
+                    on_chain[first + one.link.n].append(one.link)
+        passed = [link for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :] for link in on_chain[position]
+                  if link.key not in self._ram.passed]
+        self._ram.passed.update(link.key for link in passed)
+        return passed

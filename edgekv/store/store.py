@@ -14,7 +14,7 @@ from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
 from edgekv.store.ram import Ram, RamHolder, SharedRam
-from edgekv.store.results import BlockPiece, Holds, PlaceStats, PrefixHit, Saved, StoreStats
+from edgekv.store.results import BlockPiece, Holds, KeptSnapshot, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.snapshots import Snapshots
@@ -47,8 +47,8 @@ class PrefixStore:
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
         self._upper = RamHolder(self._ram, self._lock)
-        self._snapshots = Snapshots(self._shared, self._known, self._make_room)
         self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
+        self._snapshots = Snapshots(self._shared, self.places, self._writers, self._known, self._make_room)
         with self._lock:
             self._shared.writers += self._writers
         self._stats = StoreStats()
@@ -82,9 +82,9 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, len(tokens) - n_have)
+        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have))
         if goes_on is not None:
-            hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with)
+            hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with, near)
         self._let_stay(hit)
         return hit if in_part else self._read_all(hit)
 
@@ -111,7 +111,7 @@ class PrefixStore:
         """A place can be asked whose answer may take long."""
         return any(place.ahead > 1 and place.working for place in self.places)
 
-    def _is_far(self, piece: BlockPiece) -> bool:
+    def _is_far(self, piece: BlockPiece | KeptSnapshot) -> bool:
         return any(place.name == piece.source and place.ahead > 1 for place in self.places)
 
     def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
@@ -124,6 +124,9 @@ class PrefixStore:
                     break
                 if not block.fetch(self.in_flight):
                     return hit.first_pieces(i)
+        kept = hit.snapshot
+        if kept is not None and self._is_far(kept) and worth() == len(hit.pieces) and kept.read() is None:
+            return hit.first_pieces(0)
         return hit
 
     def leave(self, hit: PrefixHit) -> None:
@@ -144,11 +147,11 @@ class PrefixStore:
                 if self.settings.ram_bytes and self._make_room(block.n_bytes, keys, None):
                     self._put(block.block())
                     self._below.add(block.link.key)
-            self._used(hit.chain)
+            chain = list(hit.chain)
             if hit.snapshot is not None and n_pieces == len(hit.pieces):
-                self._ram.passed.discard(hit.snapshot.key)
-                self._ram.touch([hit.snapshot.key])
-                self._stats.n_snapshots_used += 1
+                self._snapshot_came(hit.snapshot, keys)
+                chain.append(hit.snapshot.link)
+            self._used(chain)
             self._stats.n_restores += 1
             self._stats.asked_tokens += hit.n_asked
             self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_pieces])
@@ -158,6 +161,15 @@ class PrefixStore:
                     self._stats.ram.n_loaded_bytes += piece.payload.nbytes
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
+
+    def _snapshot_came(self, kept: KeptSnapshot, keys: set[bytes]) -> None:
+        """With the lock held."""
+        block, has_ram = kept.block, bool(self.settings.ram_bytes)
+        if has_ram and isinstance(block, ComingBlock) and block.fetched and kept.link.key not in self._ram and self._make_room(block.n_bytes, keys, None):
+            self._put(block.block())
+            self._below.add(block.link.key)
+        self._ram.passed.discard(kept.link.key)
+        self._stats.n_snapshots_used += 1
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None where it is not needed or cannot be had. Blocks in RAM stay there."""
@@ -252,17 +264,16 @@ class PrefixStore:
 
     def save_snapshot(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes | None = None,
                       read_with: ReadWith = NOTHING_SAID) -> bool:
-        """Keep in RAM what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
+        """Keep what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
         to the store; the others as in `save`, which keeps the rows, before this or afterwards."""
-        if self._closed or not self.settings.ram_bytes:
+        if self._closed or not self.most_ram_bytes:
             return False
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with)
 
     def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
         """Whether `save_snapshot` of these has nothing to do."""
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
+        return not self._closed and self._snapshots.has(np.ascontiguousarray(tokens, dtype=np.int32), readings, self._root if root is None else root, read_with)
 
     def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings."""
@@ -350,6 +361,7 @@ class PrefixStore:
                     self._forget(key)
             for key in self._snapshots.without_rows():
                 self._ram.remove(key)
+                self._forget(key)
         self.flush(MOST_FLUSH_S)
 
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------

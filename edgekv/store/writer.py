@@ -23,6 +23,7 @@ class Writer:
         self._lock, self._block_of, self._written = lock, block_of, written
         self._pending: OrderedDict[bytes, None] = OrderedDict()
         self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
+        self._passed: list[Link] = []
         self._busy = self._closing = self._said = False
         self._thread: threading.Thread | None = None
 
@@ -51,6 +52,10 @@ class Writer:
         """Tell the place that a chain was used, from its root on, and write the blocks that it lacks."""
         self._used.append(chain)
         self._wake()
+
+    def pass_over(self, links: Sequence[Link]) -> None:
+        """Tell the place that snapshots are superfluous, before the next write."""
+        self._passed += links
 
     def close(self) -> None:
         """End after the write that is under way."""
@@ -95,6 +100,7 @@ class Writer:
             chain = self._used.popleft() if self._used else None
             key = next(iter(self._pending), None) if chain is None else None
             block = None if key is None else self._block_of(key)
+            passed, self._passed = (self._passed, []) if block is not None else ([], self._passed)
         if chain is not None:
             lacking = self.place.touch(chain)
             with self._lock:
@@ -102,6 +108,7 @@ class Writer:
         elif block is not None:
             outcome = Outcome.DECLINED  # after an unknown failure a block is not tried again until it is used again
             try:
+                self.place.pass_over(passed)
                 outcome = self.place.write(block)
             finally:
                 with self._lock:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.clients import post
 from support.prefix_server import EXACT, ask, conversation, n_read, serve
 
 from edgekv.serving import snapshot_keeper
@@ -41,6 +42,20 @@ def test_a_conversation_comes_back_with_the_same_bits(synthetic, kind: str, kv: 
         n_warm, warm = answered(server, tokens)
         assert (n_cold, n_warm) == (len(tokens), OPENING)
         np.testing.assert_array_equal(warm, cold)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_comes_back_from_disk_behind_a_restart(synthetic, kind: str, tmp_path: Path):
+    model, where, tokens = synthetic(kind, dtype="f32"), StoreSettings(ram_bytes=0, folder=tmp_path, folder_bytes=1 << 30), conversation(7, 1500)
+    with serve(model, EXACT, where, n_slots=2) as server:
+        _, cold = answered(server, tokens)
+        server.prefixes.flush()
+    with serve(model, EXACT, where, n_ctx=4096) as server:  # other numbers of slots and cells
+        said = ask(server, tokens, n_probs=1)
+        assert n_read(said) == OPENING
+        np.testing.assert_array_equal(best(said), cold)
+        usage = post(server.url, "/v1/completions", {"prompt": conversation(7, 1500)[:1450], "max_tokens": 1})["usage"]["edgekv"]["cached_tokens"]
+        assert sum(usage.values()) >= 1024
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,8 +31,7 @@ def restore(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Re
         assert n == 0
     else:
         assert n == max(0, hit.snapshot.position - n_have)
-        assert np.array_equal(hit.snapshot.payload, state(tokens[: hit.snapshot.position], n_bytes))
-        assert not hit.snapshot.payload.flags.writeable
+        assert np.array_equal(hit.snapshot.read(), state(tokens[: hit.snapshot.position], n_bytes))
     return hit
 
 
@@ -50,7 +49,7 @@ def test_a_hit_ends_at_the_snapshot(at, rows_first):
     if not rows_first:
         save(store, tokens)
     hit = restore(store, tokens)
-    assert position(hit) == at and hit.snapshot.source == "ram" and hit.snapshot.reading == EXACT
+    assert position(hit) == at and hit.snapshot.source == "ram" and hit.snapshot.link.reading == EXACT
     assert store.stats().n_snapshots_used == 1
 
 

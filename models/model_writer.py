@@ -21,7 +21,7 @@ from edgekv.models.model_shape import ModelShape
 from edgekv.models.reader import HEADER_ONLY
 from edgekv.models.shape_weights import Weights
 from edgekv.models.shapes import WEIGHT_TYPES
-from edgekv.models.synth import FIRST_PRINTABLE, add_text_tokenizer
+from edgekv.models.synth_file import FIRST_PRINTABLE, add_text_tokenizer
 
 Progress = Callable[[int, int], None]
 """Called with the bytes written, and all bytes."""

@@ -18,7 +18,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import NativeError
 from edgekv.live.cells import EARLIER, SAMPLED
 from edgekv.live.runtime import Runtime
-from edgekv.models.synth import SyntheticShape
+from edgekv.models.synth_file import SyntheticShape
 
 import llama_cpp
 

@@ -8,7 +8,7 @@ from support.clients import post
 from support.prefix_server import EXACT, ask, conversation, from_disk, n_read, serve
 
 from edgekv.models.reader import open_gguf
-from edgekv.models.synth import SyntheticShape
+from edgekv.models.synth_file import SyntheticShape
 from edgekv.store.settings import StoreSettings
 
 SHAPE = SyntheticShape(n_layer=4, n_head=6)

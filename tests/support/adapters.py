@@ -5,7 +5,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgekv.models.synth import SyntheticShape
+from edgekv.models.synth_file import SyntheticShape
 
 RANK = 4
 

@@ -8,7 +8,7 @@ import numpy as np
 from support.adapters import finish
 from support.contexts import Context
 
-from edgekv.models.synth import add_text_tokenizer
+from edgekv.models.synth_file import add_text_tokenizer
 
 ARCH, WIDTH, HEADS, FF, VOCAB = "gemma4-assistant", 64, 4, 96, 384
 

@@ -1,0 +1,144 @@
+"""A tiny GGUF model of random weights under construction: sizes, tokenizer, and tensors by name."""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+CONTROL, UNKNOWN, NORMAL, BYTE = (
+    gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN, gguf.TokenType.NORMAL, gguf.TokenType.BYTE,
+)
+
+
+@dataclass(frozen=True)
+class SyntheticShape:
+    """Sizes of a synthetic model. `n_head` is a multiple of `n_head_kv`; `head_dim` does not depend on `n_embd`."""
+
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 64
+    n_embd: int = 128
+    n_ff: int = 192
+    n_vocab: int = 384  # at least 355: 3 control tokens, 256 bytes, 96 printable ones
+    n_ctx_train: int = 4096
+    rope_base: float = 10000.0
+    sliding_window: int = 64  # tokens; only for the architectures that have one
+    attn_softcap: float = 10.0  # only gemma2
+    n_latent: int = 0  # numbers of a compressed row that hold V, and behind them turned ones; only deepseek2. 0: twice and half of head_dim
+    n_turned: int = 0
+    attn_gain: float = 1.5  # standard deviation of a query's and a key's entries: 1 is nearly uniform attention
+    dtype: str = "f16"  # of the matrices: f16 or f32
+
+
+class SyntheticFile:
+    """A GGUF file under construction: `gguf` takes its metadata, `finish` writes it."""
+
+    def __init__(self, path: Path, arch: str, shape: SyntheticShape, seed: int):
+        self.shape, self.seed, self.path, self.arch = shape, seed, path, arch
+        self.gguf = gguf.GGUFWriter(path, arch)
+        self.gguf.add_type("model")
+        self.gguf.add_name(f"EdgeKV synthetic {arch}")
+        self.gguf.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if shape.dtype == "f16" else gguf.LlamaFileType.ALL_F32)
+        self.gguf.add_context_length(shape.n_ctx_train)
+        self.gguf.add_embedding_length(shape.n_embd)
+        self.gguf.add_block_count(shape.n_layer)
+        self.gguf.add_feed_forward_length(shape.n_ff)
+        self.gguf.add_vocab_size(shape.n_vocab)
+
+    def attention(self, n_head_kv: int | list[int] | None = None) -> None:
+        s = self.shape
+        self.gguf.add_head_count(s.n_head)
+        self.gguf.add_head_count_kv(s.n_head_kv if n_head_kv is None else n_head_kv)
+        self.gguf.add_key_length(s.head_dim)
+        self.gguf.add_value_length(s.head_dim)
+        self.gguf.add_layer_norm_rms_eps(1e-5)
+        self.gguf.add_rope_dimension_count(s.head_dim)
+        self.gguf.add_rope_freq_base(s.rope_base)
+
+    def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0, dtype: str | None = None) -> None:
+        """Add a matrix that maps inputs of unit variance to outputs of standard deviation `gain`."""
+        self.tensor(name, self.normal(name, n_out, n_in) * (gain / np.sqrt(n_in)), dtype or self.shape.dtype)
+
+    def embedding(self, name: str, gain: float) -> None:
+        """Add the embedding. Control tokens and bytes that are no text get small rows, so that they are hardly ever sampled."""
+        s = self.shape
+        rows = self.normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
+        rows[:FIRST_PRINTABLE] *= 0.1
+        self.tensor(name, rows, s.dtype)
+
+    def norm(self, name: str, n: int, bias: bool = False, gain: float = 1.0) -> None:
+        self.tensor(f"{name}.weight", gain * (1 + 0.1 * self.normal(name, n)), "f32")
+        if bias:
+            self.vector(f"{name}.bias", n)
+
+    def vector(self, name: str, *shape: int, gain: float = 0.1) -> None:
+        self.tensor(name, gain * self.normal(name, *shape), "f32")
+
+    def tensor(self, name: str, values: np.ndarray, dtype: str) -> None:
+        self.gguf.add_tensor(name, np.ascontiguousarray(values, dtype={"f16": np.float16, "f32": np.float32}[dtype]))
+
+    def qkv(self, block: str, bias: bool = False, n_head_kv: int | None = None) -> None:
+        s = self.shape
+        n_head_kv = n_head_kv or s.n_head_kv
+        for part, n_head in (("q", s.n_head), ("k", n_head_kv), ("v", n_head_kv)):
+            self.matrix(f"{block}.attn_{part}.weight", n_head * s.head_dim, s.n_embd, s.attn_gain if part != "v" else 1.0)
+            if bias:
+                self.vector(f"{block}.attn_{part}.bias", n_head * s.head_dim)
+        self.matrix(f"{block}.attn_output.weight", s.n_embd, s.n_head * s.head_dim)
+
+    def ffn(self, block: str) -> None:
+        s = self.shape
+        self.matrix(f"{block}.ffn_gate.weight", s.n_ff, s.n_embd)
+        self.matrix(f"{block}.ffn_up.weight", s.n_ff, s.n_embd)
+        self.matrix(f"{block}.ffn_down.weight", s.n_embd, s.n_ff)
+
+    def text_tokenizer(self) -> None:
+        add_text_tokenizer(self.gguf, self.shape.n_vocab)
+
+    def finish(self) -> Path:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+        return self.path
+
+    def normal(self, name: str, *shape: int) -> np.ndarray:
+        # Each tensor has its own random stream: changing one size leaves the other tensors alone.
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
+
+
+FIRST_PRINTABLE = 3 + 256
+"""The first token of text; those before it are control tokens and bytes."""
+
+
+def add_text_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """Add a SentencePiece tokenizer with byte fallback, and a chat template: a token for each printable ASCII character, and one for each
+    byte. The rest of the vocabulary are words that no text has."""
+    tokens, types = ["<unk>", "<s>", "</s>"], [UNKNOWN, CONTROL, CONTROL]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    types += [BYTE] * 256
+    printable = ["▁", "\n", *(chr(c) for c in range(33, 127))]
+    filler = [f"word{i}" for i in range(n_vocab - len(tokens) - len(printable))]
+    types += [NORMAL] * (len(printable) + len(filler))
+    tokens += printable + filler
+    if len(tokens) != n_vocab:
+        raise ValueError(f"n_vocab is {n_vocab}; a synthetic tokenizer needs at least {len(tokens)} tokens")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
+    writer.add_chat_template(CHAT_TEMPLATE)

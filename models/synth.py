@@ -104,7 +104,27 @@ def gpt_oss(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0)
 
 def deepseek2(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
     """Compressed K and V (MLA): a token has one latent row for all heads, and no V. `head_dim` is an expanded head's."""
-    m, s = SyntheticFile(path, "deepseek2", shape, seed), shape
+    return _compressed(SyntheticFile(path, "deepseek2", shape, seed))
+
+
+def deepseek32(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -> Path:
+    """Compressed K and V, and in each layer an index that lists the cells that a token attends (trained selection, DSA)."""
+    m, s = SyntheticFile(path, "deepseek32", shape, seed), shape
+    m.gguf.add_indexer_head_count(s.n_index_head)
+    m.gguf.add_indexer_key_length(s.head_dim)
+    m.gguf.add_indexer_top_k(s.n_top_k)
+    m.gguf.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    for il in range(s.n_layer):
+        block = f"blk.{il}.indexer"
+        m.matrix(f"{block}.attn_q_b.weight", s.n_index_head * s.head_dim, s.n_embd // 2)
+        m.matrix(f"{block}.attn_k.weight", s.head_dim, s.n_embd)
+        m.norm(f"{block}.k_norm", s.head_dim, bias=True)
+        m.matrix(f"{block}.proj.weight", s.n_index_head, s.n_embd)
+    return _compressed(m)
+
+
+def _compressed(m: SyntheticFile) -> Path:
+    s = m.shape
     n_rope, n_latent, n_q = s.n_turned or s.head_dim // 2, s.n_latent or 2 * s.head_dim, s.n_embd // 2
     m.gguf.add_head_count(s.n_head)
     m.gguf.add_head_count_kv(1)
@@ -247,7 +267,7 @@ def _decoder(
 
 KINDS: dict[str, Callable[..., Path]] = {
     "llama": llama, "longrope": longrope, "deci": deci, "qwen3": qwen3, "gemma2": gemma2, "gpt-oss": gpt_oss, "lfm2": lfm2, "mamba": mamba,
-    "deepseek2": deepseek2, "bert": bert, "vocabulary": vocabulary,
+    "deepseek2": deepseek2, "deepseek32": deepseek32, "bert": bert, "vocabulary": vocabulary,
 }
 """Every kind by name."""
 

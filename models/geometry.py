@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from edgekv.errors import ModelError
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
-from edgekv.models.stock_layers import why_stock
+from edgekv.models.stock_layers import index_dims, index_rows, why_stock
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
@@ -76,6 +76,8 @@ class Geometry:
     chat_template: bool
     head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
     n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
+    index_rows: int = 0  # the most rows that an index, whose keys lie beside the rows, lets a token read; 0: there is no index
+    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty where none is known
     stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 
@@ -85,12 +87,13 @@ class Geometry:
         return sum(n > 0 for n in self.n_head_kv)
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
-        """KV cache bytes of one token over all layers, those with sliding windows included. Types are ggml names, e.g. "f16", "q8_0"."""
-        return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer))
+        """KV cache bytes of one token over all layers, those with sliding windows and keys of an index included. Types are ggml names, e.g.
+        "f16", "q8_0"."""
+        return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer)) + self._index_bytes(type_k)
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
         """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps only its window."""
-        return sum(
+        return n_ctx * self._index_bytes(type_k) + sum(
             self.layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
             for il in range(self.n_layer)
         )
@@ -103,6 +106,9 @@ class Geometry:
         """Bytes that a long sequence keeps besides those rows: full windows, and states."""
         windows = sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if self.swa[il]) * self.sliding_window
         return windows + self.recurrent_bytes
+
+    def _index_bytes(self, type_k: str) -> int:
+        return sum(_row_bytes(dim, type_k) for dim in self.index_dims)
 
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
@@ -196,6 +202,8 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         chat_template=reader.value("tokenizer.chat_template") is not None,
         head_dim_swa=int(get("attention.key_length_swa", 0)),
         n_layer_shared=n_layer - _N_LAYER_CACHE[arch] if arch in _N_LAYER_CACHE else int(get("attention.shared_kv_layers", 0)),
+        index_rows=index_rows(arch, reader),
+        index_dims=index_dims(arch, reader, n_layer),
         stock=why_stock(arch, reader, n_layer),
         recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
     )

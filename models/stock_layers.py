@@ -11,6 +11,9 @@ _ALIBI = frozenset({"bloom", "refact"})
 
 _TELLS_ALIBI = frozenset({"jais", "mpt"})
 
+_LISTED = frozenset({"deepseek32", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"})
+"""Architectures whose index lists the cells that a token attends; in others it takes part in attention in another way."""
+
 _BAICHUAN_13B_LAYERS = 40
 """This size of baichuan has a position bias; the others rotate."""
 
@@ -26,6 +29,24 @@ def why_stock(arch: str, reader: MetadataReader, n_layer: int) -> str:
         return "ALiBi position bias"
     if arch == "grok":
         return "llama.cpp runs it without flash attention"
-    if get("attention.indexer.key_length", 0) > 0:
+    if get("attention.indexer.key_length", 0) > 0 and arch not in _LISTED:
         return INDEX
     return ""
+
+
+def index_rows(arch: str, reader: MetadataReader) -> int:
+    """The most rows that an index beside the cache lets a token read; 0: there is no index."""
+    if reader.value(f"{arch}.attention.indexer.key_length", 0) == 0:
+        return 0
+    return int(reader.value(f"{arch}.attention.indexer.top_k", 0))
+
+
+def index_dims(arch: str, reader: MetadataReader, n_layer: int) -> tuple[int, ...]:
+    """Numbers of an index key that each layer keeps beside its rows: 0 for a layer that uses another's choice, empty where no index lists
+    cells."""
+    if arch not in _LISTED or index_rows(arch, reader) == 0:
+        return ()
+    n = int(reader.value(f"{arch}.attention.indexer.key_length"))
+    keeps = {"deepseek32": None, "qwen4exp": "attention.compress_ratios"}.get(arch, "attention.indexer.types")
+    kept = reader.value(f"{arch}.{keeps}") if keeps else None
+    return (n,) * n_layer if kept is None else tuple(n * (one > 0) for one in kept[:n_layer])

@@ -120,8 +120,8 @@ class ContextChoice:
 
 
 def sparse_layers(model: Geometry) -> list[int]:
-    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) is
-    served on the processor."""
+    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and
+    layers that attend what an index lists are served on the processor."""
     if model.stock or not (_latent_rows(model) if model.mla else model.head_dim_k == model.head_dim_v and model.head_dim_k in _HEAD_DIMS):
         return []
     return [il for il in range(model.n_layer - model.n_layer_shared) if model.n_head_kv[il] and not model.swa[il]]
@@ -133,8 +133,9 @@ def _latent_rows(model: Geometry) -> bool:
 
 
 def plain_layers(model: Geometry) -> list[int]:
-    """Those of `sparse_layers` whose V has rows of its own: mode evict and a GPU serve no others."""
-    return [] if model.mla else sparse_layers(model)
+    """Those of `sparse_layers` whose V has rows of its own, and for which no index lists what they attend: mode evict and a GPU serve no
+    others."""
+    return [] if model.mla or model.index_rows else sparse_layers(model)
 
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:
@@ -144,7 +145,8 @@ def page_bytes(model: Geometry, cache: CacheOptions) -> int:
 
 def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of K and V of one token in one KV head, the same in all layers. The model must have KV heads."""
-    return model.kv_bytes_per_token(cache.type_k.value, cache.type_v.value) // sum(model.n_head_kv)
+    layers = range(model.n_layer)
+    return sum(model.layer_kv_bytes(il, cache.type_k.value, cache.type_v.value) for il in layers) // sum(model.n_head_kv)
 
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:

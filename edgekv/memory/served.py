@@ -17,7 +17,7 @@ class LayerService:
 
 def layers(model: Geometry) -> list[LayerService]:
     served = set(sparse_layers(model))
-    kind = "compressed KV (MLA)" if model.mla else "plain KV cache"
+    kind = ("compressed KV (MLA)" if model.mla else "plain KV cache") + (", an index lists what it attends" if model.index_rows else "")
     return [LayerService(il, il in served, kind if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
             for il in range(model.n_layer)]
 

@@ -166,7 +166,7 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
 def keeps_prefixes(model: Geometry) -> bool:
     """Whether what a model keeps of its tokens can be taken out and put back: rows, windows and states. What llama.cpp keeps otherwise (an index beside
     its cache, states without any row) it keeps as whole conversations in RAM."""
-    return model.stock != INDEX and any(model.n_head_kv)
+    return model.stock != INDEX and model.index_rows == 0 and any(model.n_head_kv)
 
 
 def check_evict(options: ServerOptions) -> None:

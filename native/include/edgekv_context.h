@@ -38,8 +38,9 @@ typedef enum {
     EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
     EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input that no kernel serves; its graph showed that */
     EDGEKV_LAYER_NO_MEMORY    = 13, /* there was no memory for its nodes when a graph was built; the next graph asks again */
-    EDGEKV_LAYER_INDEX        = 14, /* an index, or compressed rows beside the cache, say what it attends */
+    EDGEKV_LAYER_INDEX        = 14, /* an index beside the cache says what it attends, by no list of cells */
     EDGEKV_LAYER_IDLE         = 15, /* neither attention nor a state */
+    EDGEKV_LAYER_LISTED       = 16, /* an index lists the cells that it attends, on a device or in mode evict */
 } edgekv_layer_state;
 
 typedef struct {

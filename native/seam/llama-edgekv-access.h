@@ -5,8 +5,11 @@
 
 #include "llama-context.h"
 #include "llama-graph.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-model.h"
@@ -28,7 +31,7 @@ struct llama_edgekv_besides {
 
 // llama.cpp's classes call it their friend
 struct llama_edgekv_access {
-    // the plain cache of a context: its only one, the non-SWA half of iSWA, or the attention part of a hybrid memory
+    // the plain cache of a context: its only one, the non-SWA half of iSWA, the rows beside an index, or the attention part of a hybrid memory
     static llama_kv_cache * cache(const llama_context * lctx) { return cache(lctx->get_memory()); }
 
     static llama_kv_cache * cache(llama_memory_i * mem) {
@@ -43,6 +46,12 @@ struct llama_edgekv_access {
         }
         if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
             return hybrid->get_mem_attn()->get_base();
+        }
+        if (auto * dsa = dynamic_cast<llama_kv_cache_dsa *>(mem)) {
+            return dsa->get_mla();
+        }
+        if (auto * dsa = dynamic_cast<llama_kv_cache_dsa_iswa *>(mem)) {
+            return dsa->get_dsa()->get_mla();
         }
         return nullptr;
     }
@@ -59,6 +68,16 @@ struct llama_edgekv_access {
             return { nullptr, hybrid->get_mem_recr() };
         }
         return {};
+    }
+
+    // whether an index lists the cells that a layer with rows attends: what the graph names with a llama_edgekv_choice
+    static bool is_listed(const llama_context * lctx, int il) {
+        const auto * mem   = lctx->get_memory();
+        const auto & model = lctx->get_model();
+        if (const auto * blocks = dynamic_cast<const llama_memory_hybrid_idx *>(mem)) {
+            return model.arch == LLM_ARCH_QWEN4EXP && blocks->get_mem_idx() && model.hparams.dsv4_compress_ratios[il] > 0;
+        }
+        return dynamic_cast<const llama_kv_cache_dsa *>(mem) || dynamic_cast<const llama_kv_cache_dsa_iswa *>(mem);
     }
 
     static const llama_kv_cache::kv_layer * layer(const llama_kv_cache & kv, int il) {

@@ -91,7 +91,8 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         out->kind = LLAMA_EDGEKV_LAYER_RECURRENT;
         return true;
     }
-    if (hparams.dsv4_compress_ratios[il] > 0 || (hparams.indexer_head_size > 0 && !hparams.is_swa(il))) {
+    const bool index = hparams.dsv4_compress_ratios[il] > 0 || (hparams.indexer_head_size > 0 && !hparams.is_swa(il));
+    if (index && !llama_edgekv_access::is_listed(lctx, il)) {
         out->kind = LLAMA_EDGEKV_LAYER_INDEX;
         return true;
     }
@@ -112,7 +113,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         return true;
     }
 
-    out->kind         = mla ? LLAMA_EDGEKV_LAYER_MLA : LLAMA_EDGEKV_LAYER_ATTENTION;
+    out->kind         = index ? LLAMA_EDGEKV_LAYER_INDEX : mla ? LLAMA_EDGEKV_LAYER_MLA : LLAMA_EDGEKV_LAYER_ATTENTION;
     out->v_transposed = !mla && llama_edgekv_access::v_transposed(*kv);
     out->host         = ggml_backend_buffer_is_host(layer->k->buffer) && (mla || ggml_backend_buffer_is_host(layer->v->buffer));
     out->k            = layer->k;

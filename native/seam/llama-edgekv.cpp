@@ -16,6 +16,7 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 // the context whose ubatch this thread is building and computing
 static thread_local llama_context * t_current = nullptr;
 static thread_local uint64_t t_graph = 0;  // number of the graph that it builds, or built last
+static thread_local const llama_edgekv_choice * t_choice = nullptr;  // of the attention that it builds
 
 const llama_edgekv_hooks * llama_edgekv_get_hooks() { return g_hooks.load(std::memory_order_acquire); }
 
@@ -97,6 +98,13 @@ bool llama_edgekv_build_store(
     return hooks->build_store(t_current, &args);
 }
 
+llama_edgekv_choice::llama_edgekv_choice(const ggml_tensor * mask, ggml_tensor * shown, ggml_tensor * top_k) :
+    mask(mask), shown(shown), top_k(top_k) {
+    t_choice = this;
+}
+
+llama_edgekv_choice::~llama_edgekv_choice() { t_choice = nullptr; }
+
 // The heads of V from what was attended in compressed rows, as build_attn_mha() makes them behind flash attention.
 static ggml_tensor * expand(const llm_graph_context & graph, ggml_tensor * attended, const llama_edgekv_mha & mha, int64_t n_v) {
     auto * ctx  = graph.ctx0;
@@ -116,6 +124,8 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
         return nullptr;
     }
 
+    const auto * choice = t_choice && t_choice->mask == mha.mask ? t_choice : nullptr;
+
     const llama_edgekv_attend args = {
         /*.ctx     =*/ graph.ctx0,
         /*.gf      =*/ graph.gf,
@@ -125,11 +135,12 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
         /*.v       =*/ mha.v,
         /*.k_stock =*/ &mha.k,
         /*.v_stock =*/ &mha.v,
-        /*.mask    =*/ mha.mask,
+        /*.mask    =*/ choice ? choice->shown : mha.mask,
         /*.sinks   =*/ mha.sinks,
         /*.scale   =*/ mha.scale,
         /*.softcap =*/ graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f,
-        /*.plain   =*/ !mha.kq_b && mha.n_kv_max == 0,
+        /*.plain   =*/ !mha.kq_b && (choice || mha.n_kv_max == 0),
+        /*.top_k   =*/ choice ? choice->top_k : nullptr,
     };
     const int64_t n_v      = mha.v->ne[0];
     ggml_tensor * attended = hooks->build_attend(t_current, &args);

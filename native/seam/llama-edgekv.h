@@ -49,7 +49,10 @@ struct llama_edgekv_attend {
     struct ggml_tensor * sinks;  // f32 [n_head] or null
     float scale;
     float softcap;  // 0: none
-    bool plain;  // false: there is a bias or a top-k that these arguments do not show
+    bool plain;  // false: there is a bias or a choice of cells that these arguments do not show
+    // i32 [n_top_k, n_tokens/n_stream, 1, n_stream]: an index chose these cells of the view for each token, in any order; of them it attends
+    // those that the mask shows. Null: all that the mask shows.
+    struct ggml_tensor * top_k;
 };
 
 // multiply weights with the ubatch's tokens
@@ -125,7 +128,7 @@ enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_MLA       = 3,  // has a plain cache of its own, of compressed rows of K whose first channels are V
     LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's
     LLAMA_EDGEKV_LAYER_NONE      = 5,  // a kind of cache that the seam does not know
-    LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache, or compressed rows, say what it attends
+    LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache says what it attends; k is null where no list of cells comes with the query
     LLAMA_EDGEKV_LAYER_IDLE      = 7,  // no attention and no state
 };
 
@@ -264,6 +267,20 @@ void llama_edgekv_context_freed(llama_context * lctx);
 bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
+
+// While it lives, build_attn_mha() knows a mask for what it is: of the cells that `shown` shows, those in top_k.
+class llama_edgekv_choice {
+public:
+    llama_edgekv_choice(const ggml_tensor * mask, ggml_tensor * shown, ggml_tensor * top_k);
+    ~llama_edgekv_choice();
+
+    llama_edgekv_choice(const llama_edgekv_choice &) = delete;
+    llama_edgekv_choice & operator=(const llama_edgekv_choice &) = delete;
+
+    const ggml_tensor * const mask;
+    ggml_tensor * const shown;
+    ggml_tensor * const top_k;
+};
 
 // the arguments of build_attn_mha(), in their order
 struct llama_edgekv_mha {

@@ -78,11 +78,16 @@ class Found:
     finite: bool = True
     share_read: float = 1.0
     """The share of the tokens that a sample reads."""
+    listed: int = 0
+    """Cells that an index lists for each token, of which it reads those that it sees; 0: there is no index, or it does not say so."""
+    unlisted: float = 0.0
+    """Stock with an index that lists every cell: what it would look like if the lists were not read."""
     mass: list[float] = field(default_factory=list)
     """Attention mass that our nodes saw in each served layer, for each token and query head, in the ubatch in which they saw least: 1 where
     they attended every ubatch; less where attention sinks take a part."""
     n_ubatches: int = 0
-    """Those that our nodes should attend: the prompt's two, and those of decode steps; stock nodes read prompts of compressed rows."""
+    """Those that our nodes should attend: the prompt's two, and those of decode steps; stock nodes read prompts of compressed rows, and of
+    what an index lists."""
     n_ubatches_hooked: int = 0
     n_prompt: int = 0
     n_back: int = 0
@@ -100,14 +105,15 @@ def measure(architecture: str, path: Path) -> Found:
     except ModelError as error:
         found.refused = str(error).replace(str(path), "the file")
         return found
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    try:
+    with _model(path) as model:
         _attention(found, model, shape)
         _store(found, path)
         if any(found.hooked) or found.n_back:
             _spread(found, model)
-    finally:
-        llama_cpp.llama_model_free(model)
+        if any(found.hooked) and shape.index_rows:
+            found.listed = shape.index_rows
+            with _model(path, f"{architecture}.attention.indexer.top_k") as without:
+                found.unlisted = _apart(*(_logits(one, _tokens(), KvOptions(mode="off")) for one in (model, without)))
     found.seconds = time.perf_counter() - began
     return found
 
@@ -122,7 +128,7 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
         exact = _decode(model, ctx, tokens)
         found.layers = _layers(shape, model, [layer.reason for layer in run.layers])
         found.hooked, found.by_header = [layer.hooked for layer in run.layers], [layer.served for layer in served.layers(shape)]
-        found.n_ubatches, found.n_ubatches_hooked = len(STEPS) + (0 if shape.mla else 2), n_hooked(run)
+        found.n_ubatches, found.n_ubatches_hooked = len(STEPS) + (0 if shape.mla or shape.index_rows else 2), n_hooked(run)
     found.exact, found.same_bits = _apart(stock, exact), bool((stock == exact).all())
     sparse = KvOptions(mode="sparse", policy="none")
     with _context(model, sparse) as (ctx, run):
@@ -175,6 +181,21 @@ def _layers(shape: Geometry, model: object, reasons: list[str]) -> list[tuple[st
         own = next((what for beginning, what in KEEPS.items() if reason.startswith(beginning)), rows)
         found.append((own, reason))
     return found
+
+
+@contextmanager
+def _model(path: Path, key: str | None = None) -> Iterator[object]:
+    """key: an integer of the file's header that shall be as large as a context."""
+    settings = llama_cpp.llama_model_default_params()
+    if key is not None:
+        given = (llama_cpp.llama_model_kv_override * 2)()
+        given[0].tag, given[0].key, given[0].value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, key.encode(), N_CTX
+        settings.kv_overrides = given
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), settings)
+    try:
+        yield model
+    finally:
+        llama_cpp.llama_model_free(model)
 
 
 @contextmanager

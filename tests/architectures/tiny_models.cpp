@@ -11,6 +11,7 @@
 #include <set>
 
 static const uint32_t n_ctx = 1024;  // so many positions; upstream's models have 256
+static const uint32_t n_top_k = 96;  // cells that an index chooses, fewer than a prompt has; upstream's take all
 
 // architectures whose models upstream's test leaves out for what it does with them, and not for their hyperparameters
 static bool made(const llm_arch arch) {
@@ -46,6 +47,7 @@ static gguf_context_ptr metadata_of(const llm_arch arch) {
     gguf_context_ptr metadata = get_gguf_ctx(arch, moe_mandatory(arch));
     const std::string prefix = std::string(llm_arch_name(arch)) + ".";
     gguf_set_val_u32(metadata.get(), (prefix + "context_length").c_str(), n_ctx);
+    gguf_set_val_u32(metadata.get(), (prefix + "attention.indexer.top_k").c_str(), n_top_k);
     if (arch == LLM_ARCH_NEMOTRON_H || arch == LLM_ARCH_NEMOTRON_H_MOE) {  // as in real files, a layer that only feeds forward has no heads
         const uint32_t n_heads[] = { 2, 0, 0 };
         for (const char * key : { "attention.head_count", "attention.head_count_kv" }) {

@@ -33,6 +33,12 @@ def served(opened) -> list[dict]:
     return [found for found in opened if any(found["hooked"])]
 
 
+@pytest.fixture(scope="module")
+def sampled(served) -> list[dict]:
+    """Those of which mode sparse reads a part: where an index lists the cells in every layer that is served, it reads what the index says."""
+    return [found for found in served if not found["listed"]]
+
+
 def bound(found: dict) -> float:
     return FACTOR * max(found["spread"], ROUNDING)
 
@@ -64,10 +70,19 @@ def test_sparse_is_exact_where_it_reads_everything(opened):
     assert not names(opened, lambda found: not found["certain"] <= bound(found))
 
 
-def test_sparse_samples(served):
+def test_sparse_samples(sampled):
     """Most tokens are left out, and the answers stay near: where attention is even, another text changes little, a sample at most 1.7 times as much."""
-    assert not names(served, lambda found: not 0.05 < found["share_read"] < 0.8)
-    assert not names(served, lambda found: not found["sampled"] < max(3 * found["control_mean"], bound(found)))
+    assert not names(sampled, lambda found: not 0.05 < found["share_read"] < 0.8)
+    assert not names(sampled, lambda found: not found["sampled"] < max(3 * found["control_mean"], bound(found)))
+
+
+def test_what_an_index_lists_is_read(served):
+    """In modes exact and sparse alike, and nothing else: every cell in place of the listed ones would give other logits."""
+    listed = [found for found in served if found["listed"]]
+    assert {"deepseek32", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"} <= {found["architecture"] for found in listed}
+    assert not names(listed, lambda found: not 0 < found["listed"] < found["n_prompt"] / 3)
+    assert not names(listed, lambda found: found["certain"] or found["sampled"] or found["n_back"])
+    assert not names(listed, lambda found: not 5 * found["exact"] < found["unlisted"])
 
 
 def test_what_is_served_is_served_in_every_ubatch(served):

@@ -68,6 +68,24 @@ def test_compressed_rows(synthetic, sizes, n_head: int, types: dict):
     assert llama.kv.mode == "exact"
 
 
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}])
+@pytest.mark.parametrize(("n_head", "n_top_k"), [(4, 96), (20, 33), (128, 640), (16, 4096)])
+def test_cells_that_an_index_lists(synthetic, n_head: int, n_top_k: int, types: dict):
+    """DSA: an index lists the cells that a token reads of those that it sees, in modes exact and sparse alike; where it may list more, also cells
+    that nobody sees. One layer: what a second one lists depends on the last bits of the first."""
+    shape = {"n_layer": 1, "n_head": n_head, **({"n_latent": 512, "n_turned": 64} if n_head > 4 else {})}
+    llama = compare(synthetic("deepseek32", **shape, n_top_k=n_top_k), **types)
+    assert all(layer.hooked and layer.n_head_kv == 1 and layer.type_v == "-" for layer in llama.kv.layers)
+    prompt, steps = tokens_and_steps()
+    ours = step_logits(llama, prompt, steps, "exact")
+    llama.kv.configure(llama.kv.options.with_(resolution=100.0, exact_tokens=0))
+    assert (step_logits(llama, prompt, steps, "sparse") == ours).all() and not llama.kv.memory().sketch_bytes
+    every = step_logits(open_model(synthetic("deepseek32", **shape, n_top_k=4096), **types), prompt, steps, "off")
+    assert (kld(every, ours).max() > 0.05) == (n_top_k < N_PROMPT), "its lists are shorter than the context"
+    with pytest.raises(EdgeKVError, match="mode evict does not serve layers that attend what an index lists"):
+        llama.kv.mode = "evict"
+
+
 @pytest.mark.parametrize(("kind", "hooked"), [
     ("qwen3", [True, True]), ("gemma2", [False, True]), ("gpt-oss", [False, True]), ("lfm2", [False, True, False, True])])
 def test_architectures(synthetic, kind: str, hooked: list[bool]):
@@ -99,14 +117,16 @@ def test_a_failed_mode_change_says_what_is_allowed(synthetic):
 
 
 @pytest.mark.parametrize("unified", [True, False])
-def test_several_sequences(synthetic, unified: bool):
+@pytest.mark.parametrize("kind", ["llama", "deepseek32"])
+def test_several_sequences(synthetic, kind: str, unified: bool):
     """Each token sees its own sequence only, whatever else lies in the cache."""
+    shape, n_prompts = ({"n_head": 6}, 3) if kind == "llama" else ({"n_layer": 1, "n_top_k": 60}, 0)  # stock nodes read these prompts
     rng = np.random.default_rng(1)
     n_seq = 3
     logits = {}
     for mode in ("off", "exact"):
         rng = np.random.default_rng(1)
-        with attached(synthetic("llama", n_head=6), KvOptions(mode=mode), n_ctx=1024 if unified else 3 * 1024, n_seq=n_seq,
+        with attached(synthetic(kind, **shape), KvOptions(mode=mode), n_ctx=1024 if unified else 3 * 1024, n_seq=n_seq,
                       unified=unified) as (context, run):
             for seq in range(n_seq):
                 n = 100 + 50 * seq
@@ -117,7 +137,7 @@ def test_several_sequences(synthetic, unified: bool):
                 order = rng.permutation(n_seq) if unified else np.arange(n_seq)
                 found.append(context.decode(rng.integers(260, 350, n_seq), [100 + 50 * s + step for s in order], order)[np.argsort(order)])
             logits[mode] = np.stack(found)
-            assert run.stats.n_ubatches_hooked == (n_seq + 10 if mode == "exact" else 0), "prompts and steps"
+            assert run.stats.n_ubatches_hooked == (n_prompts + 10 if mode == "exact" else 0), "prompts and steps"
     stock, ours = logits["off"].reshape(30, -1), logits["exact"].reshape(30, -1)
     assert kld(stock, ours).max() < 1e-3 and np.abs(stock - ours).max() < 0.2
 

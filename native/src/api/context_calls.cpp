@@ -127,6 +127,7 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
         case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
         case EDGEKV_LAYER_INDEX:        return "an index or compressed rows beside its cache say what it attends: not served yet";
+        case EDGEKV_LAYER_LISTED:       return "what an index lists is attended on the processor only, and not in mode evict";
         case EDGEKV_LAYER_IDLE:         return "no attention: it keeps nothing";
         case EDGEKV_LAYER_NO_MEMORY:    return "there is no memory for what attends it; stock llama.cpp does until there is";
     }
@@ -192,7 +193,7 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
     const ggml_tensor * tensor = value ? seam.v : seam.k;
     if (!tensor || !seam.host || (value && seam.v_transposed)) {
         return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
-                                        (value && seam.kind == LLAMA_EDGEKV_LAYER_MLA ? "the first channels of a row of K are its V"
+                                        (value && ctx->layers[il]->v_in_k() ? "the first channels of a row of K are its V"
                                          : tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
                                                                                           : "it has no KV cache of its own"));
     }

@@ -12,7 +12,7 @@ static bool served_heads(const llama_edgekv_layer & seam) {
     if (seam.n_head % std::max(1, seam.n_head_kv) != 0 || seam.n_head > kMaxGroup * std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv) {
         return false;
     }
-    if (seam.kind == LLAMA_EDGEKV_LAYER_MLA) {
+    if (!seam.v) {
         return attend_supports_shared(seam.head_dim_k, seam.head_dim_v, cell_type(seam.k));
     }
 
@@ -35,9 +35,13 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         case LLAMA_EDGEKV_LAYER_SWA:       return EDGEKV_LAYER_SWA;
         case LLAMA_EDGEKV_LAYER_RECURRENT: return EDGEKV_LAYER_RECURRENT;
         case LLAMA_EDGEKV_LAYER_SHARED:    return EDGEKV_LAYER_SHARED;
-        case LLAMA_EDGEKV_LAYER_INDEX:     return EDGEKV_LAYER_INDEX;
         case LLAMA_EDGEKV_LAYER_IDLE:      return EDGEKV_LAYER_IDLE;
         case LLAMA_EDGEKV_LAYER_NONE:      return EDGEKV_LAYER_NO_CACHE;
+        case LLAMA_EDGEKV_LAYER_INDEX:
+            if (!seam.k) {
+                return EDGEKV_LAYER_INDEX;
+            }
+            break;
     }
 
     if (!seam.host) {
@@ -99,7 +103,11 @@ bool attendable(const llama_edgekv_attend & args) {
     const bool values = v_in_k(k, v) ? v->ne[0] < k->ne[0] && v->view_offs == k->view_offs && v->nb[1] == k->nb[1] && v->nb[2] == k->nb[2]
                                      : v->ne[0] == k->ne[0];
 
-    return args.plain && values && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] &&
+    const ggml_tensor * top_k = args.top_k;
+    const bool lists = !top_k || (top_k->type == GGML_TYPE_I32 && top_k->nb[0] == sizeof(int32_t) && top_k->ne[1] == mask->ne[1] &&
+                                  top_k->ne[3] == mask->ne[3] && top_k->ne[0] <= k->ne[2]);
+
+    return args.plain && values && lists && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] &&
            v->ne[2] == k->ne[2] && q->ne[1] % k->ne[1] == 0 &&
            (mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->ne[0] == k->ne[2] && mask->ne[3] == k->ne[3] &&
            mask->ne[1] * mask->ne[3] == q->ne[2] &&

@@ -15,7 +15,8 @@ struct Layer {
     llama_edgekv_layer seam = {};
     bool refused[2] = {};  // [the graph is a prompt's] there was no memory for the layer's nodes
 
-    bool v_in_k() const { return seam.kind == LLAMA_EDGEKV_LAYER_MLA; }  // the first head_dim_v channels of a row of K are its V
+    bool v_in_k() const { return seam.k && !seam.v; }  // the first head_dim_v channels of a row of K are its V
+    bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // the cells to attend come with the query
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
     void had_memory(bool had, bool of_prompt) {  // for the layer's nodes in the graph that is being built
         refused[of_prompt] = !had;

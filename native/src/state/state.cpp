@@ -17,14 +17,15 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));
         Layer & layer = *layers.back();
-        if (layer.v_in_k() && (params.placement.kind != EDGEKV_DEVICE_HOST || params.mode == EDGEKV_MODE_EVICT)) {
-            layer.info.state = EDGEKV_LAYER_MLA;
+        if ((layer.v_in_k() || layer.listed()) && (params.placement.kind != EDGEKV_DEVICE_HOST || params.mode == EDGEKV_MODE_EVICT)) {
+            layer.info.state = layer.listed() ? EDGEKV_LAYER_LISTED : EDGEKV_LAYER_MLA;
         }
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
             layer.info.index = shape.n_layers++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);
             shape.slot_bytes = std::max(shape.slot_bytes, slot_bytes(layer.k_row_bytes() + layer.v_row_bytes(), params.page_tokens));
             hooked.push_back(&layer);
+            sketched = sketched || !layer.listed();
         }
     }
 }

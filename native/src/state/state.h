@@ -39,6 +39,7 @@ struct State {
 
     std::vector<std::unique_ptr<Layer>> layers;
     std::vector<Layer *> hooked;  // [hooked layer]
+    bool sketched = false;        // in mode sparse some of these have sketches
     PageShape shape = {};
     Pages pages;
     Arrivals arrivals;

@@ -3,7 +3,8 @@
 //   1. The attend node waits until the layer's rows have come.
 //   2. It attends the runs of tokens that select, each by the lists that the select node left: rows come from arena slots where their pages
 //      have one, from home else. Hits and estimated errors go to HostLayer::hits.
-//   3. It attends the runs of tokens that read all they see, from home.
+//   3. It attends the runs of tokens that read all they see, from home. Where an index lists the cells of each token, they read of those what they
+//      see, by the lists that the list node left, in every mode.
 //   4. The observe node turns what the attend node left of these in the workspaces into attention mass by page. It is a node of its own,
 //      because mass is known only when all threads have attended.
 //
@@ -123,7 +124,11 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
     for (const TokenRun & run : layer.nodes().reading.whole) {
-        attend_run(make_problem(layer, dst, run), plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
+        AttendProblem problem = make_problem(layer, dst, run);
+        if (const ggml_tensor * list = dst->src[ATTEND_LISTED]) {
+            problem.rows = listed_rows(list, run.stream);
+        }
+        attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
 
     if (ith == 0) {
@@ -156,8 +161,8 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
         return nullptr;
     }
 
-    if (of_prompt && served.v_in_k()) {
-        return nullptr;  // stock nodes read prompts of compressed rows
+    if (of_prompt && (served.v_in_k() || args.top_k)) {
+        return nullptr;  // stock nodes read prompts of compressed rows, and of what an index lists
     }
 
     LayerNodes & nodes = build(layer);
@@ -169,9 +174,14 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
     const int n_stream = static_cast<int>(args.k->ne[3]);
-    nodes.reading = find_reading(ctx, n_stream, static_cast<int>(args.q->ne[2]) / n_stream, selects(layer, static_cast<int>(args.k->ne[2])));
+    const bool samples = !args.top_k && selects(layer, static_cast<int>(args.k->ne[2]));
+    nodes.reading  = find_reading(ctx, n_stream, static_cast<int>(args.q->ne[2]) / n_stream, samples);
+    nodes.n_listed = args.top_k ? static_cast<int>(args.top_k->ne[0]) : 0;
     if (!nodes.reading.selected.empty()) {
         sources[ATTEND_SELECTED] = build_select(layer, args);
+    }
+    if (args.top_k) {
+        sources[ATTEND_LISTED] = build_list(args);
     }
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.v->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
@@ -186,7 +196,7 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
 
     ggml_build_forward_expand(args.gf, node);
 
-    if (ctx.params.observe && !nodes.reading.whole.empty()) {
+    if (ctx.params.observe && !nodes.reading.whole.empty() && !args.top_k) {
         ggml_build_forward_expand(args.gf, build_observe(layer, args, node));
     }
     return node;

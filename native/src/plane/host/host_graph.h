@@ -17,6 +17,7 @@ struct LayerNodes {
     float scale   = 0.0f;
     float softcap = 0.0f;
     Reading reading;     // of a short ubatch
+    int n_listed = 0;    // cells that come with each query, of which it reads those that it sees; 0: it reads all that it sees, or selects
     bool leads = false;  // the first layer that selects finds out what each token sees
 };
 

@@ -48,6 +48,9 @@ bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
     for (const auto & layer : layers) {
         bool        made;
         const auto & info = layer->layer->info;
+        if (layer->layer->listed()) {
+            continue;
+        }
         if (!sketches.reserve(layer->index, static_cast<SketchKind>(selection.sketch), info.head_dim, info.n_head_kv, made)) {
             return false;
         }
@@ -74,8 +77,13 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
         return reserve_selection(ctx.params.selection);
     }
     if (mode == EDGEKV_MODE_EVICT) {
-        if (std::any_of(ctx.hooked.begin(), ctx.hooked.end(), [](const Layer * layer) { return layer->v_in_k(); })) {
-            return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
+        for (const Layer * layer : ctx.hooked) {
+            if (layer->listed()) {
+                return { EDGEKV_UNSUPPORTED, "mode evict does not serve layers that attend what an index lists; use the modes exact or sparse" };
+            }
+            if (layer->v_in_k()) {
+                return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
+            }
         }
         llama_edgekv_allow_gaps(ctx.lctx);
     }
@@ -194,7 +202,7 @@ bool HostPlane::reserve_workspaces(HostLayer & layer, AttendProblem problem) {
     const Reading & reading = layer.nodes().reading;
     return std::all_of(reading.selected.begin(), reading.selected.end(),
                        [&](const TokenRun & run) { return reserve(run, lists_of(layer, run).stride); }) &&
-           std::all_of(reading.whole.begin(), reading.whole.end(), [&](const TokenRun & run) { return reserve(run, 0); });
+           std::all_of(reading.whole.begin(), reading.whole.end(), [&](const TokenRun & run) { return reserve(run, layer.nodes().n_listed); });
 }
 
 bool HostPlane::reserve_prompt(size_t n_bytes) {

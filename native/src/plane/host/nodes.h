@@ -12,6 +12,10 @@ namespace edgekv {
 // Makes the node that fills the lists of `layer`. Null: out of memory.
 ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args);
 
+// Makes the node that lists the cells of args.top_k which the mask shows; listed_rows() are the lists of a stream's tokens.
+ggml_tensor * build_list(const llama_edgekv_attend & args);
+AttendRows listed_rows(const ggml_tensor * list, int64_t stream);
+
 // What selection takes for a run of tokens.
 struct SelectBytes {
     size_t workspace, lists;
@@ -22,7 +26,9 @@ SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_thread
 // Makes the node that attends a ubatch too long for the decode kernel. Null: these heads have no kernel, or memory is out, as `served` says.
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);
 
-enum AttendSource { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, N_ATTEND_SOURCES };
+enum AttendSource {
+    ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_MASK, ATTEND_SINKS, ATTEND_SELECTED, ATTEND_SEEN, ATTEND_K_IDXS, ATTEND_LISTED, N_ATTEND_SOURCES
+};
 
 // too long for the decode kernel
 inline bool is_long(const ggml_tensor * k, int64_t n_tokens) { return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens; }

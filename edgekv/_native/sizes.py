@@ -19,6 +19,8 @@ class LayerSize:
     """Of K."""
     v_in_k: int
     """0: V has rows of its own. Else so many first channels of a row of K are its V: compressed KV (MLA)."""
+    n_listed: int
+    """Cells that an index lists for a token; 0: there is no index."""
     n_cells: int
     """Cells of a stream."""
     page_tokens: int

@@ -109,9 +109,9 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
 
 
 def _only(model: Geometry, sliding: bool) -> Geometry:
-    """The model with only its sliding layers, or only the others, as layers without a window."""
+    """The model with only its sliding layers, or only the others and the keys of an index, as layers without a window."""
     heads = tuple(n if slides is sliding else 0 for n, slides in zip(model.n_head_kv, model.swa, strict=True))
-    return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer)
+    return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer, index_dims=() if sliding else model.index_dims)
 
 
 def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:

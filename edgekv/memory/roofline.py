@@ -86,7 +86,8 @@ class HostRoofline:
         """Seconds of one prompt token in a batch behind `depth` tokens."""
         rates = self._rates.attention
         stock = min(rates.flash.prompt, rates.plain.prompt)
-        all_stock = self._model.geometry.mla  # compressed rows: prompts are stock's in every mode
+        shape = self._model.geometry
+        all_stock = shape.mla or shape.index_rows > 0  # prompts of compressed rows, and of what an index lists, are stock's in every mode
         per_cell = [n * (stock if all_stock or layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
                     for layer, n in self._layers]
         weights = self._stock_prompt_weights_s if mode is KvMode.OFF else self._prompt_weights_s
@@ -108,8 +109,12 @@ class HostRoofline:
         rates, cells = self._rates.attention, self._visible(layer, depth)
         if not layer.n_head_kv:
             return rates.exact.layer
+        listed = self._model.geometry.index_rows if layer.served else 0
+        cells = min(cells, listed or cells)  # stock masks the others, and reads none of them
         if layer.is_stock(mode):
             return min(self._attended(layer, kernel, kernel.cells(cells), cells) for kernel in (rates.flash, rates.plain))
+        if listed:
+            return self._attended(layer, rates.exact, rates.row * cells, cells)
         if mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
             return self._attended(layer, rates.exact, rates.exact.cells(cells), cells)
         read = rows_read(cells, self._kv.selection.resolution)

@@ -18,12 +18,13 @@ typedef struct {
     int n_head_kv;
     int head_dim;    /* of K */
     int v_in_k;      /* 0: V has rows of its own. Else the first v_in_k channels of a row of K are its V: compressed KV (MLA) */
+    int n_listed;    /* cells that an index lists for a token, which it attends in every mode; 0: there is no index */
     int n_cells;     /* of a stream */
     int page_tokens;
     int n_threads;
 } edgekv_layer_size;
 
-/* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE. */
+/* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE, and for lists of an index. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn. */
 EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);

@@ -60,13 +60,14 @@ GEOMETRIES = [  # kind, what differs, context, mode, type of K and V
     ("qwen3", {"n_head_kv": 1}, 8192, "off", "f16"), ("gemma2", {"sliding_window": 1024}, 8192, "exact", "f16"),
     ("gpt-oss", {"sliding_window": 128}, 4096, "exact", "f16"), ("lfm2", {"n_head": 4}, 4096, "sparse", "f16"),
     ("mamba", {}, 4096, "off", "f16"), ("deci", {}, 4096, "exact", "f16"), ("deepseek2", {}, 4096, "exact", "f16"),
-    ("deepseek2", {}, 4096, "sparse", "q8_0"),
+    ("deepseek2", {}, 4096, "sparse", "q8_0"), ("deepseek32", {}, 4096, "sparse", "q8_0"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "changes", "n_ctx", "mode", "cache"), GEOMETRIES)
 def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mode, cache):
-    """GQA, one KV head, as many as query heads, sliding windows, a mixture, a hybrid, no attention at all, layers that differ, a compressed cache."""
+    """GQA, one KV head, as many as query heads, sliding windows, a mixture, a hybrid, no attention at all, layers that differ, a compressed cache,
+    an index beside it."""
     path = synthetic(kind, **SIZE | changes)
     kv = KvOptions(mode=mode, device="cpu", type_k=cache, type_v=cache)
     with caplog.at_level(logging.INFO, "edgekv.llama.cpp"):
@@ -164,6 +165,9 @@ def test_a_compressed_cache(synthetic):
     assert plan.served_layers == 2 and plan.kv_bytes_per_token == 640
     assert [(layer.served, layer.reason) for layer in layers(model.geometry)] == [(True, "compressed KV (MLA)")] * 2
     assert not plain_layers(model.geometry)
+    indexed = open_model(synthetic("deepseek32")).geometry
+    assert [(layer.served, layer.reason) for layer in layers(indexed)] == [(True, "compressed KV (MLA), an index lists what it attends")] * 2
+    assert indexed.kv_bytes_per_token() == 2 * (128 + 32 + 64) * 2 and not plain_layers(indexed), "and a key of the index"
     odd = open_model(synthetic("deepseek2", n_latent=96, n_turned=32))
     assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for compressed KV (MLA) of 128 and 96 numbers"] * 2
 

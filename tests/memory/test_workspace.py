@@ -8,13 +8,14 @@ from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.models.geometry import open_model
 
 CASES = [("exact", 1, {}), ("exact", 3, {"head_dim": 128, "n_head": 6}), ("sparse", 1, {}), ("sparse", 3, {"head_dim": 128, "n_head": 6}),
-         ("sparse", 2, {"head_dim": 72, "n_head": 18})]
+         ("sparse", 2, {"head_dim": 72, "n_head": 18}), ("exact", 2, {"kind": "deepseek32", "n_head": 16}),
+         ("sparse", 2, {"kind": "deepseek32", "n_head": 16, "n_top_k": 300})]
 
 
 @pytest.mark.parametrize(("mode", "n_threads", "shape"), CASES)
 @pytest.mark.parametrize("n_sequences", [1, 2])
 def test_the_plan_counts_what_is_reserved(synthetic, mode, n_threads, shape, n_sequences):
-    path, n_ctx = synthetic("llama", n_ctx_train=8192, **shape), 4096
+    path, n_ctx = synthetic(n_ctx_train=8192, **shape), 4096
     kv = KvOptions(mode=mode, device="cpu", kv_budget=0, exact_tokens=0)
     request = ContextRequest(open_model(path), kv, n_ctx, Slots(n_sequences), 1 << 40, n_threads=n_threads)
     parts = {part.name: part.bytes for part in request.parts(n_ctx, kv)}

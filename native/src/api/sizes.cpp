@@ -4,11 +4,13 @@
 #include "pages/shape.h"
 #include "plane/host/nodes.h"
 
+#include <algorithm>
+
 using namespace edgekv;
 
 namespace {
 
-bool scans(const edgekv_layer_size & of) { return of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE; }
+bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE; }
 
 // Attention of the longest step to all cells. Only whether there is an address for mass counts.
 AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
@@ -29,12 +31,18 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
 }  // namespace
 
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
+    if (of->n_listed > 0) {
+        return 0;
+    }
     return sketch_bytes(static_cast<SketchKind>(of->sketch), of->head_dim, of->n_head_kv, (of->n_cells + kGroupCells - 1) / kGroupCells);
 }
 
 size_t edgekv_step_bytes(const edgekv_layer_size * of) {
     AttendProblem problem = problem_of(*of, true);
-    if (of->mode == EDGEKV_MODE_EXACT) {
+    if (of->n_listed > 0) {
+        problem.rows.stride = std::min(of->n_listed, of->n_cells);
+    }
+    if (of->n_listed > 0 || of->mode == EDGEKV_MODE_EXACT) {
         return attend_workspace_bytes(problem, of->n_threads);
     }
     const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
@@ -44,7 +52,7 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
 
 // One thread's items are the longest.
 size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
-    if (of->v_in_k != 0) {
+    if (of->v_in_k != 0 || of->n_listed > 0) {
         return 0;  // stock nodes read them
     }
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);

@@ -49,7 +49,7 @@ MEMBERS = {"core/0004": {"edgekv_clock"}, "server/0006": {"edgekv_space"}}
 """What must go wherever upstream copies, moves or swaps an object."""
 
 LOCALS = {
-    "core/0001": {"edgekv_attended", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
+    "core/0001": {"edgekv_attended", "edgekv_choice", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
     "core/0006": {"edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"},
     "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"}}
 

@@ -38,10 +38,11 @@ class SnapshotKeeper:
         cache = runtime.options.cache
         types = (cache.type_k.value, cache.type_v.value)
         n_bytes = self._model.snapshot_bytes(*types)
-        row_bytes = max(1, self._model.row_bytes(*types))
+        row_bytes = self._model.row_bytes(*types)
+        by_bytes = n_bytes / row_bytes if row_bytes else 0.0  # else every layer slides, or keeps a state
         reading_s = native.reading_s(0, LEAST_SPACING) / LEAST_SPACING  # 0: nothing was read yet
         by_time = n_bytes / COPY_RATE / MOST_SHARE / reading_s if reading_s > 0 else 0.0
-        wanted = max(LEAST_SPACING, n_bytes / row_bytes, by_time)
+        wanted = max(LEAST_SPACING, by_bytes, by_time)
         return -(-int(wanted) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def take(self, runtime: Runtime, store: PrefixStore, seq_id: int, tokens: np.ndarray, readings: np.ndarray, root: bytes,

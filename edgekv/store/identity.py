@@ -36,7 +36,7 @@ class RowLayout:
 
     def layer_starts(self, n_tokens: int) -> np.ndarray:
         """The offsets of each layer in the payload of `n_tokens`, and of the end: int64 [layer + 1], in bytes."""
-        sizes = np.add(self.k_bytes, self.v_bytes, dtype=np.int64) * n_tokens
+        sizes = (np.array(self.k_bytes, np.int64) + np.array(self.v_bytes, np.int64)) * n_tokens
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 

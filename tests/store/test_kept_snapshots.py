@@ -19,6 +19,7 @@ from support.stores import open_store, save
 from edgekv.store import conversations
 from edgekv.store.blocks import Reading
 from edgekv.store.files import TEMPORARY, BlockFile, remove_file, scan
+from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.listing import check_files, list_chains, remove_chains, remove_loose_snapshots
 from edgekv.store.named import Pin, write_pin
 from edgekv.store.results import KeptSnapshot, PrefixHit
@@ -114,6 +115,16 @@ def test_without_ram_too(lower):
     store = open_store(ram_bytes=0, **where)
     keep(store, tokens, 600)
     assert store.stats().n_snapshots == 0 and found(store, tokens) == (600, name)
+
+
+def test_a_model_without_rows_of_every_token_has_them_alone(lower):
+    """All of its layers slide, or keep a state: blocks are empty."""
+    where, name = lower
+    who, tokens = ModelIdentity(b"no rows", RowLayout((), ()), "no rows"), conversation(700)
+    store = open_store(who=who, **where)
+    store.save(tokens, exact(tokens), lambda first, n: np.empty(0, np.uint8))
+    assert store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600])) and store.flush(20)
+    assert found(open_store(who=who, **where), tokens) == (600, name)
 
 
 def test_models_that_keep_only_rows_never_ask(lower, monkeypatch: pytest.MonkeyPatch):

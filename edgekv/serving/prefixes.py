@@ -194,18 +194,20 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
+        read_with = _read_with(runtime)  # before the labels, or settings that change meanwhile would pass for these
         places, readings = _places(runtime, held)
         if len(places) == len(held.tokens):
-            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), _read_with(runtime))
+            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), read_with)
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep what a sequence holds, up to the first gap. Rows are copied while others are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
+        read_with = _read_with(runtime)  # as above
         places, readings = _places(runtime, held)
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
-        root, read_with, conversation = self._root(runtime, held), _read_with(runtime), self.conversation
+        root, conversation = self._root(runtime, held), self.conversation
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
             saved = store.save(tokens, readings, read, root, read_with)

@@ -30,8 +30,16 @@ public:
 
     size_t n_bytes() override { return n; }
 
+    // leaves out the next bytes, which are whole numbers
+    void leave_out(size_t size) { n_left_out = size; }
+    void take_back(size_t size) { n -= size; }
+
 private:
     char * next(size_t size) {
+        if (n_left_out > 0) {
+            n_left_out -= size;
+            return nullptr;
+        }
         n += size;
         return out && n <= capacity ? out + n - size : nullptr;
     }
@@ -39,6 +47,7 @@ private:
     char * out;
     size_t capacity;
     size_t n = 0;
+    size_t n_left_out = 0;
 };
 
 class reader : public llama_io_read_i {
@@ -85,23 +94,19 @@ size_t llama_edgekv_get_snapshot(llama_context * lctx, int seq_id, void * out, s
     }
     lctx->synchronize();
     const auto parts = llama_edgekv_access::besides(lctx);
-    std::vector<char> windows;
+    writer snapshot(static_cast<char *>(out), capacity);
+    uint64_t n_windows = 0;
+    snapshot.write(&n_windows, sizeof(n_windows));
     if (parts.windows) {
         const stream_counts counts(*parts.windows, seq_id);
-        writer count(nullptr, 0);
-        parts.windows->state_write(count, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-        windows.resize(count.n_bytes());
-        if (out) {
-            writer all(windows.data(), windows.size());
-            parts.windows->state_write(all, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        snapshot.leave_out(counts.before);
+        parts.windows->state_write(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        snapshot.take_back(counts.behind);
+        n_windows = snapshot.n_bytes() - sizeof(n_windows);
+        if (out && capacity >= sizeof(n_windows)) {
+            std::memcpy(out, &n_windows, sizeof(n_windows));
         }
-        windows.resize(windows.size() - counts.behind);
-        windows.erase(windows.begin(), windows.begin() + static_cast<std::ptrdiff_t>(counts.before));
     }
-    const uint64_t n_windows = windows.size();
-    writer snapshot(static_cast<char *>(out), capacity);
-    snapshot.write(&n_windows, sizeof(n_windows));
-    snapshot.write(windows.data(), windows.size());
     if (parts.states) {
         parts.states->state_write(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     }

@@ -68,8 +68,8 @@ typedef struct {
     /* The prompt that the sequence waited with does not begin. */
     void (*leave)(void * user, int seq_id);
     /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as are kept, and counts them.
-       goes_on: -1, or the context keeps snapshots and the sequence can go on by itself behind so many tokens (n_have or 0). `out` says so
-       already. Where a snapshot is put in behind n tokens, slot is those of the first n_have that stay. */
+       goes_on: -1 where rows are all that is kept; else the number of tokens (n_have or 0) behind which the sequence goes on without a snapshot,
+       which out->slot is already. Where a snapshot is put in, out->slot is how many of the first n_have tokens stay. */
     void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
     /* The sequence holds these tokens, computed. */
     void (*keep)(void * user, const edgekv_prefix_tokens * held);

@@ -181,11 +181,8 @@ static int edgekv_computed(const edgekv_prefix_slot & slot) {
 }
 
 static bool edgekv_unified(const edgekv_prefix_slot & slot) {
-    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_ROWS && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) && llama_n_seq_max(slot.lctx) > 1;
-}
-
-static bool edgekv_has_snapshots(const edgekv_prefix_slot & slot) {
-    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_ROWS && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) &&
+        llama_n_seq_max(slot.lctx) > 1;
 }
 
 bool edgekv_prefixes_kept() {
@@ -209,7 +206,7 @@ int edgekv_prefix_common(
     }
     const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
     int n_common = static_cast<int>(read.get_common_prefix(prompt));
-    if (edgekv_has_snapshots(slot)) {
+    if (edgekv_server::keeps_snapshots(slot.lctx)) {
         n_common = edgekv_server::planned_before(other, std::min(n_common, static_cast<int>(prompt.size()) - 1));
     }
 
@@ -241,7 +238,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
 
 // -1: rows are all that the context keeps
 static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have) {
-    return edgekv_has_snapshots(slot) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
+    return edgekv_server::keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
 
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
@@ -331,7 +328,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     }
     edgekv_prefix_settle();
     const int  computed  = edgekv_computed(slot);
-    const bool snapshots = edgekv_has_snapshots(slot);
+    const bool snapshots = edgekv_server::keeps_snapshots(slot.lctx);
     int n = std::min(computed, edgekv_pure(slot.seq_id));
     if (more_come && !snapshots) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
@@ -340,8 +337,8 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
         const auto all = edgekv_tokens_of(slot, *slot.held, n);
         g_prefixes.keep(g_prefixes.user, &all);
     }
-    if (n > 0 && n == computed && snapshots && !more_come) {
-        edgekv_prefix_snapshot(slot, n);
+    if (computed > 0 && snapshots && !more_come) {
+        edgekv_prefix_snapshot(slot, computed);
     }
 }
 

@@ -23,17 +23,18 @@ std::unordered_map<int, plan> & the_plans() {
     return plans;
 }
 
-plan * plan_of(const edgekv_prefix_slot & slot) {
-    const auto found = the_plans().find(slot.seq_id);
+// null: the sequence has none for this task
+const plan * plan_of(int seq_id, int task) {
+    const auto found = the_plans().find(seq_id);
 
-    return found == the_plans().end() || slot.task < 0 || found->second.task != slot.task ? nullptr : &found->second;
+    return found == the_plans().end() || task < 0 || found->second.task != task ? nullptr : &found->second;
 }
+
+}  // namespace
 
 bool keeps_snapshots(const llama_context * lctx) {
     return llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
 }
-
-}  // namespace
 
 void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
     the_plans().clear();
@@ -43,11 +44,11 @@ void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkp
 }
 
 int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past) {
-    const auto * memory = llama_get_memory(slot.lctx);
+    auto * const memory = llama_get_memory(slot.lctx);
     const auto * model  = llama_get_model(slot.lctx);
     const bool   whole  = n_past == static_cast<int>(prompt.size());  // its last token is read again
     const int    n      = whole ? n_past - 1 : n_past;
-    if (n == llama_memory_seq_pos_max(const_cast<llama_memory_t>(memory), slot.seq_id) + 1) {
+    if (n == llama_memory_seq_pos_max(memory, slot.seq_id) + 1) {
         return n_past;
     }
     if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
@@ -55,24 +56,25 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
     }
 
     // the oldest token that the next one sees
-    return llama_memory_seq_pos_min(const_cast<llama_memory_t>(memory), slot.seq_id) <= std::max(0, n - llama_model_n_swa(model)) ? n_past : 0;
+    return llama_memory_seq_pos_min(memory, slot.seq_id) <= std::max(0, n - llama_model_n_swa(model)) ? n_past : 0;
 }
 
 void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int last_user, int spacing) {
     the_plans().erase(slot.seq_id);
-    if (!edgekv_prefixes_kept() || !slot.keeps || slot.partly || !keeps_snapshots(slot.lctx)) {
+    if (!slot.keeps || slot.partly) {
         return;
     }
     std::vector<int> wanted = { last_user, n_prompt - BEFORE_END };
     for (int at = spacing; spacing > 0 && at < n_prompt; at += spacing) {
-        wanted.push_back(at);
+        if (at >= last_user || at + LEAST <= last_user) {  // else it would take the place of the message's
+            wanted.push_back(at);
+        }
     }
     std::sort(wanted.begin(), wanted.end());
     plan next = { slot.task, {} };
     int before = n;
     for (const int at : wanted) {
-        const bool in_the_way = at != last_user && at != n_prompt - BEFORE_END && last_user - at > 0 && last_user - at < LEAST;
-        if (at - before >= LEAST && !in_the_way) {
+        if (at - before >= LEAST) {
             next.due.push_back(before = at);
         }
     }
@@ -80,19 +82,19 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int la
 }
 
 int planned_before(const edgekv_prefix_slot & slot, int n) {
-    const auto * found = plan_of(slot);
-    int last = 0;
-    for (const int at : found ? found->due : std::vector<int>()) {
-        last = at <= n ? std::max(last, at) : last;
+    const auto * found = plan_of(slot.seq_id, slot.task);
+    if (!found) {
+        return 0;
     }
+    const auto behind = std::upper_bound(found->due.begin(), found->due.end(), n);
 
-    return last;
+    return behind == found->due.begin() ? 0 : behind[-1];
 }
 
-bool snapshot_due(const edgekv_prefix_slot & slot) {
-    const auto * found = plan_of(slot);
+bool snapshot_due(int seq_id, int task, int n) {
+    const auto * found = plan_of(seq_id, task);
 
-    return found && std::binary_search(found->due.begin(), found->due.end(), static_cast<int>(slot.held->size()));
+    return found && std::binary_search(found->due.begin(), found->due.end(), n);
 }
 
 void take_snapshot(const edgekv_prefix_slot & slot) {

@@ -20,21 +20,24 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int la
 // the last of the planned positions of another slot's prompt that is not behind n tokens; 0: there is none
 int planned_before(const edgekv_prefix_slot & slot, int n);
 
-bool snapshot_due(const edgekv_prefix_slot & slot);
+// whether one is planned behind the first n tokens of a task's prompt
+bool snapshot_due(int seq_id, int task, int n);
 void take_snapshot(const edgekv_prefix_slot & slot);
+
+// whether a context keeps more of its tokens than rows, and all of it can be put back
+bool keeps_snapshots(const llama_context * lctx);
 
 }  // namespace edgekv_server
 
 // A batch of prompt tokens ends where a snapshot is due, and it is taken before the next one.
 template <typename Slot>
-bool edgekv_snapshot_due(Slot & slot) {
-    return edgekv_server::snapshot_due(edgekv_slot(slot));
+bool edgekv_snapshot_due(const Slot & slot) {
+    return edgekv_server::snapshot_due(slot.id, slot.task->id, slot.prompt.n_tokens());
 }
 
 template <typename Slot>
 void edgekv_snapshot_take(Slot & slot) {
-    const auto now = edgekv_slot(slot);
-    if (edgekv_server::snapshot_due(now)) {
-        edgekv_server::take_snapshot(now);
+    if (edgekv_snapshot_due(slot)) {
+        edgekv_server::take_snapshot(edgekv_slot(slot));
     }
 }

@@ -51,7 +51,7 @@ def forget(folder: Path, name: str) -> int:
     try:
         files = list(scan(folder))
         doomed = {file.link.key for file in _with_followers(blocks_alone(folder, name), files)}
-        doomed |= {file.link.key for file in snapshots_on((file for file in files if file.link.key in doomed), files) if file.link.snapshot}
+        doomed |= {file.link.key for file in snapshots_on((file for file in files if file.link.key in doomed), files)}
         pinned = pinned_paths(read_pins(folder), files)
         n_bytes = sum(file.n_bytes for file in files if file.link.key in doomed and file.path not in pinned and remove_file(file.path))
         _path(folder, name).unlink(missing_ok=True)

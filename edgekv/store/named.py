@@ -66,21 +66,20 @@ def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
     return chain[::-1]
 
 
-def snapshots_on(chain: Iterable[BlockFile], snapshots: Iterable[BlockFile]) -> list[BlockFile]:
-    """The snapshots that may be of a chain: they hang on its blocks, or beside one of them."""
+def snapshots_on(chain: Iterable[BlockFile], files: Iterable[BlockFile]) -> list[BlockFile]:
+    """The snapshots among some files that may be of a chain: they hang on its blocks, or beside one of them."""
     beside = {(file.root, key) for file in chain for key in (file.link.key, file.link.parent)}
-    return [file for file in snapshots if (file.root, file.link.parent) in beside]
+    return [file for file in files if file.link.snapshot and (file.root, file.link.parent) in beside]
 
 
 def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
     """The files that may not be evicted."""
     pins, files = list(pins), list(files) if pins else []
-    snapshots = [file for file in files if file.link.snapshot]
     paths: set[Path] = set()
     for pin in pins:
         by_key = {file.link.key: file for file in files if file.root == pin.root and not file.link.snapshot}
         chain = chain_to(pin.key, by_key)
-        paths |= {file.path for file in (*chain, *snapshots_on(chain, snapshots))}
+        paths |= {file.path for file in (*chain, *snapshots_on(chain, files))}
     return paths
 
 

@@ -42,6 +42,11 @@ class BlockPiece:
         return self.block.payload
 
 
+def _loading_s(block: Block | ComingBlock) -> float:
+    """Seconds until a block is in memory, by the measured rate of its place."""
+    return block.rate.takes_s(block.n_bytes) if isinstance(block, ComingBlock) and not block.fetched else 0.0
+
+
 @dataclass(frozen=True)
 class NearMiss:
     """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed."""
@@ -117,12 +122,10 @@ class PrefixHit:
         in RAM takes no time. A place that was slow long ago is tried again, with one piece."""
         if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
             return len(self.pieces)
-        kept = None if self.snapshot is None else self.snapshot.block
-        loads_s = kept.rate.takes_s(kept.n_bytes) if isinstance(kept, ComingBlock) and not kept.fetched else 0.0
-        costs = [loads_s]  # seconds, of loading so many pieces and not computing them
+        # seconds, of loading so many pieces and not computing them
+        costs = [0.0 if self.snapshot is None else _loading_s(self.snapshot.block)]
         for piece in self.pieces:
-            loading_s = piece.block.rate.takes_s(piece.block.n_bytes) if isinstance(piece.block, ComingBlock) and piece.coming else 0.0
-            costs.append(costs[-1] + loading_s - reading_s(piece.first, piece.n))
+            costs.append(costs[-1] + _loading_s(piece.block) - reading_s(piece.first, piece.n))
         if self.snapshot is not None:  # its rows come whole or not at all
             return len(self.pieces) if costs[-1] <= 0 else 0
         best = max(range(len(costs)), key=lambda i: (-costs[i], i))

@@ -141,15 +141,12 @@ class PrefixStore:
         with self._lock:
             self._let_go(hit.holds)
             for piece in hit.pieces[:n_pieces]:
-                block = piece.block
-                if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
-                    continue
-                if self.settings.ram_bytes and self._make_room(block.n_bytes, keys, None):
-                    self._put(block.block())
-                    self._below.add(block.link.key)
+                self._take_in(piece.block, keys)
             chain = list(hit.chain)
             if hit.snapshot is not None and n_pieces == len(hit.pieces):
-                self._snapshot_came(hit.snapshot, keys)
+                self._take_in(hit.snapshot.block, keys)
+                self._ram.passed.discard(hit.snapshot.link.key)
+                self._stats.n_snapshots_used += 1
                 chain.append(hit.snapshot.link)
             self._used(chain)
             self._stats.n_restores += 1
@@ -162,14 +159,13 @@ class PrefixStore:
                 else:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
-    def _snapshot_came(self, kept: KeptSnapshot, keys: set[bytes]) -> None:
-        """With the lock held."""
-        block, has_ram = kept.block, bool(self.settings.ram_bytes)
-        if has_ram and isinstance(block, ComingBlock) and block.fetched and kept.link.key not in self._ram and self._make_room(block.n_bytes, keys, None):
+    def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
+        """Keep what came from below and is in memory, where RAM has room beside the chain. With the lock held."""
+        if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
+            return
+        if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
             self._put(block.block())
             self._below.add(block.link.key)
-        self._ram.passed.discard(kept.link.key)
-        self._stats.n_snapshots_used += 1
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None where it is not needed or cannot be had. Blocks in RAM stay there."""
@@ -273,7 +269,8 @@ class PrefixStore:
 
     def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
         """Whether `save_snapshot` of these has nothing to do."""
-        return not self._closed and self._snapshots.has(np.ascontiguousarray(tokens, dtype=np.int32), readings, self._root if root is None else root, read_with)
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
 
     def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings."""

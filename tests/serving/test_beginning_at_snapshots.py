@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.clients import post
-from support.prefix_server import EXACT, ask, conversation, n_read, serve
+from support.prefix_server import EXACT, SPARSE, ask, conversation, n_read, serve
 
 from edgekv.serving import snapshot_keeper
 from edgekv.serving.server import Server
 from edgekv.store.results import KeptSnapshot
 from edgekv.store.settings import StoreSettings
 
-SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "resolution": 16.0}
 KINDS = ["gemma2", "gpt-oss", "lfm2"]
 OPENING = 4
 """Tokens at a prompt's end that the next turn may render in another way; the newest snapshot of a prompt stands before them."""

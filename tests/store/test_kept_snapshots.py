@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefix_rows import check_rows, conversation, exact, identity
+from support.prefix_rows import check_rows, conversation, exact, identity, state
 from support.redis_server import RedisServer
 from support.stores import open_store, save
 
@@ -27,11 +27,6 @@ from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
 N_BYTES = 5000
-
-
-def state(tokens: np.ndarray, n_bytes: int = N_BYTES) -> np.ndarray:
-    """A payload that tells its tokens."""
-    return np.random.default_rng(np.asarray(tokens, np.uint32)).integers(0, 256, n_bytes, np.uint8)
 
 
 def keep(store: PrefixStore, tokens: np.ndarray, *ends: int, n_bytes: int = N_BYTES) -> None:
@@ -123,7 +118,7 @@ def test_a_model_without_rows_of_every_token_has_them_alone(lower):
     who, tokens = ModelIdentity(b"no rows", RowLayout((), ()), "no rows"), conversation(700)
     store = open_store(who=who, **where)
     store.save(tokens, exact(tokens), lambda first, n: np.empty(0, np.uint8))
-    assert store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600])) and store.flush(20)
+    assert store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES)) and store.flush(20)
     assert found(open_store(who=who, **where), tokens) == (600, name)
 
 
@@ -287,7 +282,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_ram(tmp_path, monkeypatch: pyt
     monkeypatch.setattr(folder, "write_all", full)
     store, tokens = open_store(tmp_path), conversation(700)
     save(store, tokens)
-    store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600]))
+    store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES))
     store.flush(20)
     assert found(store, tokens) == (600, "ram") and not snapshots(tmp_path) and store.stats().disk.n_errors > 0
 

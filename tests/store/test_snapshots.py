@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, identity, reader
+from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, identity, reader, state
 from support.stores import open_store, save
 
 from edgekv.store.blocks import NOTHING_SAID, Reading, ReadWith
@@ -12,11 +12,6 @@ from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
 
 EXACT, SAMPLED, SPARSE = Reading
-
-
-def state(tokens: np.ndarray, n_bytes: int = 500) -> np.ndarray:
-    """A payload that tells its tokens."""
-    return np.random.default_rng(np.asarray(tokens, np.uint32)).integers(0, 256, n_bytes, np.uint8)
 
 
 def keep(store: PrefixStore, tokens: np.ndarray, reading: Reading = EXACT, n_bytes: int = 500, **of) -> bool:

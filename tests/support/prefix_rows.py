@@ -67,6 +67,11 @@ def exact(tokens: np.ndarray) -> np.ndarray:
     return np.full(len(tokens), Reading.EXACT, np.uint8)
 
 
+def state(tokens: np.ndarray, n_bytes: int = 500) -> np.ndarray:
+    """The payload of a snapshot, which tells its tokens: uint8 [n_bytes]."""
+    return np.random.default_rng(np.asarray(tokens, np.uint32)).integers(0, 256, n_bytes, np.uint8)
+
+
 def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Reading, layout: RowLayout = LAYOUT) -> int:
     """All rows belong to exactly these tokens, without a gap, and their reading is accepted. Returns their number."""
     expected = rows_of(tokens, exact(tokens), layout)

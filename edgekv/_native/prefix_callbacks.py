@@ -32,7 +32,7 @@ class CachedTokens:
     """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
 
     slot: int | None = None
-    """Where a snapshot was put in: tokens of its own that the sequence still has before that. None: what the server says."""
+    """Where the context keeps snapshots: so many tokens of its own stay in the sequence. None: as the server says."""
     ram: int = 0
     disk: int = 0
     remote: int = 0

@@ -1,8 +1,8 @@
 """K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
 A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them. A snapshot, uint8 [bytes], is
-what a sequence keeps besides: the windows of sliding layers, recurrent states. Call everything here on the
-decoding thread, between two decodes, unless a method says otherwise.
+what a sequence keeps besides: the windows of sliding layers, recurrent states. Call everything here on the decoding thread, between two decodes,
+unless a method says otherwise.
 """
 
 import hashlib

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,8 +14,6 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.results import BlockPiece, PrefixHit
 from edgekv.store.store import PrefixStore
-
-log = logging.getLogger("edgekv")
 
 LEAST_SPACING = 512
 """Tokens between two snapshots in the middle of a prompt, at least."""
@@ -74,4 +71,3 @@ class SnapshotKeeper:
 
 def _ignore(n_pieces: int) -> None:
     """The pieces count as come once the snapshot is in."""
-

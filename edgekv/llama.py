@@ -66,6 +66,8 @@ class Llama(llama_cpp.Llama):
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
+        swa_full: off by default, unlike in llama_cpp: sliding layers then keep their window alone, as llama.cpp's own programs do. A prompt that
+            goes back behind the window is read again from its start; with swa_full it is not, but such layers keep every token.
         n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
         weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
             then reads them from the disk again.
@@ -96,6 +98,7 @@ class Llama(llama_cpp.Llama):
             n_batch = eviction.batch_tokens(fit.cells(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
+        options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
         if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
             self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
@@ -135,7 +138,11 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
-        unless prompts are sparse."""
+        unless prompts are sparse. A prompt that goes back behind the window of sliding layers is read from its start."""
+        prompt = arguments[0] if arguments else options["tokens"]
+        if self.n_tokens and options.get("reset", True) and not self._in_reach(prompt):
+            log.info("the prompt goes back behind the window of sliding layers, and is read from its start; swa_full=True avoids that")
+            self.reset()
         tokens = super().generate(*arguments, **options)
         found = self._runtime()
         try:
@@ -145,6 +152,16 @@ class Llama(llama_cpp.Llama):
                 token = tokens.send((yield token))
         except StopIteration:
             return
+
+    def _in_reach(self, prompt: Sequence[int]) -> bool:
+        """Whether the windows of sliding layers still hold what the prompt's first new token attends."""
+        window = llama_cpp.llama_model_n_swa(self.model)
+        if not window:
+            return True
+        n = next((i for i, (a, b) in enumerate(zip(self._input_ids, prompt)) if a != b), min(self.n_tokens, len(prompt)))
+        if n == len(prompt) < self.n_tokens:
+            n -= 1
+        return llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0) <= max(0, n - window + 1)
 
     def close(self) -> None:
         # __del__ calls this too, also where an option was refused before anything was opened

@@ -5,7 +5,7 @@ import pytest
 from support.benches import measure
 
 from edgekv.cli.common.ranges import numbers, pair
-from edgekv.errors import ConfigError, ModelError
+from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.lab.engine import needs
 from edgekv.lab.engine.environment import environment
 from edgekv.lab.engine.meter import Meter
@@ -144,10 +144,11 @@ def next_logits(opened: Contexts, decoder: Decoder, depth: int) -> np.ndarray:
     return logits
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "lfm2", "deepseek2"])
 @pytest.mark.parametrize("fill", list(Fill))
-def test_all_contexts_hold_the_same_at_each_depth(synthetic, fill):
-    """Also the one whose V lies transposed, and which has computed nothing."""
-    with contexts(opening(synthetic(), fill, 900), 2) as opened:
+def test_all_contexts_hold_the_same_at_each_depth(synthetic, fill, kind):
+    """Also the one whose V lies transposed, and which has computed nothing; and where windows or states stand beside rows."""
+    with contexts(opening(synthetic(kind), fill, 900, n_back=16), 2) as opened:
         for depth in (60, 300, 800):
             opened.fill_to(depth, lambda done, total: None)
             assert [decoder.position for decoder in opened.all()] == [depth, depth]
@@ -196,8 +197,23 @@ def test_a_bank_begins_again(synthetic):
         assert (next(taken(opened.first, layout, COMPUTED, COMPUTED + 30)) == blocks[0]).all()
 
 
-def test_sliding_windows_cannot_be_made_up(synthetic):
-    rows = measure(synthetic("gemma2"), n_prompt=(), depths=(100,), fill=Fill.SYNTHETIC, n_rounds=1)
+@pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
+def test_windows_and_states_go_back_to_their_marks(synthetic, kind):
+    with contexts(opening(synthetic(kind), Fill.TEXT, 900, n_back=16), 2) as opened:
+        opened.fill_to(600)
+        for decoder in opened.all():
+            there = next_logits(opened, decoder, 600)
+            decoder.read(opened.token(600, 200), 64)
+            decoder.rewind(584)
+            decoder.read(opened.token(584, 16), 64)
+            decoder.mark()
+            assert np.abs(next_logits(opened, decoder, 600) - there).max() < 1e-3 * np.abs(there).max()
+            with pytest.raises(EdgeKVError, match="back"):
+                decoder.rewind(100)
+
+
+def test_what_an_index_or_a_state_alone_keeps_cannot_be_made_up(synthetic):
+    rows = measure(synthetic("mamba"), n_prompt=(), depths=(100,), fill=Fill.SYNTHETIC, n_rounds=1)
     assert all("--fill text" in row["note"] and row["avg_ts"] is None for row in rows) and len(rows) == 4
 
 

@@ -167,12 +167,16 @@ def test_a_peer_that_cannot_be_run(synthetic, tmp_path):
     assert isinstance(done.exception, ConfigError) and "not an executable" in str(done.exception)
 
 
-def test_stock_is_as_fast_as_llama_bench_says(tmp_path):
-    """Our rows of stock against llama-bench of the same source (EDGEKV_LLAMA_BENCH), both kernels, in turns: within what machines vary."""
-    peer = os.environ.get("EDGEKV_LLAMA_BENCH")
-    if not peer:
-        pytest.skip("EDGEKV_LLAMA_BENCH names no llama-bench; `cmake --build build/* --target llama-bench` makes one")
-    rows = json.loads(answered("-p", 128, "-n", 32, "-d", "0,1024", "-r", 5, "--modes", "off", "--peer", peer, "-o", "json"))
+PEER, MODELS = os.environ.get("EDGEKV_LLAMA_BENCH"), os.environ.get("EDGEKV_BENCH_MODELS", "")
+
+
+@pytest.mark.skipif(not PEER, reason="EDGEKV_LLAMA_BENCH names no llama-bench; `cmake --build build/* --target llama-bench` makes one")
+@pytest.mark.parametrize("model", ["", *filter(None, MODELS.split(os.pathsep))])
+def test_stock_is_as_fast_as_llama_bench_says(model):
+    """Our rows of stock against llama-bench of the same source (EDGEKV_LLAMA_BENCH), both kernels, in turns: within what machines vary. For
+    the default model and those that EDGEKV_BENCH_MODELS lists."""
+    named = ["-m", model] if model else []
+    rows = json.loads(answered(*named, "-p", 128, "-n", 32, "-d", "0,1024", "-r", 5, "--modes", "off", "--peer", PEER, "-o", "json"))
     ours = {(row["test"], row["flash_attn"]): row for row in rows if row["kv_mode"].startswith("off")}
     theirs = {(row["test"], row["flash_attn"]): row for row in rows if row["kv_mode"] == "peer"}
     assert len(ours) == 8 and set(ours) == set(theirs)

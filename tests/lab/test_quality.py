@@ -11,7 +11,7 @@ from support.quality import QUICK, SPARSE
 
 from edgekv.cli.quality import _own_mode
 from edgekv.cli.quality import quality as command
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.lab.engine.modes import find_mode
 from edgekv.lab.engine.passes import Caches
 from edgekv.lab.engine.start import Start
@@ -177,9 +177,13 @@ def test_defaults_follow_the_trained_context(synthetic):
         rows_of(synthetic(n_ctx_train=600), n_steps=0, tasks=("passkey",), lengths=None)
 
 
-def test_models_that_cannot_be_rewound(synthetic):
-    with pytest.raises(EdgeKVError, match="recurrent"):
-        rows_of(synthetic("lfm2"))
+@pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
+def test_models_that_keep_more_than_rows(synthetic, kind):
+    """Each mode, text and question starts from the same windows and states."""
+    rows = rows_of(synthetic(kind))
+    kld = {row["mode"]: row["kld_exact"] for row in rows if row["kind"] == "text"}
+    assert kld["off"] < 1e-4 < kld[SPARSE], kld
+    assert any(row["kind"] == "task" and row["asked"] for row in rows)
 
 
 def test_no_memory(synthetic, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,24 @@ def test_llama_is_a_drop_in(synthetic):
     ours.close()
     with pytest.raises(EdgeKVError, match="closed"):
         _ = ours.kv
+
+
+def test_a_prompt_that_goes_back_behind_the_window_is_read_again(synthetic, caplog):
+    """With windows as small as llama.cpp's own programs have them; the answer is that of a new context."""
+    path = str(synthetic("gemma2"))
+    words = [10 + i % 200 for i in range(1400)]
+    prompts = [words, words + [9, 8, 7], words[:400] + [3, 2, 1]]
+
+    def answers(llama: Llama, prompt: list[int]) -> list[int]:
+        return list(islice(llama.generate(prompt, temp=0.0), 8))
+
+    with caplog.at_level("INFO", logger="edgekv"):
+        ours = Llama(path, n_ctx=2048, verbose=False, kv="exact")
+        said = []
+        for prompt in prompts:
+            assert answers(ours, prompt) == answers(Llama(path, n_ctx=2048, verbose=False, kv="exact"), prompt)
+            said.append(caplog.text.count("behind the window"))
+    assert said == [0, 0, 1], "only the last one goes back"
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -201,18 +201,22 @@ class Passes:
         if not tokens:
             return 0.0
         depth = decoder.position
+        decoder.mark()
         decoder.decode(tokens[:1])
         decoder.rewind(depth)
         return decoder.read(tokens, self.opened.opening.n_batch)
 
     def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
         n = self.n_warmup
-        if n is None and mode.changes["mode"] is KvMode.SPARSE:
+        if n is None and decoder.keeps_more:
+            n = self.opened.opening.n_back  # every mode then has its cells in the same order
+        elif n is None and mode.changes["mode"] is KvMode.SPARSE:
             n = min(WARMUP_TOKENS, test.n_gen // _WARMUP_SHARE)
         if n is not None and test.decodes:
             n = min(n, test.depth)
             decoder.rewind(test.depth - n)
             warm_up(decoder, mode, self.opened.base, self.opened.token(test.depth - n, n))
+            decoder.mark()
         elif decoder.kv is not None:
             decoder.kv.configure(mode.options(self.opened.base, test.depth + test.n_tokens))
 

@@ -31,6 +31,7 @@ class Start:
         self._snapshot, self._dropped, self._reader = None, False, None
         self._read(None)
         self.position = self.decoder.position
+        self.decoder.mark()
         if any(mode.destructive or mode.reads_itself for mode in modes):
             self._snapshot = self.decoder.snapshot()
 
@@ -44,6 +45,7 @@ class Start:
             self.decoder.restore(self._snapshot)
         else:
             self._read(reader)
+            self.decoder.mark()
         self._reader, self._dropped = reader, mode.destructive
 
     def _read(self, mode: BenchMode | None) -> None:

@@ -174,6 +174,8 @@ class _Asking:
             n_cold = sample.n_cold + GAP_TOKENS * i if sample.n_cold else 0
             self._count(partial(decode, self.decoder, self.plan.cold[done:n_cold], keep_logits=False))
             done, resume = n_cold, self.decoder.position
+            if not self.mode.destructive:
+                self.decoder.mark()
             said.append(self._ask(question, plain(self.decoder.llama, "\n\n") if sample.n_cold else ()))
             if not self.mode.destructive:
                 self.decoder.rewind(resume)

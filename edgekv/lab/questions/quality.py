@@ -107,15 +107,14 @@ def run(
     """Yield the rows of one text at a time, then those of the tasks. `tell` gets the seconds that it will take in all, once they are
     known.
 
-    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no memory,
-    EdgeKVError for a model that cannot be rewound; all before anything is measured.
+    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no memory;
+    all before anything is measured.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     model = geometry(bench.model)
     try:
         with opened(bench.model, bench.caches, LEAST_TOKENS, 1) as decoder:
-            _must_rewind(decoder)
             work = _Work.of(bench, decoder, model.path.name, model.n_ctx_train)
         if reason := bench.caches.does_not_fit(model, work.n_ctx):
             raise DoesNotFit(f"{model.path.name} with a context of {work.n_ctx} tokens {reason}; use smaller -d and --lengths")
@@ -123,13 +122,6 @@ def run(
             yield from _Run(bench, decoder, work, progress, tell).rows()
     except ContextError as error:
         raise DoesNotFit(f"a context for {model.path.name} {error}") from error
-
-
-def _must_rewind(decoder: Decoder) -> None:
-    """Raises EdgeKVError for a model that cannot be rewound: better now than after minutes of reading."""
-    token = decoder.llama.token_eos()
-    decoder.decode([token, token])
-    decoder.rewind(1)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from edgekv.lab.engine.fields import FIGURES, Found
 from edgekv.lab.engine.meter import Meter
 from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, with_stock
 from edgekv.lab.engine.needs import Room
-from edgekv.lab.engine.passes import LIMIT_TOKENS, Passes, hooked_note, memory_figures
+from edgekv.lab.engine.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
 from edgekv.lab.engine.peak import Peak
 from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill, with_arena
 from edgekv.lab.engine.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
@@ -188,7 +188,7 @@ class Group:
                     self.notes[STOCK_KERNELS[1]] = room.problem(n_ctx, n_ctx) or ""
         s = self.setting
         return Opening(s.file.geometry.path, s.text.tokens, n_ctx, second, s.n_batch, s.n_ubatch, self.request.fill, self._n_empty(),
-                       options=self._cache)
+                       n_back=WARMUP_TOKENS if self.request.n_warmup is None else self.request.n_warmup, options=self._cache)
 
     def _can(self, key: str, opened: Contexts, n_ctx: int = 0) -> bool:
         """Whether a member has a context, of at least that size."""

@@ -125,7 +125,7 @@ class _Run:
         with _Watch() as watch:
             self._read(watch)
             self._pass("record attention", FULL, self._full, watch)
-            self._go_back(watch)
+            self.decoder.rewind(self.header.n_prompt)
             self.runtime.configure(_sampling(self.runtime.options, self.header.resolution))
             self._pass("record what sampling observes", SAMPLED, self._sampled, watch)
         self._check_order()
@@ -136,14 +136,7 @@ class _Run:
         for position in read(self.decoder, prompt, self.recording.n_threads):
             watch.check()
             self.progress("read the text", position, len(prompt))
-
-    def _go_back(self, watch: _Watch) -> None:
-        """Go back to the end of the text. A model with recurrent layers cannot, and reads it once more."""
-        try:
-            self.decoder.rewind(self.header.n_prompt)
-        except EdgeKVError:
-            self.decoder.rewind(0)
-            self._read(watch)
+        self.decoder.mark()
 
     def _full(self, ubatch: UbatchReport) -> tuple[np.ndarray, ...]:
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages]

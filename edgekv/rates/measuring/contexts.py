@@ -89,6 +89,8 @@ class Opening:
     n_empty: int | None = None
     """Tokens that are read into an empty cache, beside those behind a depth; 0: one by one alone; None: none."""
     n_computed: int = COMPUTED
+    n_back: int = 0
+    """Tokens before a depth that are decoded again in front of a pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -122,47 +124,74 @@ class Contexts:
         return [self.tokens[i % len(self.tokens)] for i in range(position, position + n)]
 
     def fill_to(self, depth: int, said: Said = lambda done, total: None) -> None:
-        """Let each context hold `depth` tokens; only what is not there yet is computed or made up."""
+        """Let each context hold `depth` tokens; only what is not there yet is computed or made up. What a model keeps besides rows is marked
+        at the depth and `n_back` tokens before it, so that passes can go back there."""
         n_threads = self.first.n_threads
-        if self.opening.fill is Fill.SYNTHETIC:
+        back = max(0, depth - self.opening.n_back)
+        if self.opening.fill is Fill.SYNTHETIC and self.first.keeps_more:
+            self._make_up_before(back, said)
+        elif self.opening.fill is Fill.SYNTHETIC:
             self._compute(min(depth, self.opening.n_computed), said)
             self._make_up(depth, said)
-        else:
-            self._compute(depth, said)
+        for end in (back, depth) if self.first.keeps_more else (depth,):
+            self._compute(end, said)
+            for decoder in self.all():
+                if decoder.position == end > 0:
+                    decoder.mark()
         for decoder in self.all():
             decoder.rewind(min(depth, decoder.position))
             decoder.set_threads(n_threads)
 
     def _compute(self, depth: int, said: Said) -> None:
         """With full attention in our kernel, the fastest without an error, on all cores."""
-        first, n_batch = self.first.position, self.opening.n_ubatch
-        if first >= depth:
-            return
-        if self.first.kv is not None:
+        first = self.first.position
+        if first < depth and self.first.kv is not None:
             set_mode(self.first, KvMode.EXACT, observe=True)
-        for position in read(self.first, self.token(first, depth - first), n_cores(), n_batch):
-            said(position, depth)
+        self._read(self.first, depth, said)
         end = min(depth, self.opening.second or 0)
         if self.second is None or self.second.position >= end:
             return
-        if self.layout is None:
-            for position in read(self.second, self.token(self.second.position, end - self.second.position), n_cores(), n_batch):
-                said(position, end)
+        if self.layout is None or self.first.keeps_more:
+            self._read(self.second, end, said)
             return
         for block in taken(self.first, self.layout, self.second.position, end):
             put(self.second, self.layout, block)
 
+    def _read(self, decoder: Decoder, end: int, said: Said) -> None:
+        tokens = self.token(decoder.position, end - decoder.position)
+        for position in read(decoder, tokens, n_cores(), self.opening.n_ubatch):
+            said(position, end)
+
     def _make_up(self, depth: int, said: Said) -> None:
         if depth <= self.opening.n_computed:
             return
+        for decoder in self.all():
+            self._put_made_up(decoder, depth if decoder is self.first else min(depth, self.opening.second or 0), said)
+
+    def _make_up_before(self, depth: int, said: Said) -> None:
+        """Windows and states cannot be made up: the last tokens before the depth are computed, behind rows that are made up."""
+        n = max(self.opening.n_computed, self.first.window)
+        if depth <= n:
+            return
+        if self._bank is None:
+            self._compute(self.opening.n_computed, said)
+            self._bank_of_computed()
+        for decoder in self.all():
+            end = depth if decoder is self.first else min(depth, self.opening.second or 0)
+            decoder.rewind(0)
+            self._put_made_up(decoder, end - n, said)
+
+    def _put_made_up(self, decoder: Decoder, end: int, said: Said) -> None:
+        assert self.layout is not None
+        for block in self._bank_of_computed().blocks(decoder.position, end):
+            put(decoder, self.layout, block)
+            said(decoder.position, end)
+
+    def _bank_of_computed(self) -> Bank:
         assert self.layout is not None
         if self._bank is None:
             self._bank = Bank(self.layout, next(taken(self.first, self.layout, _SINKS, self.opening.n_computed)))
-        for decoder in self.all():
-            end = depth if decoder is self.first else min(depth, self.opening.second or 0)
-            for block in self._bank.blocks(decoder.position, end):
-                put(decoder, self.layout, block)
-                said(decoder.position, end)
+        return self._bank
 
 
 @contextmanager

@@ -20,6 +20,11 @@ import llama_cpp
 _SPARE = 1
 """The sequence that states are loaded into."""
 
+_STATE_HEAD = 8
+"""Bytes before what a saved sequence keeps: a magic number and the sequence."""
+
+_BESIDES_ROWS = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -41,6 +46,9 @@ class Decoder:
         self._memory = llama_cpp.llama_get_memory(self._ctx)
         self._n_vocab = llama.n_vocab()
         self._capacity = llama.n_batch
+        self.window = llama_cpp.llama_model_n_swa(llama.model)
+        """Tokens that sliding layers attend; 0: none slides."""
+        self._marks: dict[int, np.ndarray] = {}
         self._batch = llama_cpp.llama_batch_init(self._capacity, 0, 1)
 
     def beside(self, n_ctx: int, flash_attn: bool, takes_states: bool = False) -> Decoder:
@@ -105,20 +113,53 @@ class Decoder:
         """A copy of the last decoded token's logits, float32 [n_vocab]."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self._ctx, -1), (self._n_vocab,)).copy()
 
+    @property
+    def keeps_more(self) -> bool:
+        """Whether the context keeps more than rows, windows or recurrent states: it goes back to positions that were marked, or to 0."""
+        model = self.llama.model
+        return self.window > 0 or llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
+
+    def mark(self) -> None:
+        """Let `rewind` come back here: keep what the sequence has besides rows."""
+        if self.keeps_more and self.position and self.position not in self._marks:
+            self._marks[self.position] = self._besides_rows(0)
+
     def rewind(self, position: int) -> None:
-        """Forget every token from `position` on."""
-        if position == self.position:
+        """Forget every token from `position` on. A mark is put back even if nothing is behind it: cells then lie as after any other rewind, and
+        sums are the same. Raises EdgeKVError where the model keeps more than rows and the position is neither marked nor within reach of
+        its window."""
+        mark = self._marks.get(position)
+        if position == self.position and mark is None:
             return
-        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
-            raise EdgeKVError("this model has recurrent layers and cannot be rewound, so modes cannot take turns on its tokens")
+        if mark is not None:
+            self._take(mark, 0, _BESIDES_ROWS)
+        if mark is None and not self._in_reach(position) or not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
+            raise EdgeKVError(f"this model's windows or states of position {position} are gone, so it cannot go back there")
+        self._marks = {marked: state for marked, state in self._marks.items() if 0 < marked <= position}
         self.position = position
+
+    def _in_reach(self, position: int) -> bool:
+        first = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+        return not position or not self.window or first <= max(0, position - self.window + 1)
+
+    def _besides_rows(self, sequence: int) -> np.ndarray:
+        """uint8: windows and states, as llama.cpp saves them."""
+        state = np.empty(llama_cpp.llama_state_seq_get_size_ext(self._ctx, sequence, _BESIDES_ROWS), np.uint8)
+        if llama_cpp.llama_state_seq_get_data_ext(self._ctx, _bytes(state), state.nbytes, sequence, _BESIDES_ROWS) != state.nbytes:
+            raise EdgeKVError("llama.cpp could not save what a sequence keeps besides rows")
+        return state
+
+    def _take(self, state: np.ndarray, sequence: int, flags: int = 0) -> None:
+        if llama_cpp.llama_state_seq_set_data_ext(self._ctx, _bytes(state), state.nbytes, sequence, flags) != state.nbytes:
+            raise EdgeKVError("llama.cpp could not take the state of a sequence")
 
     def append(self, state: np.ndarray, n_tokens: int) -> None:
         """Put the next `n_tokens` into the cache as a saved sequence has them (uint8, as llama_state_seq_get_data writes it). It comes in
-        as a sequence of its own, because a sequence is emptied before a state is loaded into it."""
-        pointer = ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-        if llama_cpp.llama_state_seq_set_data(self._ctx, pointer, state.nbytes, _SPARE) != state.nbytes:
-            raise EdgeKVError("llama.cpp could not take the state of a sequence")
+        as a sequence of its own, because a sequence is emptied before a state is loaded into it. Where the model keeps more than rows, these
+        are rows alone: what is decoded behind them has no window and no state."""
+        if self.keeps_more:
+            state = np.concatenate([state, self._besides_rows(_SPARE)[_STATE_HEAD:]])
+        self._take(state, _SPARE)
         llama_cpp.llama_memory_seq_cp(self._memory, _SPARE, 0, -1, -1)
         llama_cpp.llama_memory_seq_rm(self._memory, _SPARE, -1, -1)
         self.position += n_tokens
@@ -138,3 +179,7 @@ class Decoder:
         if llama_cpp.llama_state_set_data(self._ctx, snapshot.state, n_bytes) != n_bytes:
             raise EdgeKVError("llama.cpp could not put a saved state back")
         self.position = snapshot.position
+
+
+def _bytes(state: np.ndarray) -> ctypes._Pointer:
+    return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))

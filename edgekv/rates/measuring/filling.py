@@ -13,9 +13,10 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from edgekv.errors import NativeError
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import CacheType
+
+import llama_cpp
 
 BLOCK_TOKENS = 512
 """Tokens that move from one context to another at once."""
@@ -47,15 +48,16 @@ class TokenLayout:
     v_bytes: tuple[int, ...]
     type_k: CacheType
     type_v: CacheType
+    more_positions: int = 0
+    """Numbers that a saved cell has besides: M-RoPE's two other positions and the token."""
 
     @classmethod
     def of(cls, decoder: Decoder) -> TokenLayout:
-        """Raises NativeError where a context keeps its tokens not in one plain cache alone."""
+        """Raises NativeError where a context keeps something else than rows, windows and states."""
         assert decoder.kv is not None
-        if decoder.kv.tokens.keeps_snapshots:
-            raise NativeError("the context keeps more of its tokens than rows")
         cache = decoder.kv.options.cache
-        return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v)
+        m_rope = llama_cpp.llama_model_rope_type(decoder.llama.model) in (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
+        return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v, 3 if m_rope else 0)
 
     @property
     def token_bytes(self) -> int:
@@ -72,13 +74,16 @@ class TokenLayout:
     def state(self, block: np.ndarray, position: int) -> np.ndarray:
         """The same tokens as a saved sequence of a context without flash attention, where V lies transposed: uint8."""
         n = block.nbytes // self.token_bytes
-        cells = np.zeros((n, 3), np.int32)  # position, number of sequences, sequence
-        cells[:, 0], cells[:, 1] = np.arange(position, position + n), 1
+        cells = np.zeros((n, 3 + self.more_positions), np.int32)  # position, number of sequences, more positions, sequence
+        cells[:] = np.arange(position, position + n)[:, np.newaxis]
+        cells[:, 1], cells[:, -1] = 1, 0
         parts = list(self.parts(block))
         pieces: list[np.ndarray] = [np.array([_STATE_MAGIC, 0, 1, n], np.uint32), cells, np.array([1, len(parts)], np.uint32)]
         for (keys, _), width in zip(parts, self.k_bytes):
             pieces += [np.array([self.type_k.ggml_type], np.int32), np.array([width], np.uint64), keys]
         for (_, values), width in zip(parts, self.v_bytes):
+            if not width:  # compressed rows are K alone
+                continue
             pieces += [np.array([self.type_v.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
         return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])
 

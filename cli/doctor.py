@@ -218,7 +218,7 @@ def _layer_rows(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for each run of layers that differ only in their numbers."""
     return [{
         "layers": numbers,
-        "hooked": layer["hooked"],
+        "hooked": layer["hooked"] or layer["whole"],
         "heads": f"{layer['n_head']}/{layer['n_head_kv']}",
         "head_dim": layer["head_dim"],
         "types": f"{_name(layer['type_k'])}/{_name(layer['type_v'])}",

@@ -194,7 +194,7 @@ def _print(facts: dict[str, Any], full: bool) -> None:
     click.echo()
     print_rows(facts["tensors"], TYPE_COLUMNS, "table")
     click.echo()
-    print_rows([{"layers": numbers, "attention": "EdgeKV" if layer["served"] else "stock", "heads": f"{layer['n_head']}/{layer['n_head_kv']}",
+    print_rows([{"layers": numbers, "attention": "EdgeKV" if layer["served"] or layer["whole"] else "stock", "heads": f"{layer['n_head']}/{layer['n_head_kv']}",
                  "reason": layer["reason"]} for numbers, layer in layer_runs(facts["layers"])], LAYER_COLUMNS, "table")
     click.echo()
     _print_template(facts["chat_template_text"], full)

@@ -11,6 +11,7 @@ class LayerReport:
 
     il: int
     hooked: bool
+    """EdgeKV attends it, and it has pages."""
     reason: str
     """Why it is hooked, or not."""
     n_head: int
@@ -22,6 +23,12 @@ class LayerReport:
     """Its place in arrays by layer, among the hooked layers; -1: it has none."""
     refused: bool = False
     """EdgeKV would attend it, but memory is missing."""
+    whole: bool = False
+    """EdgeKV attends it whole in every mode: its window slides, or it has ALiBi. It has no pages."""
+
+    @property
+    def attended(self) -> bool:
+        return self.hooked or self.whole
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from typing import Any
 
 from edgekv.models.reader import MetadataReader
 
+ALIBI = "ALiBi position bias"
+
 INDEX = "an index or compressed rows beside its cache say what it attends"
 
 _ALIBI = frozenset({"bloom", "refact"})
@@ -19,14 +21,14 @@ _BAICHUAN_13B_LAYERS = 40
 
 
 def why_stock(arch: str, reader: MetadataReader, n_layer: int) -> str:
-    """Why EdgeKV attends no layer of a model; empty where this table says nothing against it."""
+    """Why mode sparse serves no layer of a model; empty where this table says nothing against it."""
 
     def get(key: str, default: Any) -> Any:
         return reader.value(f"{arch}.{key}", default)
 
     told = arch in _TELLS_ALIBI and get("attention.max_alibi_bias", 0.0) > 0
     if told or arch in _ALIBI or arch == "baichuan" and n_layer == _BAICHUAN_13B_LAYERS:
-        return "ALiBi position bias"
+        return ALIBI
     if arch == "grok":
         return "llama.cpp runs it without flash attention"
     if get("attention.indexer.key_length", 0) > 0 and arch not in _LISTED:

@@ -240,7 +240,7 @@ def layers(handle: Handle) -> list[LayerReport]:
         found.append(LayerReport(
             il, hooked=out.state == lib.EDGEKV_LAYER_HOOKED, reason=ffi.string(lib.edgekv_layer_state_text(out.state)).decode(), n_head=out.n_head,
             n_head_kv=out.n_head_kv, head_dim=out.head_dim, type_k=_type_name(out.k_type), type_v=_type_name(out.v_type), index=out.index,
-            refused=out.state == lib.EDGEKV_LAYER_NO_MEMORY))
+            refused=out.state == lib.EDGEKV_LAYER_NO_MEMORY, whole=out.state in (lib.EDGEKV_LAYER_WINDOW, lib.EDGEKV_LAYER_BIASED)))
     return found
 
 

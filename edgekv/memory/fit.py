@@ -8,6 +8,7 @@ from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
 from edgekv.memory.workspace import sketch_bytes, slot_bytes, step_bytes
 from edgekv.models import Geometry
+from edgekv.models.stock_layers import ALIBI
 from edgekv.vocab import KvMode
 
 CONTEXT_STEP = 256
@@ -125,6 +126,18 @@ def sparse_layers(model: Geometry) -> list[int]:
     if model.stock or not (_latent_rows(model) if model.mla else model.head_dim_k == model.head_dim_v and model.head_dim_k in _HEAD_DIMS):
         return []
     return [il for il in range(model.n_layer - model.n_layer_shared) if model.n_head_kv[il] and not model.swa[il]]
+
+
+def whole_layers(model: Geometry) -> list[int]:
+    """Layers that EdgeKV attends whole in every mode, on the processor: their windows slide, or they have ALiBi."""
+    if model.mla or model.stock not in ("", ALIBI):
+        return []
+    found = []
+    for il in range(model.n_layer):
+        dims = {model.head_dim_swa} if model.swa[il] and model.head_dim_swa else {model.head_dim_k, model.head_dim_v}
+        if model.n_head_kv[il] and (model.swa[il] or model.stock) and len(dims) == 1 and dims <= set(_HEAD_DIMS):
+            found.append(il)
+    return found
 
 
 def _latent_rows(model: Geometry) -> bool:

@@ -14,7 +14,7 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline
-from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers
+from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.host import HostRates
@@ -170,6 +170,8 @@ def _decode(roofline: Callable[[KvMode, int], Speed], mode: KvMode, depth: int) 
 
 def _recommend(request: ContextRequest, n_ctx: int, roofline: Callable[[KvMode, int], Speed] | None, limits: tuple[Limit, ...]) -> tuple[KvMode, str]:
     served = sparse_layers(request.shape)
+    if not served and request.room is None and whole_layers(request.shape):
+        return KvMode.EXACT, "EdgeKV attends its layers whole in every mode: none has pages to choose from"
     if not served:
         return KvMode.OFF, "no layer has a KV cache that EdgeKV can serve: stock llama.cpp runs all of them"
     fitting = {KvMode(limit.mode) for limit in limits if limit.fits_tokens >= rounded(n_ctx)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgekv.config import KvOptions
-from edgekv.memory.fit import sparse_layers
+from edgekv.memory.fit import sparse_layers, whole_layers
 from edgekv.models.geometry import ModelFile
 from edgekv.models.traffic import traffic
 from edgekv.rates.host import HostRates, KernelRates, measured_head_dim
@@ -51,9 +51,10 @@ class _Layer:
     row_bytes: int  # K and V of a token and head
     slides: bool
     served: bool
+    whole: bool
 
     def is_stock(self, mode: KvMode) -> bool:
-        return mode is KvMode.OFF or not self.served
+        return mode is KvMode.OFF or not (self.served or self.whole)
 
 
 class HostRoofline:
@@ -64,9 +65,10 @@ class HostRoofline:
         self._model, self._kv, self._rates = model, kv, rates
         self._traffic = traffic(model)
         shape = model.geometry
-        served = set(sparse_layers(shape))
+        served, whole = set(sparse_layers(shape)), set(whole_layers(shape))
         types = (kv.cache.type_k.value, kv.cache.type_v.value)
-        layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served) for il, n in enumerate(shape.n_head_kv)]
+        layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served, il in whole)
+                  for il, n in enumerate(shape.n_head_kv)]
         self._layers = Counter(layers).items()  # most layers are alike
         slowest = min((rate.decode for rate in rates.weights.values()), default=math.inf)
         self._weights_s = sum(n / rates.weights[kind].decode if kind in rates.weights else n / slowest
@@ -115,7 +117,7 @@ class HostRoofline:
             return min(self._attended(layer, kernel, kernel.cells(cells), cells) for kernel in (rates.flash, rates.plain))
         if listed:
             return self._attended(layer, rates.exact, rates.row * cells, cells)
-        if mode is KvMode.EXACT or cells <= self._kv.selection.exact_tokens:
+        if mode is KvMode.EXACT or layer.whole or cells <= self._kv.selection.exact_tokens:
             return self._attended(layer, rates.exact, rates.exact.cells(cells), cells)
         read = rows_read(cells, self._kv.selection.resolution)
         return self._attended(layer, rates.exact, rates.row * read + rates.scan * cells, read)

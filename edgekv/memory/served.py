@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from edgekv.memory.fit import sparse_layers
+from edgekv.memory.fit import sparse_layers, whole_layers
 from edgekv.models.geometry import Geometry
 
 
@@ -10,15 +10,18 @@ from edgekv.models.geometry import Geometry
 class LayerService:
     il: int
     served: bool
+    """By mode sparse."""
+    whole: bool
+    """On the processor EdgeKV attends it whole in every mode."""
     reason: str
     n_head: int
     n_head_kv: int
 
 
 def layers(model: Geometry) -> list[LayerService]:
-    served = set(sparse_layers(model))
+    served, whole = set(sparse_layers(model)), set(whole_layers(model))
     kind = ("compressed KV (MLA)" if model.mla else "plain KV cache") + (", an index lists what it attends" if model.index_rows else "")
-    return [LayerService(il, il in served, kind if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
+    return [LayerService(il, il in served, il in whole, kind if il in served else _why_not(model, il), model.n_head[il], model.n_head_kv[il])
             for il in range(model.n_layer)]
 
 

@@ -27,12 +27,12 @@ typedef enum {
     EDGEKV_LAYER_HOOKED       = 0,
     EDGEKV_LAYER_DISABLED     = 1,  /* EDGEKV=0 */
     EDGEKV_LAYER_NO_CACHE     = 2,  /* no KV cache of a known kind */
-    EDGEKV_LAYER_SWA          = 3,  /* sliding window: its cache is short already */
+    EDGEKV_LAYER_SWA          = 3,  /* sliding window, on a device or in a cache that no node of ours reads */
     EDGEKV_LAYER_RECURRENT    = 4,
     EDGEKV_LAYER_MLA          = 5,  /* compressed KV, on a device or in mode evict */
     EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache, or shares another context's cells */
     EDGEKV_LAYER_V_TRANSPOSED = 7,  /* flash attention is off */
-    EDGEKV_LAYER_ALIBI        = 8,
+    EDGEKV_LAYER_ALIBI        = 8,  /* ALiBi, on a device */
     EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
     EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
     EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
@@ -41,6 +41,9 @@ typedef enum {
     EDGEKV_LAYER_INDEX        = 14, /* an index beside the cache says what it attends, by no list of cells */
     EDGEKV_LAYER_IDLE         = 15, /* neither attention nor a state */
     EDGEKV_LAYER_LISTED       = 16, /* an index lists the cells that it attends, on a device or in mode evict */
+    /* Not hooked, as they have no pages, but a node of ours attends them, whole in every mode: */
+    EDGEKV_LAYER_WINDOW       = 17, /* sliding window */
+    EDGEKV_LAYER_BIASED       = 18, /* ALiBi adds to the logits */
 } edgekv_layer_state;
 
 typedef struct {

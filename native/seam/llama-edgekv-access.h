@@ -56,6 +56,12 @@ struct llama_edgekv_access {
         return nullptr;
     }
 
+    // the cache of the layers that slide; null: none does
+    static llama_kv_cache * windows(const llama_context * lctx) {
+        const auto * dsa = dynamic_cast<const llama_kv_cache_dsa_iswa *>(lctx->get_memory());
+        return dsa ? dsa->get_swa() : besides(lctx).windows;
+    }
+
     static llama_edgekv_besides besides(const llama_context * lctx) {
         auto * memory = lctx->get_memory();
         if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {

@@ -70,6 +70,14 @@ int llama_edgekv_n_layer(const llama_context * lctx) {
     return static_cast<int>(lctx->get_model().hparams.n_layer());
 }
 
+template <class Rows>  // one of llama.cpp's private types
+static void put_rows(const llama_kv_cache & kv, const Rows & layer, llama_edgekv_layer & out) {
+    out.v_transposed = layer.v && llama_edgekv_access::v_transposed(kv);
+    out.host         = ggml_backend_buffer_is_host(layer.k->buffer) && (!layer.v || ggml_backend_buffer_is_host(layer.v->buffer));
+    out.k            = layer.k;
+    out.v            = layer.v;
+}
+
 bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_layer * out) {
     const auto & hparams = lctx->get_model().hparams;
     if (il < 0 || il >= llama_edgekv_n_layer(lctx)) {
@@ -97,6 +105,11 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         return true;
     }
     if (hparams.is_swa(il)) {
+        const auto * windows = llama_edgekv_access::windows(lctx);
+        const auto * window  = windows ? llama_edgekv_access::layer(*windows, il) : nullptr;
+        if (window && window->k && window->v) {
+            put_rows(*windows, *window, *out);
+        }
         out->kind = LLAMA_EDGEKV_LAYER_SWA;
         return true;
     }
@@ -113,11 +126,8 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         return true;
     }
 
-    out->kind         = index ? LLAMA_EDGEKV_LAYER_INDEX : mla ? LLAMA_EDGEKV_LAYER_MLA : LLAMA_EDGEKV_LAYER_ATTENTION;
-    out->v_transposed = !mla && llama_edgekv_access::v_transposed(*kv);
-    out->host         = ggml_backend_buffer_is_host(layer->k->buffer) && (mla || ggml_backend_buffer_is_host(layer->v->buffer));
-    out->k            = layer->k;
-    out->v            = layer->v;
+    put_rows(*kv, *layer, *out);
+    out->kind = index ? LLAMA_EDGEKV_LAYER_INDEX : mla ? LLAMA_EDGEKV_LAYER_MLA : LLAMA_EDGEKV_LAYER_ATTENTION;
 
     return true;
 }

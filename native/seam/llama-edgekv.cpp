@@ -139,6 +139,7 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
         /*.sinks   =*/ mha.sinks,
         /*.scale   =*/ mha.scale,
         /*.softcap =*/ graph.hparams.attn_soft_cap ? graph.hparams.f_attn_logit_softcapping : 0.0f,
+        /*.max_bias =*/ graph.hparams.f_max_alibi_bias,
         /*.plain   =*/ !mha.kq_b && (choice || mha.n_kv_max == 0),
         /*.top_k   =*/ choice ? choice->top_k : nullptr,
     };

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 13
+#define LLAMA_EDGEKV_ABI 14
 
 #ifdef __cplusplus
 extern "C" {
@@ -49,6 +49,7 @@ struct llama_edgekv_attend {
     struct ggml_tensor * sinks;  // f32 [n_head] or null
     float scale;
     float softcap;  // 0: none
+    float max_bias;  // ALiBi: each head multiplies the mask with its slope; 0: none
     bool plain;  // false: there is a bias or a choice of cells that these arguments do not show
     // i32 [n_top_k, n_tokens/n_stream, 1, n_stream]: an index chose these cells of the view for each token, in any order; of them it attends
     // those that the mask shows. Null: all that the mask shows.
@@ -123,7 +124,7 @@ LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32
 
 enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_ATTENTION = 0,  // has a plain KV cache of its own
-    LLAMA_EDGEKV_LAYER_SWA       = 1,  // sliding window
+    LLAMA_EDGEKV_LAYER_SWA       = 1,  // sliding window, in a cache of its own; k may be null
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
     LLAMA_EDGEKV_LAYER_MLA       = 3,  // has a plain cache of its own, of compressed rows of K whose first channels are V
     LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's

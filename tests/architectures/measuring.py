@@ -37,8 +37,11 @@ import llama_cpp
 N_CTX, N_UBATCH = 512, 256
 N_PROMPT = 320  # two ubatches, each read as a prompt
 STEPS = (1, 1, 1, 3, 1, 1)
-N_OTHER = slice(0, N_PROMPT - 40)
-"""These tokens of the prompt are others in the control."""
+N_OTHER = N_PROMPT - 40
+"""So many tokens of the prompt are others in the control."""
+
+N_ALMOST_ALL = N_PROMPT - 2
+"""The same where windows see the last tokens alone."""
 EXACT_TOKENS = 64
 ALL_CERTAIN = 1e9
 """A resolution at which every token is read for certain."""
@@ -58,8 +61,10 @@ class Found:
     layers: list[tuple[str, str]] = field(default_factory=list)
     """(what it keeps of a sequence, why EdgeKV attends it or not) of each layer, as `doctor` says it."""
     hooked: list[bool] = field(default_factory=list)
+    whole_layers: list[bool] = field(default_factory=list)  # attended by EdgeKV, whole in every mode
     by_header: list[bool] = field(default_factory=list)
     """The layers that EdgeKV would attend by the file's header alone: `plan` and `models show` go by these."""
+    whole_by_header: list[bool] = field(default_factory=list)
     spread: float = 0.0
     """Stock from itself: on one thread, without flash attention, the last token of the prompt by itself."""
     exact: float = 0.0
@@ -74,7 +79,7 @@ class Found:
     sampled: float = 0.0
     """Mode sparse where it reads most tokens by chance, from mode exact: the mean over the tokens."""
     control_mean: float = 0.0
-    """The mean of `control`."""
+    """The mean, where only the first N_OTHER tokens are others."""
     finite: bool = True
     share_read: float = 1.0
     """The share of the tokens that a sample reads."""
@@ -108,7 +113,7 @@ def measure(architecture: str, path: Path) -> Found:
     with _model(path) as model:
         _attention(found, model, shape)
         _store(found, path)
-        if any(found.hooked) or found.n_back:
+        if any(found.hooked + found.whole_layers) or found.n_back:
             _spread(found, model)
         if any(found.hooked) and shape.index_rows:
             found.listed = shape.index_rows
@@ -128,6 +133,7 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
         exact = _decode(model, ctx, tokens)
         found.layers = _layers(shape, model, [layer.reason for layer in run.layers])
         found.hooked, found.by_header = [layer.hooked for layer in run.layers], [layer.served for layer in served.layers(shape)]
+        found.whole_layers, found.whole_by_header = [layer.whole for layer in run.layers], [layer.whole for layer in served.layers(shape)]
         found.n_ubatches, found.n_ubatches_hooked = len(STEPS) + (0 if shape.mla or shape.index_rows else 2), n_hooked(run)
     found.exact, found.same_bits = _apart(stock, exact), bool((stock == exact).all())
     sparse = KvOptions(mode="sparse", policy="none")
@@ -150,11 +156,15 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
 
 def _spread(found: Found, model: object) -> None:
     """How far stock is from itself, and from another text."""
-    tokens, other = _tokens(), _tokens()
-    other[N_OTHER] = np.random.default_rng(3).integers(0, 128, N_OTHER.stop)
+    tokens = _tokens()
     stock = _logits(model, tokens, KvOptions(mode="off"))
-    control = kld(stock, _logits(model, other, KvOptions(mode="off")))
-    found.control, found.control_mean = float(control.max()), float(control.mean())
+
+    def another(n: int) -> np.ndarray:
+        other = _tokens()
+        other[:n] = np.random.default_rng(3).integers(0, 128, n)
+        return kld(stock, _logits(model, other, KvOptions(mode="off")))
+
+    found.control, found.control_mean = float(another(N_ALMOST_ALL).max()), float(another(N_OTHER).mean())
     found.spread = max(_apart(stock, _logits(model, tokens, KvOptions(mode="off"), **different)) for different in (
         {"n_threads": 1, "n_threads_batch": 1}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED}, {"n_ubatch": N_PROMPT - 1}))
 
@@ -163,7 +173,8 @@ def _tokens() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 128, N_PROMPT + sum(STEPS))
 
 
-KEEPS = {"recurrent": "a state", "sliding window": "rows of a window", "no attention": "nothing", "reads the cache": "nothing",
+WINDOW = "attended by EdgeKV: a sliding window"
+KEEPS = {"recurrent": "a state", "sliding window": "rows of a window", WINDOW: "rows of a window", "no attention": "nothing", "reads the cache": "nothing",
          "no KV cache": "something of its own kind"}
 """What a layer keeps of a sequence, by the beginning of the reason why EdgeKV does not attend it; rows, where none fits."""
 
@@ -173,7 +184,7 @@ def _layers(shape: Geometry, model: object, reasons: list[str]) -> list[tuple[st
     rows = "compressed rows" if shape.mla else "rows"
     if open_gguf(shape.path).value(f"{shape.architecture}.attention.indexer.key_length"):
         rows += " and an index"
-    alike = not any(reason.startswith(("recurrent", "sliding window")) for reason in reasons)
+    alike = not any(reason.startswith(("recurrent", "sliding window", WINDOW)) for reason in reasons)
     if llama_cpp.llama_model_is_hybrid(model) and alike:
         rows += " and a state"  # each layer has both
     found = []

@@ -38,7 +38,7 @@ def row(found: dict) -> tuple[str, ...]:
     for keeps, reason in found["layers"]:
         if keeps not in kept:
             kept.append(keeps)
-        into, said = (served, keeps) if reason == SERVED else (stock, reason)
+        into, said = (served, keeps) if reason.startswith(SERVED) else (stock, reason)
         if said not in into:
             into.append(said)
     everything = not stock

@@ -102,11 +102,12 @@ def test_model_whose_layers_differ(synthetic):
     text = run(str(synthetic("gemma2"))).stdout
     assert "1,024 bytes a token" in text and "64 tokens in 1 of 2 layers" in text
     rows = [line.split() for line in text.splitlines() if line.startswith(("0 ", "1 "))]
-    assert [row[:2] for row in rows] == [["0", "stock"], ["1", "EdgeKV"]]
+    assert [row[:2] for row in rows] == [["0", "EdgeKV"], ["1", "EdgeKV"]] and "a sliding window, whole" in text
+    assert [layer["whole"] for layer in report["layers"]] == [True, False]
 
 
 def test_llama_cpp_speaks_in_the_log(synthetic):
-    """llama.cpp warns that the cache of sliding-window layers is as large as the context."""
+    """llama.cpp warns where the cache of sliding-window layers is as large as the context."""
     path = str(synthetic("gemma2"))
 
     def python(code: str) -> subprocess.CompletedProcess:
@@ -114,7 +115,7 @@ def test_llama_cpp_speaks_in_the_log(synthetic):
 
     done = python("import sys; from edgekv.cli.doctor import doctor; doctor.main([sys.argv[1]])")
     assert (done.returncode, done.stderr) == (0, "") and "full-size" not in done.stdout
-    load = "import logging, sys; {}; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose={})"
+    load = "import logging, sys; {}; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, swa_full=True, verbose={})"
     done = python(load.format("logging.basicConfig(level='WARNING', format='%(levelname)s %(name)s %(message)s', stream=sys.stdout)", False))
     assert "WARNING edgekv.llama.cpp llama_kv_cache_iswa: using full-size SWA cache" in done.stdout and done.stderr == ""
     assert "using full-size SWA cache" in python(load.format("0", True)).stderr, "verbose is for those who want to see it"

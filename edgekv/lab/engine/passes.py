@@ -141,7 +141,7 @@ def memory_figures(runtime: Runtime | None) -> dict[str, int]:
 
 def hooked_note(runtime: Runtime) -> str | None:
     layers = runtime.layers
-    stock = [layer for layer in layers if not layer.hooked]
+    stock = [layer for layer in layers if not layer.attended]
     return f"{len(stock)} of {len(layers)} layers run stock in every mode: {stock[0].reason}" if stock else None
 
 

@@ -116,18 +116,20 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_HOOKED:       return "attended by EdgeKV";
         case EDGEKV_LAYER_DISABLED:     return "EDGEKV=0 is set";
         case EDGEKV_LAYER_NO_CACHE:     return "no KV cache of a kind EdgeKV knows";
-        case EDGEKV_LAYER_SWA:          return "sliding window: its cache is short already";
+        case EDGEKV_LAYER_SWA:          return "sliding window: its cache is short already, and stock llama.cpp attends it";
         case EDGEKV_LAYER_RECURRENT:    return "recurrent: no KV cache";
         case EDGEKV_LAYER_MLA:          return "compressed KV (MLA) is attended on the processor only, and not in mode evict";
         case EDGEKV_LAYER_SHARED:       return "reads the cache of another layer";
         case EDGEKV_LAYER_V_TRANSPOSED: return "V is transposed: turn flash attention on (llama.cpp runs Grok without it)";
-        case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is not served";
+        case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is served on the processor only";
         case EDGEKV_LAYER_HEAD_DIM:     return "no kernel for this head size";
         case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
         case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
         case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
         case EDGEKV_LAYER_INDEX:        return "an index or compressed rows beside its cache say what it attends: not served yet";
         case EDGEKV_LAYER_LISTED:       return "what an index lists is attended on the processor only, and not in mode evict";
+        case EDGEKV_LAYER_WINDOW:       return "attended by EdgeKV: a sliding window, whole";
+        case EDGEKV_LAYER_BIASED:       return "attended by EdgeKV: with ALiBi, whole";
         case EDGEKV_LAYER_IDLE:         return "no attention: it keeps nothing";
         case EDGEKV_LAYER_NO_MEMORY:    return "there is no memory for what attends it; stock llama.cpp does until there is";
     }

@@ -101,7 +101,7 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 bool on_build_store(llama_context * lctx, const llama_edgekv_store * args) {
     edgekv_context * ctx   = find_active(lctx);
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
-    return layer && guarded_hook(ctx, false, [&] { return ctx->plane->build_store(*layer, *args); });
+    return layer && !layer->whole() && guarded_hook(ctx, false, [&] { return ctx->plane->build_store(*layer, *args); });
 }
 
 ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * args) {
@@ -109,7 +109,9 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
     Layer *          layer = ctx ? ctx->served_layer(args->il, args->k) : nullptr;
     ggml_tensor *    none  = nullptr;
 
-    ggml_tensor * node = layer ? guarded_hook(ctx, none, [&] { return ctx->plane->build_attend(*layer, *args); }) : none;
+    ggml_tensor * node = layer ? guarded_hook(ctx, none, [&] {
+        return layer->whole() ? ctx->plane->build_whole(*layer, *args) : ctx->plane->build_attend(*layer, *args);
+    }) : none;
     if (ctx && !node) {
         ctx->arrivals.wait(args->il);  // the stock nodes do not
     }

@@ -156,7 +156,7 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     }
 
     Layer * layer = layers[il].get();
-    if (!layer->serves() || k->view_src != layer->seam.k) {
+    if (!(layer->serves() || layer->whole()) || k->view_src != layer->seam.k) {
         return nullptr;
     }
     return layer;

@@ -97,4 +97,9 @@ ggml_tensor * Plane::build_attend(Layer & layer, const llama_edgekv_attend & arg
     return do_build_attend(layer, args);
 }
 
+ggml_tensor * Plane::build_whole(const Layer & layer, const llama_edgekv_attend & args) {
+    assert(layer.whole());
+    return do_build_whole(layer, args);
+}
+
 }  // namespace edgekv

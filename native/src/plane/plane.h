@@ -99,6 +99,8 @@ public:
     // The layer is served, and its graph is being built. false or null: the stock nodes serve.
     bool build_store(Layer & layer, const llama_edgekv_store & args);
     ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args);
+    // The layer is attended whole in every mode, and its graph is being built. It has no pages. null: the stock nodes serve.
+    ggml_tensor * build_whole(const Layer & layer, const llama_edgekv_attend & args);
 
     State & ctx;
 
@@ -117,6 +119,7 @@ private:
     virtual UbatchDone do_end(bool ok) = 0;
     virtual bool do_build_store(Layer & layer, const llama_edgekv_store & args) = 0;
     virtual ggml_tensor * do_build_attend(Layer & layer, const llama_edgekv_attend & args) = 0;
+    virtual ggml_tensor * do_build_whole(const Layer &, const llama_edgekv_attend &) { return nullptr; }
 
     bool computes = false;  // a ubatch is under way
 };

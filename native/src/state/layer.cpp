@@ -23,7 +23,7 @@ static bool served_type(const ggml_tensor * cache) {
     return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
 }
 
-// Says why a layer cannot be served, or EDGEKV_LAYER_HOOKED.
+// Says why a layer cannot be served, or EDGEKV_LAYER_HOOKED; or why it is attended whole in every mode.
 static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (!hooks_enabled()) {
         return EDGEKV_LAYER_DISABLED;
@@ -32,7 +32,11 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     switch (seam.kind) {
         case LLAMA_EDGEKV_LAYER_ATTENTION:
         case LLAMA_EDGEKV_LAYER_MLA:       break;
-        case LLAMA_EDGEKV_LAYER_SWA:       return EDGEKV_LAYER_SWA;
+        case LLAMA_EDGEKV_LAYER_SWA:
+            if (!seam.k || !seam.host || seam.v_transposed) {
+                return EDGEKV_LAYER_SWA;
+            }
+            break;
         case LLAMA_EDGEKV_LAYER_RECURRENT: return EDGEKV_LAYER_RECURRENT;
         case LLAMA_EDGEKV_LAYER_SHARED:    return EDGEKV_LAYER_SHARED;
         case LLAMA_EDGEKV_LAYER_IDLE:      return EDGEKV_LAYER_IDLE;
@@ -50,9 +54,6 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (seam.v_transposed) {
         return EDGEKV_LAYER_V_TRANSPOSED;
     }
-    if (seam.alibi) {
-        return EDGEKV_LAYER_ALIBI;
-    }
     if (!served_type(seam.k) || (seam.v && !served_type(seam.v))) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
@@ -60,7 +61,7 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         return EDGEKV_LAYER_HEAD_DIM;
     }
 
-    return EDGEKV_LAYER_HOOKED;
+    return seam.kind == LLAMA_EDGEKV_LAYER_SWA ? EDGEKV_LAYER_WINDOW : seam.alibi ? EDGEKV_LAYER_BIASED : EDGEKV_LAYER_HOOKED;
 }
 
 Layer look_at_layer(const llama_context * lctx, int il) {

@@ -20,6 +20,9 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
         if ((layer.v_in_k() || layer.listed()) && (params.placement.kind != EDGEKV_DEVICE_HOST || params.mode == EDGEKV_MODE_EVICT)) {
             layer.info.state = layer.listed() ? EDGEKV_LAYER_LISTED : EDGEKV_LAYER_MLA;
         }
+        if (layer.whole() && params.placement.kind != EDGEKV_DEVICE_HOST) {
+            layer.info.state = layer.info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA;
+        }
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
             layer.info.index = shape.n_layers++;
             shape.n_heads    = std::max(shape.n_heads, layer.info.n_head_kv);

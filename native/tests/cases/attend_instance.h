@@ -73,6 +73,7 @@ struct AttendInstance {
         p.v_type = c.v_type;
         p.scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
         p.softcap = c.softcap;
+        p.max_bias = c.mask == Mask::distance && !c.device ? 8.0f : 0.0f;  // ALiBi is the host's
         const double longest_query = make_queries(c);
         const auto of_key = [&](int cell, int h, int channel) {
             float x = rng.normal() + (c.rising ? 2.0f * static_cast<float>(cell) / static_cast<float>(c.n_cells) : 0.0f);
@@ -100,7 +101,7 @@ struct AttendInstance {
         p.mask_type = c.mask_type();
         mask = stored_mask(bias, p.mask_type, c.gaps ? 5 : 0, p.mask_stride_token);
         // huge ones in f32 leave nothing of a score, and where they count, all cells have them
-        largest_bias = c.mask == Mask::biased ? 8.0 : c.mask == Mask::huge_bias && !c.wide_mask ? 65504.0 : 0.0;
+        largest_bias = c.mask == Mask::biased ? 8.0 : c.mask == Mask::huge_bias && !c.wide_mask ? 65504.0 : c.mask == Mask::distance ? c.n_cells : 0.0;
         for (int h = 0; c.sinks && h < p.n_head; ++h) {
             sinks.push_back(h == 0 && c.rising ? 20.0f : 2.0f * rng.normal() + 3.0f);
         }

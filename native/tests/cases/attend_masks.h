@@ -7,7 +7,7 @@ namespace test {
 
 using edgekv::MaskType;
 
-enum class Mask { none, causal, window, interleaved, biased, first_hidden, all_hidden, huge_bias, sparse, count };
+enum class Mask { none, causal, window, interleaved, biased, first_hidden, all_hidden, huge_bias, sparse, distance, count };
 
 // The additive mask of n_tokens tokens over n_cells cells as float, before it is stored in its type.
 class MaskValues {
@@ -58,6 +58,7 @@ private:
             case Mask::all_hidden: return -kInf;
             case Mask::huge_bias: return t == 0 || i % 5 == 0 ? -1e30f : i % 7 == 0 ? -3e38f : 0.0f;
             case Mask::sparse: return i / 16 % 9 == 4 && (i + t) % 3 != 0 ? 0.0f : -kInf;
+            case Mask::distance: return causal ? static_cast<float>(i - position) : -kInf;
             case Mask::count: break;
         }
         return 0.0f;

@@ -14,6 +14,7 @@
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -76,6 +77,7 @@ struct AttendProblem {
     const float * sinks;  // [n_head] attention-sink logits, or null
     float scale;
     float softcap;  // logit = softcap * tanh(scale*qk / softcap) where non-zero
+    float max_bias;  // the mask is multiplied with alibi_slope() where non-zero; rows of lists have no mask
 
     char * out;  // f32 [n_tokens][n_head][attend_v_dim()]
     size_t out_stride_token, out_stride_head;
@@ -96,6 +98,20 @@ struct AttendProblem {
     // (h + error_turn) % error_every == 0; 0: of none.
     int error_every, error_turn;
 };
+
+// ALiBi's slope of a query head: a geometric series from 2^(-max_bias/n) on for n heads, a power of two, and for the others every second of the
+// series for 2n (Press et al., Train Short, Test Long, 2021; as ggml has it). 1 without it.
+inline float alibi_slope(const AttendProblem & problem, int head) {
+    if (problem.max_bias == 0.0f) {
+        return 1.0f;
+    }
+    int n = 1;
+    while (2 * n <= problem.n_head) {
+        n *= 2;
+    }
+    const float step = -problem.max_bias / static_cast<float>(n);
+    return head < n ? std::exp2(step * static_cast<float>(head + 1)) : std::exp2(step * 0.5f * static_cast<float>(2 * (head - n) + 1));
+}
 
 // Bytes of workspace that attend_run() needs for up to `n_threads` threads. The workspace must be 64-byte aligned and its first
 // kAttendHeaderBytes zero before the first run; a run leaves them zero again.

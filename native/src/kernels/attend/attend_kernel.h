@@ -244,6 +244,7 @@ public:
             const int count = (n_queries - done + n_blocks - block - 1) / (n_blocks - block);  // as even as it gets
             const char * q[Simd::kQueries];
             const float * bias[Simd::kQueries];
+            float slope[Simd::kQueries];
             float * out[Simd::kQueries];
             float factor[Simd::kQueries];
             QueryState state[Simd::kQueries];
@@ -253,11 +254,12 @@ public:
                 const size_t strip = query * plan.strip_stride + static_cast<size_t>(first_strip);
                 q[r] = queries + query * plan.prepared_bytes;
                 bias[r] = tile.bias[token];
+                slope[r] = alibi_slope(p, head * plan.group + (done + r) % plan.group);
                 out[r] = acc + query * acc_stride;
                 state[r] = {max + query, sum + query, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
             }
             qk[count - 1](unit, q, scores);
-            softmax_tile(count, unit.n_strips, p.softcap, scores, bias, state, factor);
+            softmax_tile(count, unit.n_strips, p.softcap, scores, bias, slope, state, factor);
             weigh_queries(tile, unit, done, count, out, factor);
             done += count;
         }

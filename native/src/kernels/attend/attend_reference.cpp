@@ -121,7 +121,7 @@ void attend_by_rules(const AttendProblem & p, const ReferenceRules & rules) {
                 const std::vector<double> q = query(p, rules, t, head);
                 double max = p.sinks != nullptr ? p.sinks[head] : -INFINITY;
                 for (int c = 0; c < p.n_cells; ++c) {
-                    const double bias = p.rows.stride == 0 ? mask_value(p, t, c) : 0.0;
+                    const double bias = p.rows.stride == 0 ? alibi_slope(p, head) * mask_value(p, t, c) : 0.0;
                     logit[c] = -INFINITY;
                     if (counts[c] == 0.0) {
                         continue;

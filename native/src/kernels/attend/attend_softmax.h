@@ -49,7 +49,7 @@ struct QueryState {
 // Turns the scores of `n_queries` queries into weights relative to the running max, and sets factor[r] to the factor that the query's earlier
 // weights need.
 inline void softmax_tile(int n_queries, int n_strips, float softcap, float (*scores)[kTileCells], const float * const * bias,
-                         const QueryState * state, float * factor) {
+                         const float * slope, const QueryState * state, float * factor) {
     constexpr int queries_per_join = kLanes / 4;
     constexpr int per_strip = kStripCells / kLanes;
     alignas(64) float strip_sums[(Simd::kQueries + queries_per_join - 1) / queries_per_join * queries_per_join][kTileStrips];
@@ -62,7 +62,7 @@ inline void softmax_tile(int n_queries, int n_strips, float softcap, float (*sco
             if (softcap != 0.0f) {
                 s = vector_softcap(s, softcap);
             }
-            s = Simd::add_bias(s, Simd::load(bias[r] + c));
+            s = Simd::add_bias(s, Simd::mul(Simd::load(bias[r] + c), Simd::set1(slope[r])));
             Simd::store(scores[r] + c, s);
             top = Simd::max(top, s);
         }

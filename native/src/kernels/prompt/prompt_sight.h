@@ -99,19 +99,36 @@ inline float one_bias(MaskType type, const char * mask, int cell) {
     return x;
 }
 
+// The mask of a token of block b in a block of cells, 64 values; 0 for cells that do not exist.
+inline void load_mask(const ItemScope & s, int block, int b, int t, float * values) {
+    const int first = block * kPromptCells, n = s.p.n_cells - first;
+    const char * mask = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token;
+    if (n < kPromptCells) {
+        for (int c = 0; c < kPromptCells; ++c) {
+            values[c] = c < n ? one_bias(s.p.mask_type, mask, first + c) : 0.0f;
+        }
+        return;
+    }
+    mask += static_cast<size_t>(first) * (s.p.mask_type == MaskType::f16 ? 2 : 4);
+    for (int c = 0; c < kPromptCells; c += kLanes) {
+        Simd::store(values + c, s.p.mask_type == MaskType::f16 ? Simd::load_f16(mask + 2 * c) : Simd::load(mask + 4 * c));
+    }
+}
+
 // The bias of a panel's queries, transposed; in powers of two.
 inline void fill_bias(const ItemScope & s, int block, int panel, const BlockSight & sight, float * bias) {
     const int b = panel / s.block_panels, first = panel % s.block_panels * kLanes;
+    alignas(64) float values[kPromptCells];
     for (int r = 0; r < kLanes; ++r) {
         const int t = (first + r) / s.plan.group;
+        const bool exists = t < s.tokens_of(b);
+        if (exists) {
+            load_mask(s, block, b, t, values);
+        }
+        const float factor = kLog2e * alibi_slope(s.p, s.item.head * s.plan.group + (first + r) % s.plan.group);
         for (int c = 0; c < kPromptCells; ++c) {
-            float x = 0.0f;
-            if (t < s.tokens_of(b) && sight.cells[t] >> c & 1) {
-                const char * mask = s.p.mask + static_cast<size_t>(s.token(b, t)) * s.p.mask_stride_token;
-                x = kLog2e * one_bias(s.p.mask_type, mask, block * kPromptCells + c);
-                x = x > -3e38f ? x : -3e38f;
-            }
-            bias[c * kLanes + r] = x;
+            const float x = exists && sight.cells[t] >> c & 1 ? factor * values[c] : 0.0f;
+            bias[c * kLanes + r] = x > -3e38f ? x : -3e38f;
         }
     }
 }

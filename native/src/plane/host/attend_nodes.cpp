@@ -21,7 +21,7 @@ const char * at(const ggml_tensor * t, size_t offset) { return static_cast<const
 
 }  // namespace
 
-AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
+AttendProblem make_problem(const ggml_tensor * dst, int64_t s, int page_tokens) {
     const ggml_tensor * q     = dst->src[ATTEND_Q];
     const ggml_tensor * k     = dst->src[ATTEND_K];
     const ggml_tensor * v     = dst->src[ATTEND_V];
@@ -38,7 +38,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.n_head_kv   = static_cast<int>(k->ne[1]);
     p.n_tokens    = static_cast<int>(n_tokens);
     p.n_cells     = static_cast<int>(k->ne[2]);
-    p.page_tokens = layer.plane->ctx.shape.page_tokens;
+    p.page_tokens = page_tokens;
 
     p.q_stride_token = q->nb[2];
     p.q_stride_head  = q->nb[1];
@@ -53,9 +53,6 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.mask_type         = mask_type(mask);
     p.mask_stride_token = mask->nb[1];
 
-    p.scale   = layer.nodes().scale;
-    p.softcap = layer.nodes().softcap;
-
     p.out_stride_head  = attend_v_dim(p) * sizeof(float);
     p.out_stride_token = p.n_head * p.out_stride_head;
 
@@ -67,9 +64,17 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
         p.out  = static_cast<char *>(dst->data) + s * n_tokens * p.out_stride_token;
 
         p.sinks = sinks ? static_cast<const float *>(sinks->data) : nullptr;
+    }
+    return p;
+}
 
+AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
+    AttendProblem p = make_problem(dst, s, layer.plane->ctx.shape.page_tokens);
+    p.scale   = layer.nodes().scale;
+    p.softcap = layer.nodes().softcap;
+    if (dst->data) {
         // the view may begin at a later stream than the cache
-        const int stream = static_cast<int>(s) + first_stream(k);
+        const int stream = static_cast<int>(s) + first_stream(dst->src[ATTEND_K]);
         p.mass_max    = layer.plane->mass_max(layer.index, stream);
         p.mass_sum    = layer.plane->mass_sum(layer.index, stream);
         p.mass_stride = layer.plane->ctx.shape.n_pages;

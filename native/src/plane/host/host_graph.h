@@ -21,10 +21,18 @@ struct LayerNodes {
     bool leads = false;  // the first layer that selects finds out what each token sees
 };
 
+// What the node of a layer that is attended whole was built with.
+struct WholeNodes {
+    float scale   = 0.0f;
+    float softcap = 0.0f;
+    float max_bias = 0.0f;
+};
+
 struct HostGraph {
-    explicit HostGraph(size_t n_layers) : layers(n_layers) {}
+    HostGraph(size_t n_layers, size_t n_wholes) : layers(n_layers), wholes(n_wholes) {}
 
     std::vector<LayerNodes> layers;  // [hooked layer]
+    std::vector<WholeNodes> wholes;
     bool has_leader = false;
     std::vector<std::pair<const ggml_tensor *, ggml_tensor *>> seen;  // masks, and the nodes that classify them
 };

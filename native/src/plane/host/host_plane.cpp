@@ -16,7 +16,7 @@ bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
            n_rows.reserve(n_lists * sizeof(int32_t));
 }
 
-HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -34,6 +34,11 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), arena(
         layer->hits.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
         layer->selected.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
         layers.push_back(std::move(layer));
+    }
+    for (const auto & layer : ctx.layers) {
+        if (layer->whole()) {
+            wholes.push_back({ this, layer->il, static_cast<int>(wholes.size()) });
+        }
     }
 }
 
@@ -170,12 +175,21 @@ UbatchDone HostPlane::do_end(bool) {
 
 // ---- what its nodes share ----------------------------------------------------------------------------------------------------
 
-LayerNodes & HostPlane::build(const HostLayer & layer) {
+void HostPlane::build_anew() {
     if (!builds) {
-        graph  = HostGraph(layers.size());
+        graph  = HostGraph(layers.size(), wholes.size());
         builds = true;
     }
+}
+
+LayerNodes & HostPlane::build(const HostLayer & layer) {
+    build_anew();
     return graph.layers[layer.index];
+}
+
+WholeNodes & HostPlane::build(const WholeLayer & layer) {
+    build_anew();
+    return graph.wholes[layer.index];
 }
 
 bool HostPlane::selects(const HostLayer & layer, int n_cells_view) const {

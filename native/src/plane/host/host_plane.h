@@ -47,6 +47,15 @@ struct HostLayer {
     std::vector<edgekv_selected> selected;  // [stream][n_head_kv]; `hits` has the rest
 };
 
+// A layer that is attended whole in every mode. Its address is the userdata of its graph node.
+struct WholeLayer {
+    HostPlane * plane = nullptr;
+    int il = -1;
+    int index = -1;  // among the wholes
+
+    const WholeNodes & nodes() const;  // of the graph that was built last
+};
+
 class HostPlane final : public Plane {
 public:
     explicit HostPlane(State & ctx);  // throws std::bad_alloc
@@ -65,7 +74,8 @@ public:
 
     // decoding thread, while the graph is built
     HostLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
-    LayerNodes & build(const HostLayer & layer);  // the first call of a ubatch makes the graph's state anew
+    LayerNodes & build(const HostLayer & layer);    // the first call of a ubatch makes the graph's state anew
+    WholeNodes & build(const WholeLayer & layer);  // the same
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
     bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // for all runs of the layer's reading; false: out of memory
@@ -115,13 +125,16 @@ private:
     UbatchDone do_end(bool ok) override;
     bool do_build_store(Layer & layer, const llama_edgekv_store & args) override;
     ggml_tensor * do_build_attend(Layer & layer, const llama_edgekv_attend & args) override;
+    ggml_tensor * do_build_whole(const Layer & layer, const llama_edgekv_attend & args) override;
 
+    void build_anew();
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sparse(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
     float * mass(int which, int layer, int stream) const;
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
+    std::vector<WholeLayer> wholes;
     bool builds = false;  // a graph, in this ubatch
     std::vector<RowLists> lists;  // of the layer that selected last, which attends next
     std::unique_ptr<float[]> prior;  // the priority of each page
@@ -129,5 +142,6 @@ private:
 };
 
 inline const LayerNodes & HostLayer::nodes() const { return plane->graph.layers[index]; }
+inline const WholeNodes & WholeLayer::nodes() const { return plane->graph.wholes[index]; }
 
 }  // namespace edgekv

@@ -33,8 +33,16 @@ enum AttendSource {
 // too long for the decode kernel
 inline bool is_long(const ggml_tensor * k, int64_t n_tokens) { return n_tokens % k->ne[3] != 0 || n_tokens / k->ne[3] > kMaxQueryTokens; }
 
-// The problem of one stream. While the graph is built tensors have no data; the pointers are then null and the problem only sizes memory.
+// The problem of one stream. While the graph is built tensors have no data; the pointers are then null and the problem only sizes memory. That
+// of tensors alone observes nothing, and lacks what the graph was built with.
+AttendProblem make_problem(const ggml_tensor * dst, int64_t s, int page_tokens);
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
+
+// Makes the node that classifies the blocks of a mask for prompts. Layers of a graph that share the mask share the node.
+ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args);
+
+// The problem of a stream with the classes of its mask, as build_seen() left them.
+PromptProblem with_seen(const AttendProblem & problem, const ggml_tensor * dst, int64_t s);
 
 // The cells [first, end), at most 64, that a token sees by its part of the mask.
 uint64_t visible_cells(MaskType type, const char * token_mask, int first, int end);

@@ -28,7 +28,8 @@ void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-// The node that classifies a mask. The first layer of the graph that has the mask makes it.
+}  // namespace
+
 ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
     for (const auto & [mask, node] : plane.graph.seen) {
         if (mask == args.mask) {
@@ -45,6 +46,17 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
     return node;
 }
 
+PromptProblem with_seen(const AttendProblem & problem, const ggml_tensor * dst, int64_t s) {
+    const ggml_tensor * seen = dst->src[ATTEND_SEEN];
+    PromptProblem p = {};
+    p.attend      = problem;
+    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s * seen->nb[2]);
+    p.seen_stride = seen->nb[1];
+    return p;
+}
+
+namespace {
+
 AttendProblem attend_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
     AttendProblem p = make_problem(layer, dst, s);
     if (!layer.plane->observes_prompts()) {
@@ -54,15 +66,10 @@ AttendProblem attend_problem(const HostLayer & layer, const ggml_tensor * dst, i
 }
 
 PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s) {
-    const HostPlane &   plane  = *layer.plane;
-    const ggml_tensor * seen   = dst->src[ATTEND_SEEN];
-    const ggml_tensor * k      = dst->src[ATTEND_K];
-    const int           stream = static_cast<int>(s) + first_stream(k);
+    const HostPlane & plane  = *layer.plane;
+    const int         stream = static_cast<int>(s) + first_stream(dst->src[ATTEND_K]);
 
-    PromptProblem p = {};
-    p.attend      = attend_problem(layer, dst, s);
-    p.seen        = reinterpret_cast<const Seen *>(static_cast<const char *>(seen->data) + s * seen->nb[2]);
-    p.seen_stride = seen->nb[1];
+    PromptProblem p = with_seen(attend_problem(layer, dst, s), dst, s);
     if (plane.ctx.params.mode == EDGEKV_MODE_EVICT && plane.drops.any(layer.index)) {
         p.dropped        = plane.drops.of(layer.index, stream, 0);
         p.dropped_stride = plane.ctx.shape.n_pages;

@@ -6,7 +6,7 @@
 
 namespace edgekv {
 
-DevicePlane::DevicePlane(State & ctx) : Plane(ctx), open(ctx.shape.n_stream, -1) {
+DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), open(ctx.shape.n_stream, -1) {
     for (const Layer * served : ctx.hooked) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
@@ -123,7 +123,7 @@ void DevicePlane::mirror_pages() {
 
 void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     if (ubatch.anew) {
-        graph = {};
+        graph = DeviceGraph(layers.size());
     }
     graph.built        = false;
     graph.leader_built = false;

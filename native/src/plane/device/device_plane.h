@@ -1,6 +1,7 @@
 // The plane on a device: an engine, opened at run time, holds pages and sketches there and runs the nodes; home stays in host memory.
 #pragma once
 
+#include "plane/device/device_graph.h"
 #include "plane/device/engine.h"
 #include "plane/plane.h"
 #include "plane/device/staging.h"
@@ -21,11 +22,7 @@ struct DeviceLayer {
     const Layer * layer = nullptr;
     int index = -1;
 
-    // of the graph that is built last
-    float scale   = 0.0f;
-    float softcap = 0.0f;
-    const ggml_tensor * k_idxs = nullptr;
-    ggml_tensor * staged = nullptr;  // the node that left K of all cells in the staging buffer
+    DeviceNodes & nodes() const;  // of the graph that was built last
 };
 
 class DevicePlane final : public Plane {
@@ -53,13 +50,7 @@ public:
     Staging staging;  // it outlives the engine, which waits for the copies into it
     std::unique_ptr<Engine> engine;
 
-    // Facts of the graph that runs, kept because a recorded CUDA graph is replayed without calling the nodes.
-    struct {
-        bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
-        int n_observed = 0;  // tokens
-        int n_staged = 0;    // layers, all of the same view
-        EngineView staged = {};
-    } graph;
+    DeviceGraph graph;
 
 private:
     void do_add_selected(edgekv_selected * out, int stream) const override;
@@ -100,5 +91,7 @@ private:
     std::vector<EngineStale> stale;
     std::vector<int> open;  // [stream] the group that is, as the engine knows it
 };
+
+inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }
 
 }  // namespace edgekv

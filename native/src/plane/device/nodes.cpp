@@ -80,7 +80,7 @@ void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * st
 
 EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
     return { data(q), q->nb[2], q->nb[1], mask_type(mask), data(mask), mask->nb[1], mask->nb[3],
-             static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.scale, layer.softcap };
+             static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.nodes().scale, layer.nodes().softcap };
 }
 
 // Selection and attention are one node: in a longer step, groups of tokens select and attend one behind the other in the same buffers.
@@ -181,7 +181,7 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
         return false;
     }
     if (!graph.built) {
-        graph = {};
+        graph = DeviceGraph(layers.size());
         graph.built = true;
     }
 
@@ -200,8 +200,8 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
     ggml_format_name(node, "edgekv_store-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
 
-    layer.staged = prompt ? node : nullptr;
-    layer.k_idxs = args.k_idxs;
+    layer.nodes().staged = prompt ? node : nullptr;
+    layer.nodes().k_idxs = args.k_idxs;
     graph.sketches = graph.sketches || params.flags & SKETCHES;
     graph.n_staged += prompt;
     graph.staged    = params.view;
@@ -209,19 +209,20 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
 }
 
 // The stock nodes read the staged copy; V's is written by the same node.
-static void attend_staged(const Staging & staging, DeviceLayer & layer, const llama_edgekv_attend & args) {
+static void attend_staged(const Staging & staging, const DeviceLayer & layer, const llama_edgekv_attend & args) {
     const auto as = [&](ggml_tensor * buffer, const ggml_tensor * view) {
         return ggml_view_4d(args.ctx, buffer, view->ne[0], view->ne[1], view->ne[2], view->ne[3], view->nb[1], view->nb[2], view->nb[3], view->view_offs);
     };
-    *args.k_stock = as(layer.staged, args.k);
+    *args.k_stock = as(layer.nodes().staged, args.k);
     *args.v_stock = as(staging.v(layer.index), args.v);
-    layer.staged  = nullptr;
-    layer.k_idxs  = nullptr;
+    layer.nodes().staged = nullptr;
+    layer.nodes().k_idxs = nullptr;
 }
 
 ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     DeviceLayer & layer = of(served);
-    if (layer.staged) {
+    DeviceNodes & nodes = layer.nodes();
+    if (nodes.staged) {
         attend_staged(staging, layer, args);
         return nullptr;
     }
@@ -229,12 +230,12 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
         served.info.state = EDGEKV_LAYER_GRAPH;
         return nullptr;
     }
-    if (!layer.k_idxs) {
+    if (!nodes.k_idxs) {
         return nullptr;
     }
 
-    layer.scale   = args.scale;
-    layer.softcap = args.softcap;
+    nodes.scale   = args.scale;
+    nodes.softcap = args.softcap;
 
     const bool selects = ctx.selects(static_cast<int>(args.k->ne[2])) && !ctx.all_read_all();
     const auto kind    = selects ? static_cast<SketchKind>(ctx.params.selection.sketch) : SketchKind::none;
@@ -248,9 +249,9 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     }
     params.view.generation = engine->generation();
 
-    ggml_tensor * k_idxs = const_cast<ggml_tensor *>(layer.k_idxs);
+    ggml_tensor * k_idxs = const_cast<ggml_tensor *>(nodes.k_idxs);
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.mask, k_idxs, args.sinks };
-    layer.k_idxs = nullptr;  // belongs to this graph
+    nodes.k_idxs = nullptr;
     if (selects) {
         params.view.leads  = !graph.leader_built;
         graph.leader_built = true;

@@ -38,6 +38,11 @@ def use_products(use: bool) -> int:
     return lib.edgekv_use_products(use)
 
 
+def leave_whole_layers(handle: Handle) -> None:
+    """Leave the layers that are attended whole in every mode to stock nodes, as a device does. Call it while nothing decodes."""
+    lib.edgekv_leave_whole_layers(handle)
+
+
 @dataclass(frozen=True)
 class NativeCheck:
     n_groups_wrong: int

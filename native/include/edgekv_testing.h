@@ -46,6 +46,9 @@ EDGEKV_API void edgekv_throw_in(int n);
    many products it has made in this process. */
 EDGEKV_API int64_t edgekv_use_products(bool use);
 
+/* Leaves the layers that are attended whole in every mode to stock nodes, as a device does. Call it while nothing decodes. */
+EDGEKV_API void edgekv_leave_whole_layers(edgekv_context * ctx);
+
 /* Cells that were looked at for changes since the context was attached: those that changed, and their neighbours. */
 EDGEKV_API uint64_t edgekv_cells_looked(const edgekv_context * ctx);
 

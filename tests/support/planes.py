@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv import Llama
-from edgekv._native import core, device_calls
+from edgekv._native import core, device_calls, testing
 from edgekv.config import KvOptions
 
 N_PROMPT = 150
@@ -19,8 +19,11 @@ SAMPLED = dict(mode="sparse", resolution=100, exact_tokens=0, recent_tokens=16)
 
 
 def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
-    return Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
-                 verbose=False, logits_all=True)
+    """On the host windows are left to stock nodes too, as on a device: both planes then have the same."""
+    llama = Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
+                  verbose=False, logits_all=True)
+    testing.leave_whole_layers(llama.kv._native_handle())
+    return llama
 
 
 def plane_of(llama: Llama) -> device_calls.Plane:

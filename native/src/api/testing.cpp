@@ -114,6 +114,13 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     return EDGEKV_OK;
 }
 
+void edgekv_leave_whole_layers(edgekv_context * ctx) {
+    for (const auto & layer : ctx->layers) {
+        layer->info.state = layer->whole() ? EDGEKV_LAYER_SWA : layer->info.state;
+    }
+    llama_edgekv_invalidate_graph(ctx->lctx);
+}
+
 void edgekv_throw_in(int n) { throw_in_guarded(n); }
 
 int64_t edgekv_use_products(bool use) { return use_products(use); }

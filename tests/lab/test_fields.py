@@ -153,13 +153,9 @@ def test_threads_and_texts_repeat_the_depths(synthetic):
 
 
 def test_partly_hooked_models_say_so(synthetic):
-    for rows in (decode(synthetic("gemma2")), prompts(synthetic("gemma2"))):
-        assert "1 of 2 layers run stock" in rows[1]["note"]
-
-
-def test_recurrent_models_are_refused(synthetic):
-    with pytest.raises(EdgeKVError, match="recurrent"):
-        decode(synthetic("lfm2"))
+    for rows in (decode(synthetic("lfm2")), prompts(synthetic("lfm2"))):
+        assert "2 of 4 layers run stock in every mode: recurrent" in rows[1]["note"] and all(row["avg_ts"] for row in rows)
+    assert not decode(synthetic("gemma2"))[1]["note"], "windows are attended whole"
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------------------

@@ -192,7 +192,7 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
     }
 
     const auto &        seam   = ctx->layers[il]->seam;
-    const ggml_tensor * tensor = value ? seam.v : seam.k;
+    const ggml_tensor * tensor = ctx->layers[il]->slides() ? nullptr : value ? seam.v : seam.k;
     if (!tensor || !seam.host || (value && seam.v_transposed)) {
         return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
                                         (value && ctx->layers[il]->v_in_k() ? "the first channels of a row of K are its V"
@@ -211,7 +211,7 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
 edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     edgekv_memory out = {};
     for (const auto & layer : ctx->layers) {
-        if (layer->seam.k) {
+        if (layer->seam.k && !layer->slides()) {
             out.home_bytes += ggml_nbytes(layer->seam.k) + (layer->seam.v ? ggml_nbytes(layer->seam.v) : 0);
         }
     }

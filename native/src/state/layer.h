@@ -15,6 +15,7 @@ struct Layer {
     llama_edgekv_layer seam = {};
     bool refused[2] = {};  // [the graph is a prompt's] there was no memory for the layer's nodes
 
+    bool slides() const { return seam.kind == LLAMA_EDGEKV_LAYER_SWA; }  // its rows lie in a cache of other cells
     bool v_in_k() const { return seam.k && !seam.v; }  // the first head_dim_v channels of a row of K are its V
     bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // the cells to attend come with the query
     bool whole() const { return info.state == EDGEKV_LAYER_WINDOW || info.state == EDGEKV_LAYER_BIASED; }  // in every mode

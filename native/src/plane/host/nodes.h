@@ -38,8 +38,13 @@ inline bool is_long(const ggml_tensor * k, int64_t n_tokens) { return n_tokens %
 AttendProblem make_problem(const ggml_tensor * dst, int64_t s, int page_tokens);
 AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int64_t s);
 
-// Makes the node that classifies the blocks of a mask for prompts. Layers of a graph that share the mask share the node.
-ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args);
+// Makes the node that classifies the blocks of a mask for prompts, which begin with cell 0, or with the first that a token of the stream sees.
+// Layers of a graph that share the mask share the node.
+enum class SeenFrom { cell_0, first_seen };
+ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args, SeenFrom from);
+
+// The first cell that any token of a stream sees; 0 if none sees any.
+int first_seen(const ggml_tensor * mask, int64_t stream);
 
 // The problem of a stream with the classes of its mask, as build_seen() left them.
 PromptProblem with_seen(const AttendProblem & problem, const ggml_tensor * dst, int64_t s);

@@ -11,26 +11,48 @@
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt.h"
 
+#include <algorithm>
+
 namespace edgekv {
 namespace {
 
 // Classifies the blocks of a mask: [stream][token block][cell block]
+template <SeenFrom from>
 void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * mask     = dst->src[0];
     const int           n_blocks = static_cast<int>(dst->ne[1]);
 
+    int looked = -1, first = 0;  // a stream, and where its blocks begin
     for (int i = ith; i < n_blocks * static_cast<int>(dst->ne[2]); i += nth) {
-        const int    s     = i / n_blocks;
-        const int    block = i % n_blocks;
+        const int s     = i / n_blocks;
+        const int block = i % n_blocks;
+        if (from == SeenFrom::first_seen && s != looked) {
+            first  = first_seen(mask, s);
+            looked = s;
+        }
         char * const seen  = static_cast<char *>(dst->data) + s * dst->nb[2] + block * dst->nb[1];
-        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s * mask->nb[3], mask->nb[1], static_cast<int>(mask->ne[1]),
-                        static_cast<int>(mask->ne[0]), block, reinterpret_cast<Seen *>(seen));
+        prompt_classify(mask_type(mask), static_cast<const char *>(mask->data) + s * mask->nb[3] + first * mask->nb[0], mask->nb[1],
+                        static_cast<int>(mask->ne[1]), static_cast<int>(mask->ne[0]) - first, block, reinterpret_cast<Seen *>(seen));
     }
 }
 
 }  // namespace
 
-ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
+int first_seen(const ggml_tensor * mask, int64_t stream) {
+    const int n     = static_cast<int>(mask->ne[0]);
+    int       first = n;
+    for (int64_t token = 0; token < mask->ne[1]; ++token) {
+        const char * shown = static_cast<const char *>(mask->data) + stream * mask->nb[3] + token * mask->nb[1];
+        for (int cell = 0; cell < first; cell += 64) {
+            if (const uint64_t cells = visible_cells(mask_type(mask), shown, cell, std::min(cell + 64, first))) {
+                first = cell + __builtin_ctzll(cells);
+            }
+        }
+    }
+    return first < n ? first : 0;
+}
+
+ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args, SeenFrom from) {
     for (const auto & [mask, node] : plane.graph.seen) {
         if (mask == args.mask) {
             return node;
@@ -39,7 +61,8 @@ ggml_tensor * build_seen(HostPlane & plane, const llama_edgekv_attend & args) {
 
     ggml_tensor * mask = args.mask;
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, prompt_cell_blocks(static_cast<int>(mask->ne[0])),
-                                        prompt_token_blocks(static_cast<int>(mask->ne[1])), mask->ne[3], 1, &mask, 1, run_seen,
+                                        prompt_token_blocks(static_cast<int>(mask->ne[1])), mask->ne[3], 1, &mask, 1,
+                                        from == SeenFrom::first_seen ? run_seen<SeenFrom::first_seen> : run_seen<SeenFrom::cell_0>,
                                         GGML_N_TASKS_MAX, nullptr);
     ggml_format_name(node, "edgekv_seen-%d", args.il);
     plane.graph.seen.emplace_back(mask, node);
@@ -114,7 +137,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args) {
     HostPlane & plane = *layer.plane;
     const ggml_tensor * k_idxs = sparse_prompt(plane, static_cast<int>(args.k->ne[2])) ? layer.nodes().k_idxs : nullptr;
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args),
+    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks, nullptr, build_seen(plane, args, SeenFrom::cell_0),
                                                 const_cast<ggml_tensor *>(k_idxs) };
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1,
                                         sources, N_ATTEND_SOURCES, run_attend_prompt, GGML_N_TASKS_MAX, &layer);

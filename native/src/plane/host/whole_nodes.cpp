@@ -3,6 +3,9 @@
 //   1. A short ubatch is attended by the decode kernel, stream by stream, each in a workspace of its own.
 //   2. The threads of a longer one claim work items, as in prompt_nodes.cpp.
 //
+// Kernels add in blocks of cells. Here blocks begin with the first cell that is seen, so that a window that was put back elsewhere gives the
+// same sums.
+//
 // Such a layer has no pages: nothing is observed, selected or dropped. The node reads Q, the layer's K and V and the mask. It writes its own value
 // and the workspaces that the other attend nodes use before and behind it; the decoding thread reserves these while it builds the graph.
 #include "plane/host/nodes.h"
@@ -10,6 +13,7 @@
 #include "state/state.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace edgekv {
 namespace {
@@ -19,6 +23,14 @@ AttendProblem whole_problem(const WholeLayer & layer, const ggml_tensor * dst, i
     p.scale    = layer.nodes().scale;
     p.softcap  = layer.nodes().softcap;
     p.max_bias = layer.nodes().max_bias;
+    if (dst->data) {
+        const ggml_tensor * mask  = dst->src[ATTEND_MASK];
+        const int           first = first_seen(mask, s);
+        p.k       += first * p.k_stride_cell;
+        p.v       += first * p.v_stride_cell;
+        p.mask    += first * mask->nb[0];
+        p.n_cells -= first;
+    }
     return p;
 }
 
@@ -33,11 +45,16 @@ void run_whole_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const WholeLayer & layer    = *static_cast<const WholeLayer *>(userdata);
     HostPlane &        plane    = *layer.plane;
     const int          n_stream = static_cast<int>(dst->src[ATTEND_K]->ne[3]);
-    const PromptPlan   plan     = prompt_plan(whole_problem(layer, dst, 0), plane.n_threads);
+    std::vector<PromptProblem> problems;
+    for (int64_t s = 0; s < n_stream; ++s) {
+        problems.push_back(with_seen(whole_problem(layer, dst, s), dst, s));
+    }
 
+    PromptPlan plan = prompt_plan(problems[0].attend, plane.n_threads);
     for (int i = plane.prompt_items.claim(); i < plan.n_items * n_stream; i = plane.prompt_items.claim()) {
-        const int64_t s = i % n_stream;
-        prompt_attend(with_seen(whole_problem(layer, dst, s), dst, s), plan, i / n_stream, plane.prompt_workspaces[ith].data(), selected_isa());
+        const PromptProblem & problem = problems[i % n_stream];
+        plan.n_cell_blocks = prompt_cell_blocks(problem.attend.n_cells);  // all else is the same in each stream
+        prompt_attend(problem, plan, i / n_stream, plane.prompt_workspaces[ith].data(), selected_isa());
     }
     plane.prompt_items.leave(nth);
 }
@@ -63,7 +80,7 @@ ggml_tensor * HostPlane::do_build_whole(const Layer & layer, const llama_edgekv_
 
     ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.k, args.v, args.mask, args.sinks };
     if (of_prompt) {
-        sources[ATTEND_SEEN] = build_seen(*this, args);
+        sources[ATTEND_SEEN] = build_seen(*this, args, SeenFrom::first_seen);
     }
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.v->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1, sources, N_ATTEND_SOURCES,
                                         of_prompt ? run_whole_prompt : run_whole, GGML_N_TASKS_MAX, &own);

@@ -324,19 +324,21 @@ class Order:
 @pytest.mark.parametrize("mode", ["exact", "sparse", "evict"])
 @pytest.mark.parametrize(("kind", "n_served"), [("llama", 2), ("gemma2", 1)])
 def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(synthetic, kind: str, n_served: int, mode: str):
-    """The order of a graph's nodes is the only barrier. The mask is classified once for all layers."""
+    """The order of a graph's nodes is the only barrier. A mask is classified once for all layers that have it: windows have one of their own."""
     order = Order()
     with attached(synthetic(kind), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
         order.names.clear()
         context.decode(random_tokens(100), range(100), [0] * 100)
-        served = [il for il, layer in enumerate(run.layers) if layer.hooked]
+        hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, kind)] for kind in ("hooked", "whole"))
     names = order.names
-    assert len(served) == n_served and [name for name in names if name.startswith("edgekv_seen")] == [f"edgekv_seen-{served[0]}"]
-    for il in served:
+    firsts = sorted(layers[0] for layers in (hooked, whole) if layers)
+    assert len(hooked) == n_served and len(hooked + whole) == 2
+    assert [name for name in names if name.startswith("edgekv_seen")] == [f"edgekv_seen-{il}" for il in firsts]
+    for il in hooked + whole:
         attend = names.index(f"kqv_out-{il}")
-        stores = [f"edgekv_store-{il}"] if mode == "sparse" else [f"cache_k_l{il} (view)", f"cache_v_l{il} (view)"]
+        stores = [f"edgekv_store-{il}"] if mode == "sparse" and il in hooked else [f"cache_k_l{il} (view)", f"cache_v_l{il} (view)"]
         assert all(max(i for i, name in enumerate(names) if name == store) < attend for store in stores)
-        assert names.index(f"edgekv_seen-{served[0]}") < attend
+        assert names.index(f"edgekv_seen-{(hooked if il in hooked else whole)[0]}") < attend
 
 
 def test_graphs_survive_changes_of_mode_threads_and_observing(synthetic):

@@ -155,13 +155,12 @@ class Llama(llama_cpp.Llama):
 
     def _in_reach(self, prompt: Sequence[int]) -> bool:
         """Whether the windows of sliding layers still hold what the prompt's first new token attends."""
-        window = llama_cpp.llama_model_n_swa(self.model)
-        if not window:
+        if not llama_cpp.llama_model_n_swa(self.model):
             return True
         n = next((i for i, (a, b) in enumerate(zip(self._input_ids, prompt)) if a != b), min(self.n_tokens, len(prompt)))
         if n == len(prompt) < self.n_tokens:
             n -= 1
-        return llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0) <= max(0, n - window + 1)
+        return windows_reach(self.model, self.ctx, n)
 
     def close(self) -> None:
         # __del__ calls this too, also where an option was refused before anything was opened
@@ -178,6 +177,14 @@ class Llama(llama_cpp.Llama):
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
         return found
+
+
+def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p, position: int) -> bool:
+    """Whether sequence 0 can be cut back to `position`: the windows of sliding layers, if there are any, still hold what a token there
+    attends."""
+    window = llama_cpp.llama_model_n_swa(model)
+    first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0)
+    return not position or not window or first <= max(0, position - window + 1)
 
 
 def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:

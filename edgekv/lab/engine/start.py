@@ -31,7 +31,6 @@ class Start:
         self._snapshot, self._dropped, self._reader = None, False, None
         self._read(None)
         self.position = self.decoder.position
-        self.decoder.mark()
         if any(mode.destructive or mode.reads_itself for mode in modes):
             self._snapshot = self.decoder.snapshot()
 
@@ -45,7 +44,6 @@ class Start:
             self.decoder.restore(self._snapshot)
         else:
             self._read(reader)
-            self.decoder.mark()
         self._reader, self._dropped = reader, mode.destructive
 
     def _read(self, mode: BenchMode | None) -> None:
@@ -56,3 +54,4 @@ class Start:
             self.decoder.llama.kv.configure(mode.options(self.base, len(self._tokens)))
         for position in read(self.decoder, self._tokens, self._n_threads):
             self._progress(position)
+        self.decoder.mark()

@@ -107,8 +107,8 @@ def run(
     """Yield the rows of one text at a time, then those of the tasks. `tell` gets the seconds that it will take in all, once they are
     known.
 
-    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no memory;
-    all before anything is measured.
+    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no
+    memory; all before anything is measured.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")

@@ -12,7 +12,7 @@ import numpy as np
 from edgekv.errors import EdgeKVError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
-from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
+from edgekv.llama import Llama, windows_reach  # first: it puts llama_cpp on our libraries
 from edgekv.rates.measuring import interrupts
 
 import llama_cpp
@@ -133,14 +133,10 @@ class Decoder:
             return
         if mark is not None:
             self._take(mark, 0, _BESIDES_ROWS)
-        if mark is None and not self._in_reach(position) or not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
+        if mark is None and not windows_reach(self.llama.model, self._ctx, position) or not llama_cpp.llama_memory_seq_rm(self._memory, 0, position, -1):
             raise EdgeKVError(f"this model's windows or states of position {position} are gone, so it cannot go back there")
         self._marks = {marked: state for marked, state in self._marks.items() if 0 < marked <= position}
         self.position = position
-
-    def _in_reach(self, position: int) -> bool:
-        first = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
-        return not position or not self.window or first <= max(0, position - self.window + 1)
 
     def _besides_rows(self, sequence: int) -> np.ndarray:
         """uint8: windows and states, as llama.cpp saves them."""

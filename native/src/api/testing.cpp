@@ -116,7 +116,9 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
 
 void edgekv_leave_whole_layers(edgekv_context * ctx) {
     for (const auto & layer : ctx->layers) {
-        layer->info.state = layer->whole() ? EDGEKV_LAYER_SWA : layer->info.state;
+        if (layer->whole()) {
+            layer->leave_whole();
+        }
     }
     llama_edgekv_invalidate_graph(ctx->lctx);
 }

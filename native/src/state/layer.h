@@ -19,6 +19,7 @@ struct Layer {
     bool v_in_k() const { return seam.k && !seam.v; }  // the first head_dim_v channels of a row of K are its V
     bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // the cells to attend come with the query
     bool whole() const { return info.state == EDGEKV_LAYER_WINDOW || info.state == EDGEKV_LAYER_BIASED; }  // in every mode
+    void leave_whole() { info.state = info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA; }  // to stock nodes
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
     void had_memory(bool had, bool of_prompt) {  // for the layer's nodes in the graph that is being built
         refused[of_prompt] = !had;

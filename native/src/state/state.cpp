@@ -21,7 +21,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
             layer.info.state = layer.listed() ? EDGEKV_LAYER_LISTED : EDGEKV_LAYER_MLA;
         }
         if (layer.whole() && params.placement.kind != EDGEKV_DEVICE_HOST) {
-            layer.info.state = layer.info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA;
+            layer.leave_whole();
         }
         if (layer.info.state == EDGEKV_LAYER_HOOKED) {
             layer.info.index = shape.n_layers++;

@@ -23,8 +23,8 @@ struct LayerNodes {
 
 // What the node of a layer that is attended whole was built with.
 struct WholeNodes {
-    float scale   = 0.0f;
-    float softcap = 0.0f;
+    float scale    = 0.0f;
+    float softcap  = 0.0f;
     float max_bias = 0.0f;
 };
 

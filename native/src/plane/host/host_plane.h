@@ -51,7 +51,7 @@ struct HostLayer {
 struct WholeLayer {
     HostPlane * plane = nullptr;
     int il = -1;
-    int index = -1;  // among the wholes
+    int index = -1;  // in HostGraph::wholes
 
     const WholeNodes & nodes() const;  // of the graph that was built last
 };
@@ -74,7 +74,7 @@ public:
 
     // decoding thread, while the graph is built
     HostLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
-    LayerNodes & build(const HostLayer & layer);    // the first call of a ubatch makes the graph's state anew
+    LayerNodes & build(const HostLayer & layer);   // the first call of a ubatch makes the graph's state anew
     WholeNodes & build(const WholeLayer & layer);  // the same
     bool selects(const HostLayer & layer, int n_cells_view) const;
     bool observes_prompts() const;  // the last tokens of each stream of a long ubatch

@@ -41,7 +41,8 @@ N_OTHER = N_PROMPT - 40
 """So many tokens of the prompt are others in the control."""
 
 N_ALMOST_ALL = N_PROMPT - 2
-"""The same where windows see the last tokens alone."""
+"""The same where some layers are attended whole: windows see the last tokens alone."""
+
 EXACT_TOKENS = 64
 ALL_CERTAIN = 1e9
 """A resolution at which every token is read for certain."""
@@ -164,7 +165,9 @@ def _spread(found: Found, model: object) -> None:
         other[:n] = np.random.default_rng(3).integers(0, 128, n)
         return kld(stock, _logits(model, other, KvOptions(mode="off")))
 
-    found.control, found.control_mean = float(another(N_ALMOST_ALL).max()), float(another(N_OTHER).mean())
+    distant = another(N_OTHER)
+    control = another(N_ALMOST_ALL) if any(found.whole_layers) else distant
+    found.control, found.control_mean = float(control.max()), float(distant.mean())
     found.spread = max(_apart(stock, _logits(model, tokens, KvOptions(mode="off"), **different)) for different in (
         {"n_threads": 1, "n_threads_batch": 1}, {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED}, {"n_ubatch": N_PROMPT - 1}))
 
@@ -176,7 +179,7 @@ def _tokens() -> np.ndarray:
 WINDOW = "attended by EdgeKV: a sliding window"
 KEEPS = {"recurrent": "a state", "sliding window": "rows of a window", WINDOW: "rows of a window", "no attention": "nothing", "reads the cache": "nothing",
          "no KV cache": "something of its own kind"}
-"""What a layer keeps of a sequence, by the beginning of the reason why EdgeKV does not attend it; rows, where none fits."""
+"""What a layer keeps of a sequence, by the beginning of what `doctor` says of it; rows, where none fits."""
 
 
 def _layers(shape: Geometry, model: object, reasons: list[str]) -> list[tuple[str, str]]:

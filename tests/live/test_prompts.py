@@ -329,7 +329,7 @@ def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(
     with attached(synthetic(kind), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
         order.names.clear()
         context.decode(random_tokens(100), range(100), [0] * 100)
-        hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, kind)] for kind in ("hooked", "whole"))
+        hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, how)] for how in ("hooked", "whole"))
     names = order.names
     firsts = sorted(layers[0] for layers in (hooked, whole) if layers)
     assert len(hooked) == n_served and len(hooked + whole) == 2

@@ -1,10 +1,10 @@
 // Checks native/seam/server/pace.*: how many prompt tokens go beside answers, and whose turn it is. Built and run by test_limits.py.
 #include "server/pace.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 #include <vector>
 
 #define CHECK(x)                                                   \
@@ -19,9 +19,15 @@ using prompts = std::vector<waiting_prompt>;
 
 static const prompts LONG = { { 1000, 0 } };
 
+static std::chrono::steady_clock::time_point t_now;
+
+static void pass(double seconds) {
+    t_now += std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 static void decoded(int n_tokens, int n_prompt, double seconds, int64_t position = 0) {
     decode_begins();
-    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    pass(seconds);
     decode_ended(n_tokens, { n_prompt, n_prompt * position });
 }
 
@@ -71,7 +77,7 @@ static void test_how_long_a_prompt_takes() {
     CHECK(reading_s(0, 1000) == 0); // nobody knows
     decode_begins();
     decode_waits();
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    pass(0.2);
     decode_ended(100, { 100, 0 });
     CHECK(reading_s(0, 1000) == 0); // it waited for something else
     decoded(100, 100, 0.1);
@@ -108,7 +114,7 @@ static void test_what_was_spent_before_counts() {
     begin_pace(0.5);
     decoded(101, 100, 0.1);
     const int soon = beside_one(LONG);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    pass(0.2);
     CHECK(beside_one(LONG) <= soon - 160);
 }
 
@@ -162,6 +168,7 @@ static void test_embeddings_take_turns() {
 }
 
 int main() {
+    set_pace_clock([] { return t_now; });
     test_batches();
     test_a_few_last_tokens_say_nothing();
     test_deep_tokens_cost_more();

@@ -56,6 +56,7 @@ struct pace_state {
     bool       beside = false;  // the newest batch with prompt tokens had answers in it
     bool       waits  = false;  // the newest batch waited for kept rows
     uint64_t   turn   = 0;
+    pace_clock now    = std::chrono::steady_clock::now;
     std::chrono::steady_clock::time_point began, ended;  // of the newest batch
 };
 
@@ -79,6 +80,8 @@ void begin_pace(double max_gap_s) {
     s.turn           = 0;
 }
 
+void set_pace_clock(pace_clock now) { the_pace().now = now; }
+
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts) {
     auto & s = the_pace();
     if (s.max_gap_s <= 0 || n_answers == 0) {
@@ -87,7 +90,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
     int32_t n_prompt = FIRST_PROMPT;
     if (s.prompt.n > 0) {
         // keeping the rows of a prompt that was just read has taken some time already
-        const double since_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - s.ended).count();
+        const double since_s = std::chrono::duration<double>(s.now() - s.ended).count();
         double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
         double fits = 0, cost = s.prompt.at(0);
         for (const auto & prompt : prompts) {
@@ -108,14 +111,14 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
 
 void decode_begins() {
     the_pace().waits = false;
-    the_pace().began = std::chrono::steady_clock::now();
+    the_pace().began = the_pace().now();
 }
 
 void decode_waits() { the_pace().waits = true; }
 
 void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
     auto & s = the_pace();
-    s.ended = std::chrono::steady_clock::now();
+    s.ended = s.now();
     const double took_s = std::chrono::duration<double>(s.ended - s.began).count();
     if (read.n == 0) {
         learn_time(s.answers_s, took_s);

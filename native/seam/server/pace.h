@@ -3,12 +3,17 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
 namespace edgekv_server {
 
 void begin_pace(double max_gap_s);
+
+// Batches are timed by this clock from now on; tests set their own. The default is steady_clock's.
+using pace_clock = std::chrono::steady_clock::time_point (*)();
+void set_pace_clock(pace_clock now);
 
 // a prompt that is not read to its end: the tokens that are left, and those before them
 struct waiting_prompt {

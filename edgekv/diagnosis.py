@@ -58,19 +58,14 @@ def _libraries() -> dict[str, Any]:
             "built_for": sorted(name.partition("-")[2] for name in built if name.startswith("cpu-")), "libraries_error": None}
 
 
-WEIGHTS_OF_OURS = ("Q4_1", "Q8_0")
-"""Types of weights that a kernel of ours multiplies by several tokens."""
-
-
 def _weights() -> dict[str, str | None]:
-    """Each type of quantised weights and the layout for which llama.cpp has special kernels on this processor; None: it has none, and such
-    types come last. EDGEKV: no layout, but a kernel of ours for several tokens. Plain floats are left out: a layout makes them no faster."""
-    from edgekv import _native
+    """Each type of quantised weights and what multiplies it fast by several tokens on this processor: "EDGEKV", a kernel of ours; the name of
+    a layout for which llama.cpp has special kernels; None: nothing does, and such types come last. Plain floats are left out: a layout makes
+    them no faster."""
     from edgekv._native import weight_types
 
-    found = {name: layout for name, layout in weight_types.layouts().items() if name not in ("F16", "BF16")}
-    if _native.isa() != "portable":
-        found |= {name: "EDGEKV" for name in WEIGHTS_OF_OURS if name in found and found[name] is None}  # native/src/kernels/products
+    found = {name: "EDGEKV" if weight_types.multiplied_by_us(name, layout) else layout
+             for name, layout in weight_types.layouts().items() if name not in ("F16", "BF16")}
     return dict(sorted(found.items(), key=lambda item: item[1] is None))
 
 

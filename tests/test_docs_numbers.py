@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edgekv import _native
 from edgekv._native import weight_types
 from edgekv.config import SelectionOptions
-from edgekv.diagnosis import WEIGHTS_OF_OURS
 from edgekv.memory.roofline import rows_read
 from edgekv.store.folder import FolderPlace
 from edgekv.store.remote import RedisPlace
@@ -55,20 +55,12 @@ def test_headers():
 def test_types_of_weights_with_kernels_of_ours():
     (kinds,) = said("native/src/kernels/products/products.h", r"enum class WeightType \{ ([\w, ]+) \}")
     names = {kind.upper() for kind in kinds.split(", ")}
-    assert names == set(WEIGHTS_OF_OURS)
-    for path, pattern in (("patches/README.md", r"weights of type (\w+) or (\w+) in a kernel"),
-                          ("native/README.md", r"weights of type (\w+) or (\w+), one"),
-                          ("models/README.md", r"Without AMX, (\w+) and (\w+) have kernels of ours")):
-        assert set(said(path, pattern)) == names, path
-
-
-def test_fast_and_slow_types_of_weights():
+    (listed,) = said("models/README.md", r"kernels of ours read prompts in ([\w,\s]+?) on x86-64")
+    assert set(re.split(r",\s+|\s+and\s+", listed)) == names
     layouts = weight_types.layouts()
-    if "AMX" in layouts.values() or "CPU_REPACK" not in layouts.values():
-        pytest.skip("said of x86-64 without AMX")
-    fast = set(said("models/README.md", r"of ours on x86-64, (\w+) and (\w+) llama\.cpp's"))
-    slow = set(said("models/README.md", r"; (\w+) and (\w+) are among the slow"))
-    assert {layouts[name] for name in fast} == {"CPU_REPACK"} and {layouts[name] for name in slow} == {None} and not slow & set(WEIGHTS_OF_OURS)
+    if "AMX" not in layouts.values() and _native.isa() != "portable":
+        assert {name for name, layout in layouts.items() if weight_types.multiplied_by_us(name, layout)} == names
+        assert not set(said("models/README.md", r"; others, (\w+) and (\w+) among them")) & names
 
 
 def test_places_are_counted_by_name():

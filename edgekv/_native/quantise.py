@@ -8,8 +8,9 @@ from edgekv import _native, machine
 from edgekv.errors import EdgeKVError
 
 
-def quantise(source: Path, target: Path, mixture: str) -> None:
-    """Write `source`, a file of f16, as a mixture such as q4_k_m. Takes minutes for each billion weights. Raises EdgeKVError where it fails."""
+def quantise(source: Path, target: Path, mixture: str, pure: bool = False) -> None:
+    """Write `source`, a file of f16, as a mixture such as q4_k_m; pure: every matrix in its main type. Takes minutes for each billion weights.
+    Raises EdgeKVError where it fails."""
     _native.prepare()
     import llama_cpp
     from llama_cpp._logger import set_verbose
@@ -17,6 +18,6 @@ def quantise(source: Path, target: Path, mixture: str) -> None:
     set_verbose(False)
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{mixture.upper()}")
-    options.nthread = machine.n_cores()
+    options.nthread, options.pure = machine.n_cores(), pure
     if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(options)) != 0:
         raise EdgeKVError(f"{source.name} could not be quantised as {mixture}; is there room for it on the disk?")

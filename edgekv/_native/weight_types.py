@@ -59,6 +59,13 @@ def layouts() -> dict[str, str | None]:
             for name, kind in WEIGHT_TYPES.items()}
 
 
+def multiplied_by_us(name: str, layout: str | None) -> bool:
+    """Whether a kernel of ours multiplies weights of a type of WEIGHT_TYPES, in the layout that layouts() says, by several tokens."""
+    from edgekv._native._core import ffi, lib
+
+    return lib.edgekv_multiplies(WEIGHT_TYPES[name], ffi.NULL if layout is None else layout.encode())
+
+
 def _library() -> ctypes.CDLL:
     ggml = ctypes.CDLL(next(str(path) for path in _native.lib_dir().iterdir() if path.name in ("libggml.so", "libggml.dylib", "ggml.dll")))
     for name, (result, *arguments) in _FUNCTIONS.items():

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from support.fake_gpus import CARD
 
 from edgekv import _native, diagnosis
+from edgekv._native import weight_types
 from edgekv._native.weight_types import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
@@ -76,22 +77,29 @@ def test_weight_types_are_ggmls():
 
 
 def test_weights_in_words(monkeypatch, synthetic):
-    def said(found: dict[str, str | None], *arguments: str) -> list[str]:
+    def said(found: dict[str, str | None], *arguments: str, ours: tuple[str, ...] = ()) -> list[str]:
         monkeypatch.setattr("edgekv._native.weight_types.layouts", lambda: found)
+        monkeypatch.setattr("edgekv._native.weight_types.multiplied_by_us", lambda name, layout: name in ours)
         return [line for line in run(*arguments).stdout.splitlines() if line.startswith(("weights ", " " * 16 + "none for"))]
 
     found = {"F16": "AMX", "Q8_0": "AMX", "Q5_1": None, "Q4_0": "AMX", "Q2_K": "CPU_REPACK", "IQ1_S": None}
     fast = "weights         fast kernels for Q8_0, Q4_0 (in tiles, AMX); Q2_K (in interleaved rows)"
     slow = "                none for Q5_1, IQ1_S: prompts are read several times more slowly with these"
     assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
-    monkeypatch.setattr(_native, "isa", lambda: "avx2")
-    assert said({"Q4_1": None, "Q5_1": None})[0] == "weights         fast kernels for Q4_1 (by EdgeKV, several tokens at once)"
-    monkeypatch.setattr(_native, "isa", lambda: "portable")
-    assert said({"Q4_0": None, "Q4_1": None}) == said({"Q4_0": None})
+    assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0")) == [
+        "weights         fast kernels for Q4_1, Q4_0 (by EdgeKV, several tokens at once)"]
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
     monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})
     assert said(found, str(synthetic()))[2].startswith("weights         Q5_1 is not among the types that are multiplied fast here")
+
+
+def test_ours_are_asked_of_the_library():
+    """No kernel of ours serves plain x86-64, nor a layout that it does not know."""
+    if _native.isa() != "portable":
+        assert weight_types.multiplied_by_us("Q6_K", None) and weight_types.multiplied_by_us("Q4_K", "CPU_REPACK")
+    assert not weight_types.multiplied_by_us("Q6_K", "CPU_REPACK") and not weight_types.multiplied_by_us("Q4_K", "AMX")
+    assert not weight_types.multiplied_by_us("F16", None)
 
 
 def test_model_whose_layers_differ(synthetic):

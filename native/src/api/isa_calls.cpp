@@ -1,5 +1,6 @@
 // The C functions about instruction sets: which there are, and which one the kernels are taken from.
 #include "api/internal.h"
+#include "plane/host/product_nodes.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -45,6 +46,8 @@ const char * edgekv_isa_name(int isa) { return isa >= 0 && isa < kNumIsa ? isa_n
 bool edgekv_isa_supported(int isa) { return isa >= 0 && isa < kNumIsa && isa_supported(kAllIsa[isa]); }
 
 int edgekv_isa(void) { return static_cast<int>(selected_isa()); }
+
+bool edgekv_multiplies(int weight_type, const char * layout) { return has_product(static_cast<ggml_type>(weight_type), layout); }
 
 edgekv_status edgekv_use_isa(int isa) {
     if (!edgekv_isa_supported(isa)) {

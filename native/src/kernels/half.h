@@ -1,6 +1,7 @@
 // Stored values in double precision, by arithmetic on their fields, for the kernels' specifications.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,15 @@ inline double half_to_double(uint16_t h) {
         return mantissa != 0 ? NAN : sign * INFINITY;
     }
     return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+}
+
+// x as the nearest half, ties to even.
+inline double round_to_half(double x) {
+    if (x == 0 || !std::isfinite(x)) {
+        return x;
+    }
+    const double step = std::ldexp(1.0, std::max(std::ilogb(x), -14) - 10), rounded = std::nearbyint(x / step) * step;
+    return std::fabs(rounded) >= 65536 ? std::copysign(INFINITY, x) : rounded;
 }
 
 // Channel i of a row of K or V.

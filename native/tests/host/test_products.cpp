@@ -1,11 +1,12 @@
-// Checks products of weights against their specification in double.
+// Checks products of weights, and the quantising of tokens, against their specifications.
 //   test_products
 //
-// Tolerance. Each block's sum of integers is exact. A block adds two terms to sums in single precision, which round at most once for each
-// block, and the eight lanes are added at the end: (2 n_blocks + 4) * 2^-24 of the sum of what is added, without signs.
+// Tolerance. A block's sum of integers is exact. It goes into sums in single precision by two terms, each rounded at most three times, and no
+// term is larger than twice the block's largest weight times the token's values: (6 n_blocks + 8) * 2^-24 of the sum of these.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -19,102 +20,220 @@ using namespace test;
 
 namespace {
 
-struct Case {
+struct Type {
     WeightType type;
-    int n_blocks, n_rows, n_tokens;
+    const char * name;
+    std::vector<size_t> halves;  // where a block has f16
+    bool repacked = false;  // there is a form of eight rows
 };
+
+const Type kTypes[] = {
+    {WeightType::q4_0, "Q4_0", {0}, true}, {WeightType::q4_1, "Q4_1", {0, 2}},     {WeightType::q5_0, "Q5_0", {0}},
+    {WeightType::q5_1, "Q5_1", {0, 2}},    {WeightType::q8_0, "Q8_0", {0}},        {WeightType::q4_k, "Q4_K", {0, 2}, true},
+    {WeightType::q5_k, "Q5_K", {0, 2}},    {WeightType::q6_k, "Q6_K", {208}},      {WeightType::iq4_nl, "IQ4_NL", {0}, true},
+    {WeightType::iq4_xs, "IQ4_XS", {0}},   {WeightType::mxfp4, "MXFP4", {}, true},
+};
+
+struct Case {
+    const Type & type;
+    bool interleaved;
+    int n_values, n_rows, n_tokens;
+};
+
+// Bytes at random, with factors of 0.0078 to 0.03, of either sign.
+std::vector<char> random_block(const Type & type, std::mt19937 & random) {
+    std::vector<char> block(weight_bytes(type.type));
+    std::generate(block.begin(), block.end(), [&] { return static_cast<char>(random()); });
+    for (const size_t at : type.halves) {
+        const auto half = static_cast<uint16_t>((random() % 2) << 15 | (0x2000 + random() % 0x800));
+        std::memcpy(&block[at], &half, sizeof half);
+    }
+    if (type.type == WeightType::mxfp4) {
+        block[0] = static_cast<char>(120 + random() % 4);
+    }
+    if (type.type == WeightType::q8_0) {
+        std::replace(block.begin() + 2, block.end(), static_cast<char>(-128), static_cast<char>(127));  // not among ggml's
+    }
+    return block;
+}
+
+// Eight rows' blocks side by side: numbers first, codes in pieces of eight bytes.
+std::vector<char> eight_of(WeightType type, const std::vector<char> (&rows)[8]) {
+    std::vector<char> eight;
+    const auto take = [&](size_t at, size_t n) {
+        for (const auto & row : rows) {
+            eight.insert(eight.end(), row.begin() + static_cast<std::ptrdiff_t>(at), row.begin() + static_cast<std::ptrdiff_t>(at + n));
+        }
+    };
+    size_t at = type == WeightType::mxfp4 ? 1 : 2;
+    take(0, at);
+    if (type == WeightType::q4_k) {
+        take(2, 2);
+        for (int j = 0; j < 8; ++j) {  // six bits of each row, packed as the eight of a row are
+            uint8_t packed[12] = {};
+            for (int r = 0; r < 8; ++r) {
+                const auto * from = reinterpret_cast<const uint8_t *>(rows[r].data() + 4);
+                const int scale = j < 4 ? from[j] & 63 : (from[j + 4] & 15) | (from[j - 4] >> 6) << 4;
+                const int min   = j < 4 ? from[j + 4] & 63 : from[j + 4] >> 4 | (from[j] >> 6) << 4;
+                if (r < 4) {
+                    packed[r] |= static_cast<uint8_t>(scale);
+                    packed[r + 4] |= static_cast<uint8_t>(min);
+                } else {
+                    packed[r + 4] = static_cast<uint8_t>((scale & 15) | (min & 15) << 4);
+                    packed[r - 4] |= static_cast<uint8_t>(scale >> 4 << 6);
+                    packed[r] |= static_cast<uint8_t>(min >> 4 << 6);
+                }
+            }
+            eight.insert(eight.end(), packed, packed + 12);
+        }
+        at = 16;
+    }
+    const size_t codes = eight.size();
+    for (; at < rows[0].size(); at += 8) {
+        take(at, 8);
+    }
+    for (size_t i = codes; type == WeightType::q4_0 && i < eight.size(); ++i) {
+        eight[i] = static_cast<char>(eight[i] ^ 0x88);
+    }
+    return eight;
+}
 
 struct Instance {
     explicit Instance(const Case & c, unsigned seed) : c(c) {
         std::mt19937 random(seed);
-        const int n_groups = (c.n_tokens + kProductTokens - 1) / kProductTokens;
-        tokens.resize(static_cast<size_t>(c.n_blocks) * static_cast<size_t>(n_groups));
-        const auto code = [&] { return static_cast<int8_t>(static_cast<int>(random() % 255) - 127); };  // -128 is not among ggml's
-        const size_t n_weights = static_cast<size_t>(c.n_blocks) * static_cast<size_t>(c.n_rows);
-        if (c.type == WeightType::q4_1) {
-            q4_1.resize(n_weights);
-            for (auto & block : q4_1) {
-                block.d = static_cast<uint16_t>(0x2000 + random() % 0x800);                                   // 0.0078 to 0.03
-                block.m = static_cast<uint16_t>((random() % 2) << 15 | (0x2c00 + random() % 0x400));  // 0.06 to 0.12, either sign
-                std::generate(std::begin(block.codes), std::end(block.codes), [&] { return static_cast<uint8_t>(random()); });
+        const size_t n_blocks = static_cast<size_t>(c.n_values / weight_values(c.type.type));
+        stride = n_blocks * weight_bytes(c.type.type);
+        std::vector<std::vector<char>> blocks(n_blocks * static_cast<size_t>(c.n_rows));
+        plain_weights.reserve(stride * static_cast<size_t>(c.n_rows));
+        weights.reserve(stride * static_cast<size_t>(c.n_rows));
+        for (auto & block : blocks) {
+            block = random_block(c.type, random);
+            plain_weights.insert(plain_weights.end(), block.begin(), block.end());
+        }
+        if (c.interleaved) {
+            for (size_t group = 0; group < static_cast<size_t>(c.n_rows); group += 8) {
+                for (size_t b = 0; b < n_blocks; ++b) {
+                    std::vector<char> rows[8];
+                    for (size_t r = 0; r < 8; ++r) {
+                        rows[r] = blocks[(group + r) * n_blocks + b];
+                    }
+                    const std::vector<char> eight = eight_of(c.type.type, rows);
+                    weights.insert(weights.end(), eight.begin(), eight.end());
+                }
             }
         } else {
-            q8_0.resize(n_weights);
-            for (auto & block : q8_0) {
-                block.d = static_cast<uint16_t>((random() % 2) << 15 | (0x2000 + random() % 0x800));
-                std::generate(std::begin(block.codes), std::end(block.codes), code);
-            }
+            weights.assign(plain_weights.begin(), plain_weights.end());
         }
-        for (auto & blocks : tokens) {
-            for (int t = 0; t < kProductTokens; ++t) {
-                blocks.d[t] = static_cast<float>(half_to_double(static_cast<uint16_t>(0x2000 + random() % 0x800)));
-                blocks.s[t] = static_cast<float>(half_to_double(static_cast<uint16_t>((random() % 2) << 15 | (0x3c00 + random() % 0x400))));
-                std::generate(std::begin(blocks.codes[t]), std::end(blocks.codes[t]), code);
-            }
+        const size_t n_chunks = static_cast<size_t>((c.n_values + kProductChunk - 1) / kProductChunk), n_tokens = static_cast<size_t>(c.n_tokens);
+        tokens.resize(n_chunks * n_tokens);
+        std::normal_distribution<float> normal;
+        std::vector<float> values(static_cast<size_t>(c.n_values));
+        for (size_t t = 0; t < n_tokens; ++t) {
+            std::generate(values.begin(), values.end(), [&] { return normal(random); });
+            quantise_token_reference(values.data(), c.n_values, token_form(c.type.type), &tokens[t], n_tokens);
         }
     }
 
-    // The sum of the absolute terms of a product.
+    ProductProblem problem(bool plain, float * out) const {
+        ProductProblem p = {};
+        p.type          = c.type.type;
+        p.interleaved   = !plain && c.interleaved;
+        p.weights       = plain ? plain_weights.data() : weights.data();
+        p.weight_stride = stride;
+        p.tokens        = tokens.data();
+        p.n_values      = c.n_values;
+        p.n_tokens      = c.n_tokens;
+        p.out           = out;
+        p.out_stride    = out_stride();
+        return p;
+    }
+    size_t out_stride() const { return static_cast<size_t>(c.n_rows) + 3; }
+
+    // The sum that the tolerance is of.
     double size_of(int row, int token) const {
+        const ProductProblem p = problem(true, nullptr);
         double sum = 0.0;
-        for (int b = 0; b < c.n_blocks; ++b) {
-            const size_t at = static_cast<size_t>(row * c.n_blocks + b);
-            const TokenBlocks & t = tokens[static_cast<size_t>(token / kProductTokens * c.n_blocks + b)];
-            const int mine = token % kProductTokens;
+        for (int b = 0; b < c.n_values; b += kProductBlock) {
+            const TokenChunk & x = tokens[static_cast<size_t>(b / kProductChunk * c.n_tokens + token)];
+            double largest = 0.0, size = 0.0;
             for (int i = 0; i < kProductBlock; ++i) {
-                sum += std::fabs(scale_of(at) * static_cast<double>(t.d[mine]) * code_of(at, i) * t.codes[mine][i]);
+                largest = std::max(largest, std::fabs(weight_value(p, row, b + i)));
+                size += std::abs(x.codes[(b + i) % kProductChunk]);
             }
-            if (c.type == WeightType::q4_1) {
-                sum += std::fabs(half_to_double(q4_1[at].m) * static_cast<double>(t.s[mine]));
-            }
+            sum += 2 * largest * size * static_cast<double>(x.d[b % kProductChunk / kProductBlock]);
         }
         return sum;
     }
 
-    double scale_of(size_t block) const { return half_to_double(c.type == WeightType::q4_1 ? q4_1[block].d : q8_0[block].d); }
-    int code_of(size_t block, int i) const {
-        constexpr int half = kProductBlock / 2;
-        if (c.type == WeightType::q8_0) {
-            return q8_0[block].codes[i];
-        }
-        return i < half ? q4_1[block].codes[i] & 15 : q4_1[block].codes[i - half] >> 4;
-    }
-
     Case c;
-    AtEndVector<BlockQ4_1> q4_1;
-    AtEndVector<BlockQ8_0> q8_0;
-    AtEndVector<TokenBlocks> tokens;
+    size_t stride;
+    AtEndVector<char> plain_weights, weights;
+    AtEndVector<TokenChunk> tokens;
 };
 
-std::vector<float> multiplied(const Instance & in, int first, int end, Isa isa, bool reference) {
-    const size_t stride = static_cast<size_t>(in.c.n_rows) + 3;
-    std::vector<float> out(stride * static_cast<size_t>(in.c.n_tokens), -7.0f);
-    ProductProblem p = {};
-    const bool q4_1 = in.c.type == WeightType::q4_1;
-    p.type = in.c.type;
-    p.weights = q4_1 ? reinterpret_cast<const char *>(in.q4_1.data()) : reinterpret_cast<const char *>(in.q8_0.data());
-    p.weight_stride = (q4_1 ? sizeof(BlockQ4_1) : sizeof(BlockQ8_0)) * static_cast<size_t>(in.c.n_blocks);
-    p.tokens = in.tokens.data();
-    p.n_blocks = in.c.n_blocks;
-    p.n_tokens = in.c.n_tokens;
-    p.out = out.data();
-    p.out_stride = stride;
-    reference ? multiply_rows_reference(p, first, end) : multiply_rows(p, first, end, isa);
-    return out;
+void check(const Case & c, int first, int end, Isa isa) {
+    const Instance in(c, static_cast<unsigned>(c.n_values * 1000 + c.n_rows * 10 + c.n_tokens));
+    std::vector<float> want(in.out_stride() * static_cast<size_t>(c.n_tokens), -7.0f), got(want);
+    multiply_rows_reference(in.problem(true, want.data()), first, end);
+    multiply_rows(in.problem(false, got.data()), first, end, isa);
+    for (int t = 0; t < c.n_tokens; ++t) {
+        for (int r = 0; r < static_cast<int>(in.out_stride()); ++r) {
+            const size_t at = static_cast<size_t>(t) * in.out_stride() + static_cast<size_t>(r);
+            const bool mine = r >= first && r < end;
+            const double bound = mine ? (6.0 * c.n_values / kProductBlock + 8.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
+            CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s%s, %d values, %d rows, %d tokens: row %d, token %d: %.9g, not %.9g",
+                  isa_name(isa), c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, r, t,
+                  static_cast<double>(got[at]), static_cast<double>(want[at]));
+        }
+    }
 }
 
-void check(const Case & c, int first, int end, Isa isa) {
-    const Instance in(c, static_cast<unsigned>(c.n_blocks * 1000 + c.n_rows * 10 + c.n_tokens));
-    const std::vector<float> want = multiplied(in, first, end, isa, true), got = multiplied(in, first, end, isa, false);
-    const size_t stride = static_cast<size_t>(c.n_rows) + 3;
-    for (int t = 0; t < c.n_tokens; ++t) {
-        for (int r = 0; r < static_cast<int>(stride); ++r) {
-            const size_t at = static_cast<size_t>(t) * stride + static_cast<size_t>(r);
-            const bool mine = r >= first && r < end;
-            const double bound = mine ? (2.0 * c.n_blocks + 4.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
-            CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s, %d blocks, %d rows, %d tokens: row %d, token %d: %.9g, not %.9g",
-                  isa_name(isa), c.type == WeightType::q4_1 ? "Q4_1" : "Q8_0", c.n_blocks, c.n_rows, c.n_tokens, r, t,
-                  static_cast<double>(got[at]), static_cast<double>(want[at]));
+void check_products(Isa isa, const Type & type, bool interleaved) {
+    const auto sizes = weight_values(type.type) == kProductChunk ? std::vector<int>{256, 768} : std::vector<int>{32, 64, 256, 288, 576};
+    for (const int n_values : sizes) {
+        for (const int n_tokens : {1, 2, 3, 4, 5, 7, 9, 15, 16}) {
+            check({type, interleaved, n_values, 24, n_tokens}, 0, 24, isa);
+            check({type, interleaved, n_values, 40, n_tokens}, 16, 32, isa);
+            if (!interleaved) {
+                check({type, false, n_values, 19, n_tokens}, 16, 19, isa);
+            }
+        }
+    }
+    check({type, interleaved, 256, 8, 515}, 0, 8, isa);  // more tokens than a pass
+}
+
+// The same token has the same product, whatever is beside it.
+void check_company(Isa isa, const Type & type) {
+    const Instance in({type, false, 768, 32, 19}, 5);
+    std::vector<float> together(in.out_stride() * 19), alone(in.out_stride());
+    multiply_rows(in.problem(false, together.data()), 0, 32, isa);
+    for (size_t t = 0; t < 19; ++t) {
+        AtEndVector<TokenChunk> chunks;
+        chunks.reserve(3);
+        for (size_t chunk = 0; chunk < 3; ++chunk) {
+            chunks.insert(chunks.end(), &in.tokens[chunk * 19 + t], &in.tokens[chunk * 19 + t] + 1);
+        }
+        ProductProblem p = in.problem(false, alone.data());
+        p.tokens   = chunks.data();
+        p.n_tokens = 1;
+        multiply_rows(p, 0, 32, isa);
+        CHECK(std::memcmp(alone.data(), &together[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", isa_name(isa), type.name, t);
+    }
+}
+
+void check_quantising(Isa isa, TokenForm form) {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (const float by : {1.0f, 1e-6f, 3e4f, 0.0f, 1e-30f}) {
+        AtEndVector<float> values(768);
+        std::generate(values.begin(), values.end(), [&] { return by * normal(random); });
+        values[300] = values[301] = -values[302];  // the largest is there twice
+        TokenChunk got[3] = {}, want[3] = {};
+        quantise_token(values.data(), 768, form, got, 1, isa);
+        quantise_token_reference(values.data(), 768, form, want, 1);
+        for (int i = 0; i < 3; ++i) {
+            CHECK(std::memcmp(&got[i], &want[i], sizeof want[i]) == 0, "%s, factor of %d, times %g: chunk %d", isa_name(isa),
+                  form == TokenForm::of_32 ? 32 : 256, static_cast<double>(by), i);
         }
     }
 }
@@ -127,16 +246,15 @@ int main() {
             continue;
         }
         std::printf("%s ", isa_name(isa));
-        for (const WeightType type : {WeightType::q4_1, WeightType::q8_0}) {
-            for (const int n_blocks : {1, 2, 3, 18, 48}) {
-                for (int n_tokens = 1; n_tokens <= 9; ++n_tokens) {
-                    check({type, n_blocks, 7, n_tokens}, 0, 7, isa);
-                    check({type, n_blocks, 8, n_tokens}, 0, 8, isa);
-                    check({type, n_blocks, 8, n_tokens}, 3, 6, isa);
-                }
+        for (const Type & type : kTypes) {
+            check_products(isa, type, false);
+            if (type.repacked) {
+                check_products(isa, type, true);
             }
-            check({type, 18, 64, 130}, 0, 64, isa);
+            check_company(isa, type);
         }
+        check_quantising(isa, TokenForm::of_32);
+        check_quantising(isa, TokenForm::of_256);
     }
     std::printf("\n");
     return finish();

@@ -1,7 +1,10 @@
-// Products of weights with several tokens at once: the kernel's contract. It serves the types for which ggml has no kernel for four tokens: ggml
-// takes Q4_1 token by token, and Q8_0 two by two with AVX2. Here a block of a row of weights is unpacked once for four tokens.
+// Products of quantised weights with several tokens: the kernel's contract. A unit of 16 rows of weights is unpacked once, 256 values at a
+// time, and meets all tokens; ggml's own kernels unpack a row again for every one, two or four tokens.
 //
-// Sums are in single precision over blocks of 32, each block's sum of integers exact, in the order of ggml's own kernels.
+// A row's value is d * code + m, with one d and one m for each block of 32 or 16 values, and a token's is d * code. So
+//   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
+// where sums of codes are exact integers, and all else is in single precision, block after block. A token's result does not depend on the
+// tokens beside it.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -13,45 +16,54 @@
 
 namespace edgekv {
 
-constexpr int kProductBlock = 32;  // values of a block
-constexpr int kProductTokens = 4;
+constexpr int kProductBlock = 32;   // values of a block
+constexpr int kProductChunk = 256;  // values that are unpacked at once
+constexpr int kProductRows  = 16;   // rows of a unit
+constexpr int kChunkBlocks  = kProductChunk / kProductBlock;
 
-enum class WeightType { q4_1, q8_0 };
+enum class WeightType { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
 
-// As ggml lays them out; factors are f16.
-struct BlockQ4_1 {
-    uint16_t d, m;                     // a value is d * code + m
-    uint8_t codes[kProductBlock / 2];  // low nibbles: the first half
-};
-struct BlockQ8_0 {
-    uint16_t d;                        // a value is d * code
-    int8_t codes[kProductBlock];       // not -128
-};
+// How tokens are quantised, as ggml does it for a type of weights: a factor for each 32 values, rounded to f16, or one for 256.
+enum class TokenForm { of_32, of_256 };
 
-// A block of each of four tokens, side by side, because a row of weights meets them together. Missing tokens are zero.
-struct TokenBlocks {
-    float d[kProductTokens];        // a value is d * code; exactly an f16
-    float s[kProductTokens];        // d * the sum of the codes; exactly an f16
-    int8_t codes[kProductTokens][kProductBlock];
+TokenForm token_form(WeightType type);
+int weight_values(WeightType type);  // of a block, as ggml lays it out: 32 or 256
+size_t weight_bytes(WeightType type);
+
+// 256 values of a token, or as many as its last chunk has.
+struct TokenChunk {
+    int8_t codes[kProductChunk];
+    float d[kChunkBlocks];       // of_256: the same in all
+    float sums[kChunkBlocks];    // of a block's codes; of_32: times d
+    float halves[2 * kChunkBlocks];  // of 16 codes, not times d
 };
 
 struct ProductProblem {
     WeightType type;
-    const char * weights;  // rows of n_blocks blocks of that type
-    size_t weight_stride;  // bytes between rows
-    const TokenBlocks * tokens;  // [n_tokens / kProductTokens, rounded up][n_blocks]
-    int n_blocks;
+    bool interleaved;         // eight rows side by side, in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4
+    const char * weights;
+    size_t weight_stride;     // bytes of a row
+    const TokenChunk * tokens;  // [n_values / kProductChunk, rounded up][n_tokens]
+    int n_values;             // of a row, a multiple of kProductBlock and of weight_values()
     int n_tokens;
-    float * out;           // [n_tokens][out_stride]; the product with row r stands at r
-    size_t out_stride;     // values
+    float * out;              // [n_tokens][out_stride]; the product with row r stands at r
+    size_t out_stride;        // values
 };
 
-bool product_supported(Isa isa);  // false: ggml's own kernel is the better one
+bool product_supported(Isa isa);  // false: there is no kernel
 
-// Rows [first, end) with all tokens.
+// Rows [first, end) with all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
 
-// The specification: double precision, plain loops.
+// n values of a token, a multiple of kProductBlock (of_256: of kProductChunk); one chunk in every `stride` of `out`. Codes and factors are
+// ggml's.
+void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa);
+
+// The specifications: plain loops, products in double.
 void multiply_rows_reference(const ProductProblem & problem, int first, int end);
+void quantise_token_reference(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
+
+// A weight as its block says it.
+double weight_value(const ProductProblem & problem, int row, int at);
 
 }  // namespace edgekv

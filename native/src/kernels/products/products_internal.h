@@ -5,9 +5,12 @@
 
 namespace edgekv {
 
-using MultiplyFn = void (*)(const ProductProblem & problem, int first, int end);
-extern const MultiplyFn kMultiplyPortable;
-extern const MultiplyFn kMultiplyAvx2;
-extern const MultiplyFn kMultiplyAvx512Vnni;
+struct ProductKernels {
+    void (*multiply)(const ProductProblem & problem, int first, int end);
+    void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
+};
+extern const ProductKernels kProductsPortable;
+extern const ProductKernels kProductsAvx2;
+extern const ProductKernels kProductsAvx512Vnni;
 
 }  // namespace edgekv

@@ -1,0 +1,85 @@
+// Blocks of quantised weights as ggml lays them out, and eight rows' blocks side by side as it repacks them. Factors are f16.
+#pragma once
+
+#include <cstdint>
+
+namespace edgekv {
+
+struct BlockQ4_0 {
+    uint16_t d;
+    uint8_t codes[16];  // low nibbles: the first half; a value is d * (code - 8)
+};
+struct BlockQ4_1 {
+    uint16_t d, m;      // a value is d * code + m
+    uint8_t codes[16];
+};
+struct BlockQ5_0 {
+    uint16_t d;
+    uint8_t high[4];    // a bit of each code
+    uint8_t codes[16];  // a value is d * (code - 16)
+};
+struct BlockQ5_1 {
+    uint16_t d, m;
+    uint8_t high[4];
+    uint8_t codes[16];
+};
+struct BlockQ8_0 {
+    uint16_t d;
+    int8_t codes[32];
+};
+struct BlockQ4_K {
+    uint16_t d, dmin;     // of 32 values: d * scale * code - dmin * min
+    uint8_t scales[12];   // eight scales and eight mins of six bits
+    uint8_t codes[128];   // of each 32 bytes low nibbles come first
+};
+struct BlockQ5_K {
+    uint16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t high[32];     // bit b belongs to the b-th 32 values
+    uint8_t codes[128];
+};
+struct BlockQ6_K {
+    uint8_t low[128];
+    uint8_t high[64];
+    int8_t scales[16];    // of 16 values: d * scale * (code - 32)
+    uint16_t d;
+};
+struct BlockIQ4_NL {
+    uint16_t d;
+    uint8_t codes[16];    // a value is d * kIq4Values[code]
+};
+struct BlockIQ4_XS {
+    uint16_t d, high;     // of 32 values: d * (scale - 32) * kIq4Values[code]; two bits of each scale
+    uint8_t low[4];       // four bits of each
+    uint8_t codes[128];
+};
+struct BlockMXFP4 {
+    uint8_t exponent;     // a value is 2^(exponent - 128) * kMxfp4Values[code]
+    uint8_t codes[16];
+};
+
+// Eight rows: what is one number in a block is eight here, and codes come in pieces of eight bytes, one of each row. The high bit of each of q4_0's
+// codes is flipped.
+struct EightQ4_0 {
+    uint16_t d[8];
+    uint8_t codes[128];
+};
+struct EightQ4_K {
+    uint16_t d[8], dmin[8];
+    uint8_t scales[8][12];  // of each 32 values those of eight rows
+    uint8_t codes[1024];
+};
+struct EightIQ4_NL {
+    uint16_t d[8];
+    uint8_t codes[128];
+};
+struct EightMXFP4 {
+    uint8_t exponent[8];
+    uint8_t codes[128];
+};
+
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int kMxfp4Least = 12;  // below the smallest none is
+
+}  // namespace edgekv

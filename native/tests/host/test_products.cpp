@@ -14,6 +14,7 @@
 #include "host_memory.h"
 #include "kernels/half.h"
 #include "kernels/products/products.h"
+#include "kernels/products/weight_blocks.h"
 
 using namespace edgekv;
 using namespace test;
@@ -23,15 +24,23 @@ namespace {
 struct Type {
     WeightType type;
     const char * name;
+    size_t bytes;  // of a block
     std::vector<size_t> halves;  // where a block has f16
     bool repacked = false;  // there is a form of eight rows
 };
 
 const Type kTypes[] = {
-    {WeightType::q4_0, "Q4_0", {0}, true}, {WeightType::q4_1, "Q4_1", {0, 2}},     {WeightType::q5_0, "Q5_0", {0}},
-    {WeightType::q5_1, "Q5_1", {0, 2}},    {WeightType::q8_0, "Q8_0", {0}},        {WeightType::q4_k, "Q4_K", {0, 2}, true},
-    {WeightType::q5_k, "Q5_K", {0, 2}},    {WeightType::q6_k, "Q6_K", {208}},      {WeightType::iq4_nl, "IQ4_NL", {0}, true},
-    {WeightType::iq4_xs, "IQ4_XS", {0}},   {WeightType::mxfp4, "MXFP4", {}, true},
+    {WeightType::q4_0, "Q4_0", sizeof(BlockQ4_0), {0}, true},
+    {WeightType::q4_1, "Q4_1", sizeof(BlockQ4_1), {0, 2}},
+    {WeightType::q5_0, "Q5_0", sizeof(BlockQ5_0), {0}},
+    {WeightType::q5_1, "Q5_1", sizeof(BlockQ5_1), {0, 2}},
+    {WeightType::q8_0, "Q8_0", sizeof(BlockQ8_0), {0}},
+    {WeightType::q4_k, "Q4_K", sizeof(BlockQ4_K), {0, 2}, true},
+    {WeightType::q5_k, "Q5_K", sizeof(BlockQ5_K), {0, 2}},
+    {WeightType::q6_k, "Q6_K", sizeof(BlockQ6_K), {208}},
+    {WeightType::iq4_nl, "IQ4_NL", sizeof(BlockIQ4_NL), {0}, true},
+    {WeightType::iq4_xs, "IQ4_XS", sizeof(BlockIQ4_XS), {0}},
+    {WeightType::mxfp4, "MXFP4", sizeof(BlockMXFP4), {}, true},
 };
 
 struct Case {
@@ -42,7 +51,7 @@ struct Case {
 
 // Bytes at random, with factors of 0.0078 to 0.03, of either sign.
 std::vector<char> random_block(const Type & type, std::mt19937 & random) {
-    std::vector<char> block(weight_bytes(type.type));
+    std::vector<char> block(type.bytes);
     std::generate(block.begin(), block.end(), [&] { return static_cast<char>(random()); });
     for (const size_t at : type.halves) {
         const auto half = static_cast<uint16_t>((random() % 2) << 15 | (0x2000 + random() % 0x800));
@@ -102,7 +111,7 @@ struct Instance {
     explicit Instance(const Case & c, unsigned seed) : c(c) {
         std::mt19937 random(seed);
         const size_t n_blocks = static_cast<size_t>(c.n_values / weight_values(c.type.type));
-        stride = n_blocks * weight_bytes(c.type.type);
+        stride = n_blocks * c.type.bytes;
         std::vector<std::vector<char>> blocks(n_blocks * static_cast<size_t>(c.n_rows));
         plain_weights.reserve(stride * static_cast<size_t>(c.n_rows));
         weights.reserve(stride * static_cast<size_t>(c.n_rows));

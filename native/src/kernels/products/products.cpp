@@ -1,6 +1,5 @@
 // Dispatch of products.
 #include "kernels/products/products_internal.h"
-#include "kernels/products/weight_blocks.h"
 #include "kernels/simd/isa_dispatch.h"
 
 namespace edgekv {
@@ -28,23 +27,6 @@ int weight_values(WeightType type) {
         case WeightType::iq4_xs: return kProductChunk;
         default: return kProductBlock;
     }
-}
-
-size_t weight_bytes(WeightType type) {
-    switch (type) {
-        case WeightType::q4_0: return sizeof(BlockQ4_0);
-        case WeightType::q4_1: return sizeof(BlockQ4_1);
-        case WeightType::q5_0: return sizeof(BlockQ5_0);
-        case WeightType::q5_1: return sizeof(BlockQ5_1);
-        case WeightType::q8_0: return sizeof(BlockQ8_0);
-        case WeightType::q4_k: return sizeof(BlockQ4_K);
-        case WeightType::q5_k: return sizeof(BlockQ5_K);
-        case WeightType::q6_k: return sizeof(BlockQ6_K);
-        case WeightType::iq4_nl: return sizeof(BlockIQ4_NL);
-        case WeightType::iq4_xs: return sizeof(BlockIQ4_XS);
-        case WeightType::mxfp4: return sizeof(BlockMXFP4);
-    }
-    return 0;
 }
 
 bool product_supported(Isa isa) { return EDGEKV_X86 && isa != Isa::portable; }

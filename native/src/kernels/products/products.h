@@ -28,7 +28,6 @@ enum class TokenForm { of_32, of_256 };
 
 TokenForm token_form(WeightType type);
 int weight_values(WeightType type);  // of a block, as ggml lays it out: 32 or 256
-size_t weight_bytes(WeightType type);
 
 // 256 values of a token, or as many as its last chunk has.
 struct TokenChunk {

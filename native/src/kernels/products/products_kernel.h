@@ -1,5 +1,4 @@
-// The product of a panel with tokens, and the walk over rows, chunks and tokens. Included once for each instruction set, by a file that
-// defines `Lanes`: vectors of rows, and the sums of their codes' products with a token's.
+// The product of a panel with tokens, and the walk over rows, chunks and tokens, over the Simd of the translation unit that includes this.
 #pragma once
 
 #include <immintrin.h>
@@ -13,78 +12,118 @@ namespace edgekv {
 namespace {
 
 constexpr int kPass = 512;  // tokens whose sums stay in a core's caches
+constexpr int kVectors = kProductRows / Simd::kLanes;
+constexpr int kTokens  = Simd::kLanes / 2;  // whose sums fit the registers
 
+// Whether codes are stored 128 larger, because instructions take unsigned ones.
+template <class Type>
+constexpr bool flipped() { return Type::kRange == CodeRange::i8 && Simd::kBiasedK; }
 
-// NT tokens meet n_blocks blocks of 32 of a panel.
-template <class Weights, int NT>
-inline void tile(const Panel & panel, const TokenChunk * x, int n_blocks, float (*sums)[kProductRows]) {
-    constexpr int width = Weights::kWidth, steps = width / 4, vectors = Lanes::kVectors;
-    constexpr bool least = Weights::kHasLeast || (Weights::kRange == CodeRange::i8 && Lanes::kFlip);
-    using Floats = typename Lanes::Floats;
+// Dots that a chain takes of codes of 4, 5 and 6 bits; Simd says it of 3.
+constexpr int dots_of(CodeRange range) { return Simd::kCodeDots / (range == CodeRange::u4 ? 2 : range == CodeRange::u5 ? 4 : 8); }
 
-    alignas(64) float apart[NT][kProductRows] = {};  // before the chunk's one factor
-    float (*to)[kProductRows] = Weights::kOf256 ? apart : sums;
-
-    for (int b = 0; b < n_blocks * kProductBlock / width; ++b) {
-        typename Lanes::Ints found[vectors][NT];
-        Lanes::template multiply<Weights::kRange, steps, NT>(panel.codes + b * steps, x, b * width, found);
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; ++v) {
-            const Floats d = Lanes::load(panel.d[b] + v * Lanes::kLanes), m = Lanes::load(panel.m[b] + v * Lanes::kLanes);
+// The sums of a block's codes with those of NT tokens, from the tokens' value `from` on.
+template <class Type, int NT>
+inline void block_sums(const uint8_t (*codes)[kProductRows][4], const TokenChunk * x, int from, Simd::I (&sums)[kVectors][NT]) {
+    constexpr bool i8 = Type::kRange == CodeRange::i8;
+    constexpr int steps = Type::kWidth / 4, dots = dots_of(Type::kRange) < steps ? dots_of(Type::kRange) : steps;
+    Simd::I part[kVectors][NT];
 #pragma GCC unroll 8
-            for (int t = 0; t < NT; ++t) {
-                float * at = to[t] + v * Lanes::kLanes;
-                Floats sum = Lanes::load(at);
-                if (least) {
-                    sum = Lanes::fma(m, Lanes::all(width == 16 ? x[t].halves[b] : x[t].sums[b]), sum);
-                }
-                sum = Lanes::fma(Weights::kOf256 ? d : Lanes::mul(d, Lanes::all(x[t].d[b])), Lanes::floats(found[v][t]), sum);
-                Lanes::store(at, sum);
-            }
+    for (int step = 0; step < steps; ++step) {
+        Simd::I rows[kVectors];
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+            rows[v] = Simd::iload(codes[step] + v * Simd::kLanes);
         }
-    }
-    for (int t = 0; Weights::kOf256 && t < NT; ++t) {
-        for (int v = 0; v < vectors; ++v) {
-            float * at = sums[t] + v * Lanes::kLanes;
-            Lanes::store(at, Lanes::fma(Lanes::all(x[t].d[0]), Lanes::load(apart[t] + v * Lanes::kLanes), Lanes::load(at)));
+#pragma GCC unroll 8
+        for (int t = 0; t < NT; ++t) {
+            const Simd::I token = Simd::idup4(reinterpret_cast<const char *>(x[t].codes) + from + 4 * step);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+                if (i8) {
+                    sums[v][t] = Simd::dot4(step == 0 ? Simd::izero() : sums[v][t], rows[v], token);
+                    continue;
+                }
+                part[v][t] = Simd::code_dot(step % dots == 0 ? Simd::izero() : part[v][t], rows[v], token);
+                if (dots > 2) {
+                    Simd::in_register(part[v][t]);  // or gcc moves all additions behind all products, through memory
+                }
+                if (step % dots == dots - 1) {
+                    sums[v][t] = Simd::code_sums(step < dots ? Simd::izero() : sums[v][t], part[v][t]);
+                }
+            }
         }
     }
 }
 
-template <class Weights>
+// NT tokens meet n_blocks blocks of 32 of a panel.
+template <class Type, int NT>
+inline void tile(const Panel & panel, const TokenChunk * x, int n_blocks, float (*sums)[kProductRows]) {
+    constexpr int width = Type::kWidth;
+    constexpr bool least = Type::kRange != CodeRange::i8 || flipped<Type>();
+
+    alignas(64) float apart[NT][kProductRows] = {};  // before the chunk's one factor
+    float (*to)[kProductRows] = Type::kOf256 ? apart : sums;
+
+    for (int b = 0; b < n_blocks * kProductBlock / width; ++b) {
+        Simd::I found[kVectors][NT];
+        block_sums<Type, NT>(panel.codes + b * width / 4, x, b * width, found);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+            const Simd::F d = Simd::load(panel.d[b] + v * Simd::kLanes), m = Simd::load(panel.m[b] + v * Simd::kLanes);
+#pragma GCC unroll 8
+            for (int t = 0; t < NT; ++t) {
+                float * at = to[t] + v * Simd::kLanes;
+                Simd::F sum = Simd::load(at);
+                if (least) {
+                    sum = Simd::fma(m, Simd::set1(width == 16 ? x[t].halves[b] : x[t].sums[b]), sum);
+                }
+                sum = Simd::fma(Type::kOf256 ? d : Simd::mul(d, Simd::set1(x[t].d[b])), Simd::to_float(found[v][t]), sum);
+                Simd::store(at, sum);
+            }
+        }
+    }
+    for (int t = 0; Type::kOf256 && t < NT; ++t) {
+        for (int v = 0; v < kVectors; ++v) {
+            float * at = sums[t] + v * Simd::kLanes;
+            Simd::store(at, Simd::fma(Simd::set1(x[t].d[0]), Simd::load(apart[t] + v * Simd::kLanes), Simd::load(at)));
+        }
+    }
+}
+
+template <class Type>
 void all_tiles(const Panel & panel, const TokenChunk * x, int n_tokens, int n_blocks, float (*sums)[kProductRows]) {
     int t = 0;
-    for (; t + Lanes::kTokens <= n_tokens; t += Lanes::kTokens) {
-        tile<Weights, Lanes::kTokens>(panel, x + t, n_blocks, sums + t);
+    for (; t + kTokens <= n_tokens; t += kTokens) {
+        tile<Type, kTokens>(panel, x + t, n_blocks, sums + t);
     }
-    if (Lanes::kTokens > 4 && t + 4 <= n_tokens) {
-        tile<Weights, 4>(panel, x + t, n_blocks, sums + t);
+    if (kTokens > 4 && t + 4 <= n_tokens) {
+        tile<Type, 4>(panel, x + t, n_blocks, sums + t);
         t += 4;
     }
     if (t + 2 <= n_tokens) {
-        tile<Weights, 2>(panel, x + t, n_blocks, sums + t);
+        tile<Type, 2>(panel, x + t, n_blocks, sums + t);
         t += 2;
     }
     if (t < n_tokens) {
-        tile<Weights, 1>(panel, x + t, n_blocks, sums + t);
+        tile<Type, 1>(panel, x + t, n_blocks, sums + t);
     }
 }
 
 // Eight rows from `first` at a chunk. Those behind the matrix's last are its last again; their products are not stored.
-template <class Weights>
+template <class Type>
 EightRows eight_rows(const ProductProblem & p, int first, int end, int chunk) {
     EightRows rows;
     for (int r = 0; r < 8; ++r) {
         const int row = p.interleaved ? std::min(first, end - 8) : std::min(first + r, end - 1);
         rows.at[r] = p.weights + static_cast<size_t>(row) * p.weight_stride +
-                     static_cast<size_t>(chunk) * (kChunkBlocks / Weights::kBlocks) * sizeof(typename Weights::Block);
+                     static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
     }
     return rows;
 }
 
-template <class Weights>
+template <class Type>
 void multiply_type(const ProductProblem & p, int first, int end) {
-    constexpr bool flip = Weights::kRange == CodeRange::i8 && Lanes::kFlip;
     alignas(64) Panel panel;
     alignas(64) float sums[kPass][kProductRows];
     for (int row = first; row < end; row += kProductRows) {
@@ -95,10 +134,10 @@ void multiply_type(const ProductProblem & p, int first, int end) {
             for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
                 const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
                 for (int column = 0; column < kProductRows; column += 8) {
-                    unpack<Weights, flip>(eight_rows<Weights>(p, row + column, end, chunk), n_blocks, panel, column);
+                    unpack<Type, flipped<Type>()>(eight_rows<Type>(p, row + column, end, chunk), n_blocks, panel, column);
                 }
                 const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * static_cast<size_t>(p.n_tokens) + token;
-                all_tiles<Weights>(panel, x, n_tokens, n_blocks, sums);
+                all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);
             }
             for (int t = 0; t < n_tokens; ++t) {
                 float * out = p.out + static_cast<size_t>(token + t) * p.out_stride + row;
@@ -109,17 +148,17 @@ void multiply_type(const ProductProblem & p, int first, int end) {
 }
 
 // Of types that ggml repacks.
-template <template <bool> class Weights>
+template <template <bool> class Type>
 void multiply_either(const ProductProblem & p, int first, int end) {
-    p.interleaved ? multiply_type<Weights<true>>(p, first, end) : multiply_type<Weights<false>>(p, first, end);
+    p.interleaved ? multiply_type<Type<true>>(p, first, end) : multiply_type<Type<false>>(p, first, end);
 }
 
 void multiply(const ProductProblem & p, int first, int end) {
     switch (p.type) {
         case WeightType::q4_0: return multiply_either<Q4_0>(p, first, end);
         case WeightType::q4_1: return multiply_type<Q4_1>(p, first, end);
-        case WeightType::q5_0: return multiply_type<Q5<BlockQ5_0>>(p, first, end);
-        case WeightType::q5_1: return multiply_type<Q5<BlockQ5_1>>(p, first, end);
+        case WeightType::q5_0: return multiply_type<Q5_0>(p, first, end);
+        case WeightType::q5_1: return multiply_type<Q5_1>(p, first, end);
         case WeightType::q8_0: return multiply_type<Q8_0>(p, first, end);
         case WeightType::q4_k: return multiply_either<Q4_K>(p, first, end);
         case WeightType::q5_k: return multiply_type<Q5_K>(p, first, end);
@@ -128,12 +167,6 @@ void multiply(const ProductProblem & p, int first, int end) {
         case WeightType::iq4_xs: return multiply_type<IQ4_XS>(p, first, end);
         case WeightType::mxfp4: return multiply_either<MXFP4>(p, first, end);
     }
-}
-
-inline float largest_of(__m256 x) {
-    __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
-    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
 inline float largest_of(const float * values, int n) {

@@ -10,10 +10,8 @@ namespace edgekv {
 
 namespace {
 
-// Byte i of a row's codes; of eight rows' pieces, row's.
-uint8_t code_byte(const uint8_t * codes, bool interleaved, int row, int i) {
-    return interleaved ? codes[i / 8 * 64 + row * 8 + i % 8] : codes[i];
-}
+// Byte i of one row's codes, which lie in eight rows' pieces.
+uint8_t code_byte(const uint8_t * codes, int row, int i) { return codes[i / 8 * 64 + row * 8 + i % 8]; }
 
 int nibble(uint8_t byte, bool high) { return high ? byte >> 4 : byte & 15; }
 
@@ -62,17 +60,17 @@ double value(const BlockMXFP4 & b, int at) { return mxfp4(b.exponent, nibble(b.c
 
 // Value `at` of a block of row `row` of eight.
 double value(const EightQ4_0 & b, int row, int at) {
-    return half_to_double(b.d[row]) * ((nibble(code_byte(b.codes, true, row, at % 16), at >= 16) ^ 8) - 8);
+    return half_to_double(b.d[row]) * ((nibble(code_byte(b.codes, row, at % 16), at >= 16) ^ 8) - 8);
 }
 double value(const EightQ4_K & b, int row, int at) {
-    const int j = at / 32, code = nibble(code_byte(b.codes, true, row, j / 2 * 32 + at % 32), j % 2);
+    const int j = at / 32, code = nibble(code_byte(b.codes, row, j / 2 * 32 + at % 32), j % 2);
     return of_k(b.d[row], b.dmin[row], six_bits(b.scales[j], row, false), six_bits(b.scales[j], row, true), code);
 }
 double value(const EightIQ4_NL & b, int row, int at) {
-    return half_to_double(b.d[row]) * kIq4Values[nibble(code_byte(b.codes, true, row, at % 16), at >= 16)];
+    return half_to_double(b.d[row]) * kIq4Values[nibble(code_byte(b.codes, row, at % 16), at >= 16)];
 }
 double value(const EightMXFP4 & b, int row, int at) {
-    return mxfp4(b.exponent[row], nibble(code_byte(b.codes, true, row, at % 16), at >= 16));
+    return mxfp4(b.exponent[row], nibble(code_byte(b.codes, row, at % 16), at >= 16));
 }
 
 template <class Block>

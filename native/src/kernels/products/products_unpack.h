@@ -10,6 +10,7 @@
 
 #include "kernels/products/products_internal.h"
 #include "kernels/products/weight_blocks.h"
+#include "kernels/simd/vectors_256.h"
 
 namespace edgekv {
 namespace {
@@ -70,24 +71,6 @@ inline __m128i six_bits(const uint8_t * packed) {
                           static_cast<int>(words[1] & low), static_cast<int>((words[2] >> 4 & nibble) | (words[1] >> 6 & top) << 4));
 }
 
-inline void transpose(__m256 (&rows)[8]) {
-    __m256 pairs[8], fours[8];
-    for (int i = 0; i < 8; i += 2) {
-        pairs[i]     = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
-        pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        fours[i]     = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
-        fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
-        fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
-        fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; ++i) {
-        rows[i]     = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-        rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
-    }
-}
-
 // The codes' range decides how many of their products a sum of 16 bits takes.
 enum class CodeRange { u4, u5, u6, i8 };
 
@@ -122,88 +105,63 @@ inline __m256 times(__m256 d, float by) { return _mm256_mul_ps(d, _mm256_set1_ps
 // Each type below has: codes(), the 32 codes of a row's block; factors(), which stores d and m of eight rows' first n_blocks blocks. A block
 // is one of 32 values, whatever ggml's are.
 
-template <CodeRange RANGE, bool LEAST>
-struct Of32 {
-    static constexpr CodeRange kRange    = RANGE;
-    static constexpr bool kHasLeast  = LEAST, kOf256 = false;
-    static constexpr int kWidth      = 32, kBlocks = 1;
-};
-template <CodeRange RANGE, bool LEAST, int WIDTH = 32>
-struct Of256 {
-    static constexpr CodeRange kRange    = RANGE;
-    static constexpr bool kHasLeast  = LEAST, kOf256 = true;
-    static constexpr int kWidth      = WIDTH, kBlocks = 8;
+// LEAST: m is that many factors below zero, or kStored. Codes of CodeRange::i8 have it where instructions take unsigned ones.
+constexpr int kStored = 0, kUnsigned = 128;
+
+template <CodeRange RANGE, bool OF_256, int WIDTH = 32>
+struct Weights {
+    static constexpr CodeRange kRange = RANGE;
+    static constexpr bool kOf256      = OF_256;
+    static constexpr int kWidth       = WIDTH;  // of a block
 };
 
-template <bool INTERLEAVED>
-struct Q4_0 : Of32<CodeRange::u4, true> {
-    using Block = std::conditional_t<INTERLEAVED, EightQ4_0, BlockQ4_0>;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        const __m128i bytes = Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0);
-        return nibbles(INTERLEAVED ? _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x88))) : bytes);
-    }
+// Types with a d before the codes of each 32, and an m behind it where it is stored.
+template <class BLOCK, bool INTERLEAVED, CodeRange RANGE, int LEAST>
+struct Of32 : Weights<RANGE, false> {
+    using Block = BLOCK;
+    static __m128i sixteen(const EightRows & rows, int row, int b) { return Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0); }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
             const __m256 d = INTERLEAVED ? floats(reinterpret_cast<const uint16_t *>(&rows.block<Block>(0, b))) : rows.halves<Block>(b);
-            Factors{d, times(d, -8)}.store(to, b, column);
+            Factors{d, LEAST == kStored ? rows.halves<Block>(b, sizeof(uint16_t)) : times(d, -LEAST)}.store(to, b, column);
         }
     }
 };
 
-struct Q4_1 : Of32<CodeRange::u4, true> {
-    using Block = BlockQ4_1;
-    static __m256i codes(const EightRows & rows, int row, int b) { return nibbles(Codes<false>(rows.block<Block>(row, b).codes, row).sixteen(0)); }
-    static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
-        for (int b = 0; b < n_blocks; ++b) {
-            Factors{rows.halves<Block>(b), rows.halves<Block>(b, offsetof(Block, m))}.store(to, b, column);
-        }
-    }
-};
-
-template <class BLOCK>
-struct Q5 : Of32<CodeRange::u5, true> {
-    using Block = BLOCK;
+template <bool INTERLEAVED>
+struct Q4_0 : Of32<std::conditional_t<INTERLEAVED, EightQ4_0, BlockQ4_0>, INTERLEAVED, CodeRange::u4, 8> {
     static __m256i codes(const EightRows & rows, int row, int b) {
-        const Block & block = rows.block<Block>(row, b);
-        return _mm256_or_si256(nibbles(Codes<false>(block.codes, row).sixteen(0)), sixteens(block.high));
-    }
-    static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
-        for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = rows.halves<Block>(b);
-            Factors{d, std::is_same<Block, BlockQ5_1>::value ? rows.halves<Block>(b, 2) : times(d, -16)}.store(to, b, column);
-        }
+        const __m128i bytes = Q4_0::sixteen(rows, row, b);
+        return nibbles(INTERLEAVED ? _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x88))) : bytes);
     }
 };
 
-struct Q8_0 : Of32<CodeRange::i8, false> {
-    using Block = BlockQ8_0;
+struct Q4_1 : Of32<BlockQ4_1, false, CodeRange::u4, kStored> {
+    static __m256i codes(const EightRows & rows, int row, int b) { return nibbles(sixteen(rows, row, b)); }
+};
+
+template <class BLOCK, int LEAST>
+struct Q5 : Of32<BLOCK, false, CodeRange::u5, LEAST> {
+    static __m256i codes(const EightRows & rows, int row, int b) {
+        return _mm256_or_si256(nibbles(Q5::sixteen(rows, row, b)), sixteens(rows.block<BLOCK>(row, b).high));
+    }
+};
+using Q5_0 = Q5<BlockQ5_0, 16>;
+using Q5_1 = Q5<BlockQ5_1, kStored>;
+
+struct Q8_0 : Of32<BlockQ8_0, false, CodeRange::i8, kUnsigned> {
     static __m256i codes(const EightRows & rows, int row, int b) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(rows.block<Block>(row, b).codes));
     }
-    static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
-        for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = rows.halves<Block>(b);
-            Factors{d, times(d, -128)}.store(to, b, column);
-        }
-    }
 };
 
 template <bool INTERLEAVED>
-struct IQ4_NL : Of32<CodeRange::i8, false> {
-    using Block = std::conditional_t<INTERLEAVED, EightIQ4_NL, BlockIQ4_NL>;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        return looked_up(kIq4Values, nibbles(Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0)));
-    }
-    static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
-        for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = INTERLEAVED ? floats(reinterpret_cast<const uint16_t *>(&rows.block<Block>(0, b))) : rows.halves<Block>(b);
-            Factors{d, times(d, -128)}.store(to, b, column);
-        }
-    }
+struct IQ4_NL : Of32<std::conditional_t<INTERLEAVED, EightIQ4_NL, BlockIQ4_NL>, INTERLEAVED, CodeRange::i8, kUnsigned> {
+    static __m256i codes(const EightRows & rows, int row, int b) { return looked_up(kIq4Values, nibbles(IQ4_NL::sixteen(rows, row, b))); }
 };
 
 template <bool INTERLEAVED>
-struct MXFP4 : Of32<CodeRange::u5, true> {
+struct MXFP4 : Weights<CodeRange::u5, false> {
     using Block = std::conditional_t<INTERLEAVED, EightMXFP4, BlockMXFP4>;
     static __m256i codes(const EightRows & rows, int row, int b) {
         const __m256i values = looked_up(kMxfp4Values, nibbles(Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0)));
@@ -225,8 +183,8 @@ struct MXFP4 : Of32<CodeRange::u5, true> {
 
 // d and m of eight rows' eight blocks, from those of one row in a vector.
 inline void store_turned(__m256 (&d)[8], __m256 (&m)[8], Panel & to, int first, int column) {
-    transpose(d);
-    transpose(m);
+    transpose_8(d);
+    transpose_8(m);
     for (int b = 0; b < 8; ++b) {
         Factors{d[b], m[b]}.store(to, first + b, column);
     }
@@ -247,7 +205,7 @@ void factors_of_k(const EightRows & rows, Panel & to, int column) {
 }
 
 template <bool INTERLEAVED>
-struct Q4_K : Of256<CodeRange::u4, true> {
+struct Q4_K : Weights<CodeRange::u4, true> {
     using Block = std::conditional_t<INTERLEAVED, EightQ4_K, BlockQ4_K>;
     static __m256i codes(const EightRows & rows, int row, int b) {
         return nibbles(Codes<INTERLEAVED>(rows.block<Block>(row, 0).codes, row).thirty_two(b / 2), b % 2 != 0);
@@ -266,7 +224,7 @@ struct Q4_K : Of256<CodeRange::u4, true> {
     }
 };
 
-struct Q5_K : Of256<CodeRange::u5, true> {
+struct Q5_K : Weights<CodeRange::u5, true> {
     using Block = BlockQ5_K;
     static __m256i codes(const EightRows & rows, int row, int b) {
         const Block & block = rows.block<Block>(row, 0);
@@ -277,7 +235,7 @@ struct Q5_K : Of256<CodeRange::u5, true> {
     static void factors(const EightRows & rows, int, Panel & to, int column) { factors_of_k<Block>(rows, to, column); }
 };
 
-struct Q6_K : Of256<CodeRange::u6, true, 16> {
+struct Q6_K : Weights<CodeRange::u6, true, 16> {
     using Block = BlockQ6_K;
     static __m256i codes(const EightRows & rows, int row, int b) {
         const Block & block = rows.block<Block>(row, 0);
@@ -300,7 +258,7 @@ struct Q6_K : Of256<CodeRange::u6, true, 16> {
     }
 };
 
-struct IQ4_XS : Of256<CodeRange::i8, false> {
+struct IQ4_XS : Weights<CodeRange::i8, true> {
     using Block = BlockIQ4_XS;
     static __m256i codes(const EightRows & rows, int row, int b) {
         return looked_up(kIq4Values, nibbles(Codes<false>(rows.block<Block>(row, 0).codes, row).sixteen(b)));
@@ -314,27 +272,27 @@ struct IQ4_XS : Of256<CodeRange::i8, false> {
                 scales[b] = ((block.low[b / 2] >> 4 * (b % 2) & 15) | (block.high >> 2 * b & 3) << 4) - 32;
             }
             d[r] = times(_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(scales))), _cvtsh_ss(block.d));
-            m[r] = times(d[r], -128);
+            m[r] = times(d[r], -kUnsigned);
         }
         store_turned(d, m, to, 0, column);
     }
 };
 
-// Fills columns [column, column + 8) with n_blocks blocks. FLIP: codes of CodeRange::i8 become unsigned, 128 more.
-template <class Weights, bool FLIP>
+// Fills columns [column, column + 8) with n_blocks blocks. FLIP: signed codes become unsigned.
+template <class Type, bool FLIP>
 void unpack(const EightRows & rows, int n_blocks, Panel & to, int column) {
     for (int b = 0; b < n_blocks; ++b) {
         __m256 turned[8];
         for (int r = 0; r < 8; ++r) {
-            const __m256i codes = Weights::codes(rows, r, b);
+            const __m256i codes = Type::codes(rows, r, b);
             turned[r] = _mm256_castsi256_ps(FLIP ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
         }
-        transpose(turned);
+        transpose_8(turned);
         for (int i = 0; i < 8; ++i) {
             _mm256_store_ps(reinterpret_cast<float *>(to.codes[8 * b + i][column]), turned[i]);
         }
     }
-    Weights::factors(rows, n_blocks, to, column);
+    Type::factors(rows, n_blocks, to, column);
 }
 
 }  // namespace

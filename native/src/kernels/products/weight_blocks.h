@@ -78,6 +78,12 @@ struct EightMXFP4 {
     uint8_t codes[128];
 };
 
+static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 &&
+              sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_NL) == 18 &&
+              sizeof(BlockIQ4_XS) == 136 && sizeof(BlockMXFP4) == 17, "blocks as ggml lays them out");
+static_assert(sizeof(EightQ4_0) == 8 * sizeof(BlockQ4_0) && sizeof(EightQ4_K) == 8 * sizeof(BlockQ4_K) &&
+              sizeof(EightIQ4_NL) == 8 * sizeof(BlockIQ4_NL) && sizeof(EightMXFP4) == 8 * sizeof(BlockMXFP4), "eight rows' blocks");
+
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int kMxfp4Least = 12;  // below the smallest none is

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/simd/simd_gather.h"
+#include "kernels/simd/vectors_256.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -32,11 +33,7 @@ struct Simd {
     static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     static F min(F a, F b) { return _mm256_min_ps(a, b); }
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
-    static float reduce_max(F a) {
-        __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-        m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-        return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-    }
+    static float reduce_max(F a) { return largest_of(a); }
 
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
@@ -177,21 +174,7 @@ struct Simd {
     static F where_bits(I a, I bits, F yes, F no) {
         return _mm256_blendv_ps(yes, no, as_float(_mm256_cmpeq_epi32(_mm256_and_si256(a, bits), izero())));
     }
-    static void transpose(F (&x)[8]) {
-        F a[8];
-        _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4) {
-            const F ab0 = _mm256_unpacklo_ps(x[i], x[i + 1]), ab1 = _mm256_unpackhi_ps(x[i], x[i + 1]);
-            const F cd0 = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), cd1 = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
-            a[i] = _mm256_shuffle_ps(ab0, cd0, 0x44);
-            a[i + 1] = _mm256_shuffle_ps(ab0, cd0, 0xee);
-            a[i + 2] = _mm256_shuffle_ps(ab1, cd1, 0x44);
-            a[i + 3] = _mm256_shuffle_ps(ab1, cd1, 0xee);
-        }
-        _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i) {
-            x[i] = _mm256_permute2f128_ps(a[i], a[4 + i], 0x20);
-            x[4 + i] = _mm256_permute2f128_ps(a[i], a[4 + i], 0x31);
-        }
-    }
+    static void transpose(F (&x)[8]) { transpose_8(x); }
 };
 
 }  // namespace

@@ -93,14 +93,14 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);
 EDGEKV_API int edgekv_isa(void); /* in use */
-
-/* Whether a kernel of EdgeKV's multiplies weights of that enum ggml_type by several tokens. layout: the name of ggml's buffer type for weights in a
- * layout of its own; NULL: they are as in the file. */
-EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);
 /* Uses another one from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
 EDGEKV_API edgekv_status edgekv_use_isa(int isa);
 /* Seconds of the prompt kernel of an instruction set for a small problem, the fastest of three; a few milliseconds in all. */
 EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
+
+/* Whether a kernel of EdgeKV's multiplies weights of that enum ggml_type by several tokens. layout: where ggml keeps weights in a layout of its own,
+ * the name of that buffer type; NULL: they are as in the file. */
+EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);
 
 /* cffi: end */
 

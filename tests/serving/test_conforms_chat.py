@@ -33,7 +33,7 @@ def test_models(client):
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_an_answer_ends_where_it_shall(client, name):
-    answer = client.chat.completions.create(model="smol", messages=HELLO, **{name: 3})
+    answer = client.chat.completions.create(model="smol", messages=HELLO, temperature=0, **{name: 3})
     assert answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 3
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 3 and answer.choices[0].message.role == "assistant"
 

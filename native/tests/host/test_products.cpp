@@ -150,6 +150,7 @@ struct Instance {
         p.weights       = plain ? plain_weights.data() : weights.data();
         p.weight_stride = stride;
         p.tokens        = tokens.data();
+        p.token_stride  = static_cast<size_t>(c.n_tokens);
         p.n_values      = c.n_values;
         p.n_tokens      = c.n_tokens;
         p.out           = out;
@@ -223,11 +224,29 @@ void check_company(Isa isa, const Type & type) {
             chunks.insert(chunks.end(), &in.tokens[chunk * 19 + t], &in.tokens[chunk * 19 + t] + 1);
         }
         ProductProblem p = in.problem(false, alone.data());
-        p.tokens   = chunks.data();
-        p.n_tokens = 1;
+        p.tokens       = chunks.data();
+        p.token_stride = 1;
+        p.n_tokens     = 1;
         multiply_rows(p, 0, 32, isa);
         CHECK(std::memcmp(alone.data(), &together[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", isa_name(isa), type.name, t);
     }
+}
+
+// Some of the tokens, as those of one expert: each goes to its place.
+void check_places(Isa isa, const Type & type) {
+    const Instance in({type, false, 512, 24, 11}, 6);
+    std::vector<float> all(in.out_stride() * 11, -7.0f), got(all), want(all);
+    multiply_rows(in.problem(false, all.data()), 0, 24, isa);
+    const int32_t places[] = {9, 0, 4, 10, 3};
+    ProductProblem p = in.problem(false, got.data());
+    p.tokens += 2;
+    p.n_tokens = 5;
+    p.places   = places;
+    multiply_rows(p, 0, 24, isa);
+    for (size_t t = 0; t < 5; ++t) {
+        std::copy_n(&all[(t + 2) * in.out_stride()], 24, &want[static_cast<size_t>(places[t]) * in.out_stride()]);
+    }
+    CHECK(got == want, "%s, %s", isa_name(isa), type.name);
 }
 
 void check_quantising(Isa isa, TokenForm form) {
@@ -261,6 +280,7 @@ int main() {
                 check_products(isa, type, true);
             }
             check_company(isa, type);
+            check_places(isa, type);
         }
         check_quantising(isa, TokenForm::of_32);
         check_quantising(isa, TokenForm::of_256);

@@ -42,11 +42,15 @@ struct ProductProblem {
     bool interleaved;         // eight rows side by side, in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4
     const char * weights;
     size_t weight_stride;     // bytes of a row
-    const TokenChunk * tokens;  // [n_values / kProductChunk, rounded up][n_tokens]
+    const TokenChunk * tokens;  // [n_values / kProductChunk, rounded up][token_stride], the first n_tokens of each
+    size_t token_stride;
     int n_values;             // of a row, a multiple of kProductBlock and of weight_values()
     int n_tokens;
-    float * out;              // [n_tokens][out_stride]; the product with row r stands at r
+    const int32_t * places;   // [n_tokens]: rows of `out`; null: token t has row t
+    float * out;              // [rows][out_stride]; the product with row r stands at r
     size_t out_stride;        // values
+
+    float * out_row(int token) const { return out + static_cast<size_t>(places ? places[token] : token) * out_stride; }
 };
 
 bool product_supported(Isa isa);  // false: there is no kernel

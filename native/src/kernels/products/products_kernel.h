@@ -136,12 +136,11 @@ void multiply_type(const ProductProblem & p, int first, int end) {
                 for (int column = 0; column < kProductRows; column += 8) {
                     unpack<Type, flipped<Type>()>(eight_rows<Type>(p, row + column, end, chunk), n_blocks, panel, column);
                 }
-                const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * static_cast<size_t>(p.n_tokens) + token;
+                const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * p.token_stride + token;
                 all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);
             }
             for (int t = 0; t < n_tokens; ++t) {
-                float * out = p.out + static_cast<size_t>(token + t) * p.out_stride + row;
-                std::memcpy(out, sums[t], static_cast<size_t>(n_rows) * sizeof(float));
+                std::memcpy(p.out_row(token + t) + row, sums[t], static_cast<size_t>(n_rows) * sizeof(float));
             }
         }
     }

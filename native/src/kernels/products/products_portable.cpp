@@ -111,12 +111,11 @@ void multiply_rows_reference(const ProductProblem & p, int first, int end) {
         for (int r = first; r < end; ++r) {
             double sum = 0.0;
             for (int i = 0; i < p.n_values; ++i) {
-                const size_t chunk = static_cast<size_t>(i / kProductChunk) * static_cast<size_t>(p.n_tokens) + static_cast<size_t>(t);
-                const TokenChunk & token = p.tokens[chunk];
+                const TokenChunk & token = p.tokens[static_cast<size_t>(i / kProductChunk) * p.token_stride + static_cast<size_t>(t)];
                 const int at = i % kProductChunk;
                 sum += weight_value(p, r, i) * static_cast<double>(token.d[at / kProductBlock]) * token.codes[at];
             }
-            p.out[static_cast<size_t>(t) * p.out_stride + static_cast<size_t>(r)] = static_cast<float>(sum);
+            p.out_row(t)[r] = static_cast<float>(sum);
         }
     }
 }

@@ -19,8 +19,9 @@ _SIDE = 256
 """Rows and columns of the matrix that is asked about: a multiple of every type's block and every kernel's tile."""
 
 _TOKENS = 512
+_EXPERTS = 8
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
-_F32 = 0  # GGML_TYPE_F32
+_F32, _I32 = 0, 26  # GGML_TYPE_F32, GGML_TYPE_I32
 _CONTEXT_BYTES = 1 << 14  # of a few tensors without data
 
 _Pointer = ctypes.c_void_p
@@ -37,7 +38,9 @@ _FUNCTIONS = {  # of ggml: result, arguments
     "ggml_init": (_Pointer, _InitParams),
     "ggml_free": (None, _Pointer),
     "ggml_new_tensor_2d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
+    "ggml_new_tensor_3d": (_Pointer, _Pointer, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
     "ggml_mul_mat": (_Pointer, _Pointer, _Pointer, _Pointer),
+    "ggml_mul_mat_id": (_Pointer, _Pointer, _Pointer, _Pointer, _Pointer),
     "ggml_backend_dev_by_type": (_Pointer, ctypes.c_int),
     "ggml_backend_dev_backend_reg": (_Pointer, _Pointer),
     "ggml_backend_reg_get_proc_address": (_Pointer, _Pointer, ctypes.c_char_p),
@@ -48,14 +51,14 @@ _FUNCTIONS = {  # of ggml: result, arguments
 }
 
 
-def layouts() -> dict[str, str | None]:
-    """By name of WEIGHT_TYPES: the layout that llama.cpp puts matrices of that type into ("AMX", "CPU_REPACK"); None where they stay as
-    they are in the file."""
+def layouts(experts: bool = False) -> dict[str, str | None]:
+    """By name of WEIGHT_TYPES: the layout that llama.cpp puts matrices of that type into, or those of a mixture's experts ("AMX",
+    "CPU_REPACK"); None where they stay as they are in the file."""
     _native.prepare()
     ggml = _library()
     device = ggml.ggml_backend_dev_by_type(_CPU)
     found = list(_layouts_of(ggml, device))
-    return {name: next((ggml.ggml_backend_buft_name(layout).decode() for layout in found if _takes(ggml, device, layout, kind)), None)
+    return {name: next((ggml.ggml_backend_buft_name(layout).decode() for layout in found if _takes(ggml, device, layout, kind, experts)), None)
             for name, kind in WEIGHT_TYPES.items()}
 
 
@@ -86,13 +89,17 @@ def _layouts_of(ggml: ctypes.CDLL, device: int) -> Iterator[int]:
         yield layout
 
 
-def _takes(ggml: ctypes.CDLL, device: int, layout: int, kind: int) -> bool:
-    """Whether a matrix of type `kind` in that layout can be multiplied with a prompt's activations."""
+def _takes(ggml: ctypes.CDLL, device: int, layout: int, kind: int, experts: bool) -> bool:
+    """Whether matrices of type `kind` in that layout can be multiplied with a prompt's activations."""
     weights, others = (ggml.ggml_init(_InitParams(_CONTEXT_BYTES, None, True)) for _ in range(2))
-    matrix = ggml.ggml_new_tensor_2d(weights, kind, _SIDE, _SIDE)
+    matrix = ggml.ggml_new_tensor_3d(weights, kind, _SIDE, _SIDE, _EXPERTS if experts else 1)
     buffer = ggml.ggml_backend_alloc_ctx_tensors_from_buft(weights, layout)
     try:
-        product = ggml.ggml_mul_mat(others, matrix, ggml.ggml_new_tensor_2d(others, _F32, _SIDE, _TOKENS))
+        if experts:
+            product = ggml.ggml_mul_mat_id(others, matrix, ggml.ggml_new_tensor_3d(others, _F32, _SIDE, 1, _TOKENS),
+                                           ggml.ggml_new_tensor_2d(others, _I32, 1, _TOKENS))
+        else:
+            product = ggml.ggml_mul_mat(others, matrix, ggml.ggml_new_tensor_2d(others, _F32, _SIDE, _TOKENS))
         return bool(buffer) and ggml.ggml_backend_dev_supports_op(device, product)
     finally:
         if buffer:

@@ -160,7 +160,7 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
         }
     }
 
-    const llama_edgekv_product args = { graph.ctx0, t_graph, product->src[0], product->src[1] };
+    const llama_edgekv_product args = { graph.ctx0, t_graph, product->src[0], product->src[1], product->src[2] };
     return hooks->build_product(t_current, &args);
 }
 

@@ -56,12 +56,13 @@ struct llama_edgekv_attend {
     struct ggml_tensor * top_k;
 };
 
-// multiply weights with the ubatch's tokens
+// multiply weights with the ubatch's tokens: one matrix with all, or each of several, the experts', with those that chose it
 struct llama_edgekv_product {
     struct ggml_context * ctx;
     uint64_t graph;  // of this thread: another number for each graph that is built
-    struct ggml_tensor * weights;  // [n_in, n_out]
-    struct ggml_tensor * tokens;  // f32 [n_in, n_tokens]
+    struct ggml_tensor * weights;  // [n_in, n_out] or [n_in, n_out, n_experts]
+    struct ggml_tensor * tokens;  // f32 [n_in, n_tokens] or [n_in, n_used, n_tokens]; n_used may be 1: the same for all of a token's experts
+    struct ggml_tensor * ids;  // i32 [n_used, n_tokens]: each token's experts; null: weights are one matrix
 };
 
 // the tokens of a ubatch: token i is of n_seq_id[i] sequences, seq_id[i]

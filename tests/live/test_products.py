@@ -12,10 +12,13 @@ from support.contexts import attached
 from edgekv._native import testing, weight_types
 from edgekv._native.quantise import quantise
 from edgekv.config import KvOptions
+from edgekv.models.model_shape import Experts, ModelShape
+from edgekv.models.model_writer import write_model
 
 import llama_cpp
 
 N_TOKENS = (1, 2, 3, 4, 5, 17, 130)
+EXPERTS = Experts(8, 2, 256)
 MIXTURES = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q5_0": "q5_0", "Q5_1": "q5_1", "Q8_0": "q8_0", "Q4_K": "q4_k_m", "Q5_K": "q5_k_m", "Q6_K": "q6_k",
             "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_xs", "MXFP4": "mxfp4_moe"}
 """By type, a mixture whose main type it is."""
@@ -29,14 +32,15 @@ def products() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(synthetic, tmp_path_factory) -> Callable[..., Path]:
-    """`written(mixture)`: a small model whose matrices all have its main type."""
-    source = synthetic("llama", n_embd=512, n_ff=768, n_layer=2, dtype="f16")
+    """`written(mixture)`: a small model whose matrices all have its main type; `written(mixture, True)`: one with EXPERTS."""
     folder = tmp_path_factory.mktemp("types")
+    shape = ModelShape("experts", "qwen3moe", 2, 512, 768, 4, 2, 128, 384, 4096, 10_000.0, experts=EXPERTS)
+    sources = (synthetic("llama", n_embd=512, n_ff=768, n_layer=2, dtype="f16"), write_model(shape, folder / "experts.gguf", "f16"))
 
-    def write(mixture: str) -> Path:
-        target = folder / f"{mixture}.gguf"
+    def write(mixture: str, experts: bool = False) -> Path:
+        target = folder / f"{mixture}-{experts}.gguf"
         if not target.exists():
-            quantise(source, target, mixture, pure=True)
+            quantise(sources[experts], target, mixture, pure=True)
         return target
 
     return write
@@ -73,18 +77,27 @@ def unlike(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.sqrt(np.mean((one - other) ** 2)) / other.std())
 
 
+def n_products(name: str, n_tokens: int, repacked: bool, experts: bool) -> int:
+    """Of a batch: Q, K, V, what gathers them, and the network's three in each of two layers, and the logits. Less than a token an expert are left
+    to ggml, as one token is."""
+    def serves(of_experts: bool) -> bool:
+        return n_tokens > 1 and weight_types.multiplied_by_us(name, weight_types.layouts(of_experts)[name] if repacked else None)
+
+    mixes = serves(experts) and (not experts or n_tokens * EXPERTS.n_used >= EXPERTS.n)
+    return 2 * (4 * serves(False) + 3 * mixes) + serves(False)
+
+
 @pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.parametrize("repacked", [True, False])
-def test_products_are_as_exact_as_ggmls(written, products, name: str, repacked: bool):
+@pytest.mark.parametrize("repacked", [True, False], ids=["repacked", "plain"])
+@pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
+def test_products_are_as_exact_as_ggmls(written, products, name: str, repacked: bool, experts: bool):
     """For matrices that ggml repacks where it loads them, and for those as they are in the file."""
-    layout = weight_types.layouts()[name]
-    if repacked and layout is None:
+    if repacked and weight_types.layouts(experts)[name] is None:
         pytest.skip("ggml has no layout of its own for it here")
-    path = written(MIXTURES[name])
+    path = written(MIXTURES[name], experts)
     ours, made = read(path, "exact", True, use_extra_bufts=repacked)
     ggml, none = read(path, "exact", False, use_extra_bufts=repacked)
-    serves = weight_types.multiplied_by_us(name, layout if repacked else None)
-    assert made == [0] + [2 * 7 + 1 if serves else 0] * (len(N_TOKENS) - 1), "seven products a layer, and the logits; one token is left to ggml"
+    assert made == [n_products(name, n, repacked, experts) for n in N_TOKENS]
     assert none == [0] * len(N_TOKENS)
     floats, _ = read(in_floats(path), "exact", False)
     assert unlike(ours, floats) <= 1.1 * unlike(ggml, floats)

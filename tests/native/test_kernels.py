@@ -12,8 +12,8 @@ from edgekv import _native
 
 @pytest.fixture(scope="session")
 def checkers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(NATIVE / "tests" / "host", tmp_path_factory.mktemp("kernels"), "test_attend", "test_page_choice", "test_products", "test_prompt",
-                 "test_sample", "test_sketch", "test_sync")
+    return build(NATIVE / "tests" / "host", tmp_path_factory.mktemp("kernels"), "test_attend", "test_expert_routes", "test_page_choice",
+                 "test_products", "test_prompt", "test_sample", "test_sketch", "test_sync")
 
 
 def test_every_instruction_set_here_is_one_we_know():
@@ -26,7 +26,7 @@ def test_kernel_matrix(checkers: Path, isa: str):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("of", ["page_choice", "products", "prompt", "sketch", "sample"])
+@pytest.mark.parametrize("of", ["expert_routes", "page_choice", "products", "prompt", "sketch", "sample"])
 def test_all_instruction_sets_in_one(checkers: Path, of: str):
     done = subprocess.run([str(checkers / f"test_{of}")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

@@ -5,15 +5,19 @@
 //   2. The product node's threads claim units of rows of weights as they come free, and multiply each with all tokens.
 //
 // Matrices that meet the same tokens in the same form, as those of Q, K and V do, share the quantise node; each has a counter of its own there.
-// They are two nodes, because a node has no barrier inside.
 //
-// The quantise node writes its own value: counters, then chunks. A product reads the weights and these chunks; it writes its own value and the
-// one counter. Nothing outside the graph is touched but the number of products made, for tests.
+// Of a mixture of experts a route node comes first: it sorts the pairs of a token and an expert by expert. The tokens are quantised once for each
+// pair, in that order, so that an expert's lie side by side, and a unit is of one expert.
+//
+// They are nodes apart, because a node has no barrier inside. The route and the quantise node write their own values, the latter counters, then
+// chunks. A product reads the weights and these; it writes its own value and the one counter. Nothing outside the graph is touched but the number
+// of products made, for tests.
 #include "plane/host/product_nodes.h"
 
 #include "state/state.h"
 #include "kernels/products/products.h"
 #include "plane/backends.h"
+#include "plane/host/expert_routes.h"
 
 #include <algorithm>
 #include <atomic>
@@ -34,7 +38,8 @@ std::atomic<int64_t> g_made{0};
 
 // ggml looks at the first four sources of a node only when it asks whether a backend may run it on repacked weights, and knows no node but its own
 // that may. Weights come fifth.
-enum ProductSource { PRODUCT_TOKENS, PRODUCT_WEIGHTS = 4, N_PRODUCT_SOURCES };
+enum ProductSource { PRODUCT_TOKENS, PRODUCT_ROUTES, PRODUCT_WEIGHTS = 4, N_PRODUCT_SOURCES };
+enum QuantiseSource { QUANTISE_TOKENS, QUANTISE_ROUTES, N_QUANTISE_SOURCES };
 
 std::optional<WeightType> weight_type(ggml_type type) {
     switch (type) {
@@ -64,40 +69,60 @@ bool repacked(const ggml_tensor * w) { return std::strcmp(ggml_backend_buffer_na
 
 int n_chunks(const ggml_tensor * tokens) { return static_cast<int>((tokens->ne[0] + kProductChunk - 1) / kProductChunk); }
 
-// `form`: that of the tokens
-void run_quantise(ggml_tensor * dst, int ith, int nth, void * form) {
-    const ggml_tensor * cur = dst->src[0];
-    const int64_t n_tokens = cur->ne[1], n_items = n_tokens * n_chunks(cur);
+ExpertRoutes routes_of(const ggml_tensor * node, int n_experts) { return {node->data, n_experts}; }
+
+// ggml calls it on all threads, however few tasks it is made for.
+void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
+    if (ith != 0) {
+        return;
+    }
+    const ggml_tensor * ids = dst->src[0];
+    const int n = static_cast<int>(reinterpret_cast<intptr_t>(n_experts));
+    ExpertRoutes to = routes_of(dst, n);
+    route(static_cast<const int32_t *>(ids->data), ids->nb[1] / sizeof(int32_t), static_cast<int>(ids->ne[0]), static_cast<int>(ids->ne[1]), n, to);
+}
+
+// How a quantise node's tokens come: an integer that its function is handed.
+struct QuantiseArgs {
+    TokenForm form;
+    int n_experts, n_used;  // 0: all tokens, in their own order
+
+    void * packed() const { return reinterpret_cast<void *>(static_cast<intptr_t>(form) | intptr_t{n_experts} << 1 | intptr_t{n_used} << 32); }
+    static QuantiseArgs of(void * packed) {
+        const auto bits = reinterpret_cast<intptr_t>(packed);
+        return {static_cast<TokenForm>(bits & 1), static_cast<int>((bits & 0xffffffff) >> 1), static_cast<int>(bits >> 32)};
+    }
+};
+
+void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
+    const auto args = QuantiseArgs::of(packed);
+    const ggml_tensor * cur = dst->src[QUANTISE_TOKENS];
+    const int32_t * places = args.n_experts ? routes_of(dst->src[QUANTISE_ROUTES], args.n_experts).places : nullptr;
+    const int64_t n_tokens = args.n_experts ? args.n_used * cur->ne[2] : cur->ne[1], n_items = n_tokens * n_chunks(cur);
     auto * out = reinterpret_cast<TokenChunk *>(static_cast<char *>(dst->data) + kHead);
 
     for (int i = 0; ith == 0 && i < kShared; ++i) {
         new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
     for (int64_t item = n_items * ith / nth; item < n_items * (ith + 1) / nth; ++item) {
-        const int64_t first = item / n_tokens * kProductChunk;
-        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + item % n_tokens * cur->nb[1]) + first;
-        quantise_token(values, static_cast<int>(std::min<int64_t>(kProductChunk, cur->ne[0] - first)),
-                       static_cast<TokenForm>(reinterpret_cast<intptr_t>(form)), out + item, 1, selected_isa());
+        const int64_t first = item / n_tokens * kProductChunk, token = item % n_tokens;
+        size_t at = static_cast<size_t>(token) * cur->nb[1];
+        if (places) {
+            const int64_t pair = places[token];
+            at = static_cast<size_t>(pair / args.n_used) * cur->nb[2] + static_cast<size_t>(pair % args.n_used % cur->ne[1]) * cur->nb[1];
+        }
+        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + at) + first;
+        quantise_token(values, static_cast<int>(std::min<int64_t>(kProductChunk, cur->ne[0] - first)), args.form, out + item, 1, selected_isa());
     }
 }
 
 // `turn`: the number of this product among those with the same tokens
 void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
-    char * tokens     = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
-    const int n_rows  = static_cast<int>(weights->ne[1]);
-
-    const ProductProblem problem = {
-        /*.type          =*/ *weight_type(weights->type),
-        /*.interleaved   =*/ repacked(weights),
-        /*.weights       =*/ static_cast<const char *>(weights->data),
-        /*.weight_stride =*/ weights->nb[1],
-        /*.tokens        =*/ reinterpret_cast<const TokenChunk *>(tokens + kHead),
-        /*.n_values      =*/ static_cast<int>(weights->ne[0]),
-        /*.n_tokens      =*/ static_cast<int>(dst->ne[1]),
-        /*.out           =*/ static_cast<float *>(dst->data),
-        /*.out_stride    =*/ dst->nb[1] / sizeof(float),
-    };
+    const ggml_tensor * routed  = dst->src[PRODUCT_ROUTES];
+    char * tokens       = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
+    const int n_rows    = static_cast<int>(weights->ne[1]), n_experts = static_cast<int>(weights->ne[2]);
+    const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // pairs, of a mixture
 
     if (ith == 0) {
         g_made.fetch_add(1, std::memory_order_relaxed);
@@ -105,9 +130,31 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
 
     // threads claim rows of weights as they come free, in small units only if there would be too few for all
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int unit = std::max(kProductRows, std::min(kMaxUnit, n_rows / (8 * nth) / kProductRows * kProductRows));
-    for (int first = next.fetch_add(unit, std::memory_order_relaxed); first < n_rows; first = next.fetch_add(unit, std::memory_order_relaxed)) {
-        multiply_rows(problem, first, std::min(n_rows, first + unit), selected_isa());
+    const int unit    = std::max(kProductRows, std::min(kMaxUnit, n_rows * n_experts / (8 * nth) / kProductRows * kProductRows));
+    const int n_units = (n_rows + unit - 1) / unit;
+    for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_experts * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
+        const int expert = item / n_units, row = item % n_units * unit;
+        ProductProblem problem = {
+            /*.type          =*/ *weight_type(weights->type),
+            /*.interleaved   =*/ repacked(weights),
+            /*.weights       =*/ static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2],
+            /*.weight_stride =*/ weights->nb[1],
+            /*.tokens        =*/ reinterpret_cast<const TokenChunk *>(tokens + kHead),
+            /*.token_stride  =*/ static_cast<size_t>(n_tokens),
+            /*.n_values      =*/ static_cast<int>(weights->ne[0]),
+            /*.n_tokens      =*/ n_tokens,
+            /*.places        =*/ nullptr,
+            /*.out           =*/ static_cast<float *>(dst->data),
+            /*.out_stride    =*/ dst->nb[1] / sizeof(float),
+        };
+        if (routed) {
+            const ExpertRoutes routes = routes_of(routed, n_experts);
+            const int first = routes.first[expert];
+            problem.tokens += first;
+            problem.n_tokens = routes.first[expert + 1] - first;
+            problem.places   = routes.places + first;
+        }
+        multiply_rows(problem, row, std::min(n_rows, row + unit), selected_isa());
     }
 }
 
@@ -117,33 +164,57 @@ bool has_gpu() {
     return gpu;
 }
 
-// ggml keeps single tokens: they cost the reading of the weights, whoever multiplies.
-bool multiplies(const ggml_tensor * w, const ggml_tensor * cur) {
-    const char * layout = w->buffer && !ggml_backend_buffer_is_host(w->buffer) ? ggml_backend_buffer_name(w->buffer) : nullptr;
-    return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && w->ne[2] == 1 && w->ne[3] == 1 &&
-           w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[1] > 1 &&
-           cur->ne[2] == 1 && cur->ne[3] == 1 && cur->nb[0] == sizeof(float);
+// ggml keeps single tokens, and less than one an expert: they cost the reading of the weights, whoever multiplies.
+bool enough(const llama_edgekv_product & args) {
+    return args.ids ? ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[1] > 1 && args.tokens->ne[2] == 1;
 }
 
-// The tokens for which a quantise node was made last, while a graph is built; one for each form.
-struct Quantised {
-    uint64_t      graph  = 0;
-    ggml_tensor * tokens = nullptr, * node = nullptr;
-    int           n_products = 0;
-};
-thread_local Quantised t_last[2];
+bool multiplies(const llama_edgekv_product & args) {
+    const ggml_tensor * w = args.weights, * cur = args.tokens;
+    const char * layout = w->buffer && !ggml_backend_buffer_is_host(w->buffer) ? ggml_backend_buffer_name(w->buffer) : nullptr;
+    return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && (args.ids || w->ne[2] == 1) && w->ne[3] == 1 &&
+           w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
+           cur->nb[0] == sizeof(float) && enough(args);
+}
 
-Quantised & quantised(const llama_edgekv_product & args) {
-    const TokenForm form = token_form(*weight_type(args.weights->type));
-    Quantised & last = t_last[static_cast<int>(form)];
-    if (args.graph == last.graph && args.tokens == last.tokens && last.n_products < kShared) {
+// What was made last for the same tokens, or the same choice of experts, while a graph is built.
+struct Made {
+    uint64_t      graph = 0;
+    ggml_tensor * from = nullptr, * node = nullptr;
+    int           n_products = 0;
+
+    bool is_of(uint64_t g, const ggml_tensor * tensor) const { return g == graph && tensor == from; }
+};
+thread_local Made t_routes, t_quantised[2];  // the latter for each form
+
+ggml_tensor * routes(const llama_edgekv_product & args) {
+    if (!t_routes.is_of(args.graph, args.ids)) {
+        const int n_experts  = static_cast<int>(args.weights->ne[2]);
+        const size_t n_bytes = ExpertRoutes::size(n_experts, static_cast<int>(ggml_nelements(args.ids)));
+        ggml_tensor * ids    = args.ids;
+        t_routes = { args.graph, ids, nullptr, 0 };
+        t_routes.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, static_cast<int64_t>(n_bytes), 1, 1, 1, &ids, 1, run_route, 1,
+                                       reinterpret_cast<void *>(static_cast<intptr_t>(n_experts)));
+    }
+    return t_routes.node;
+}
+
+Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
+    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), 0, 0 };
+    Made & last = t_quantised[static_cast<int>(how.form)];
+    if (last.is_of(args.graph, args.tokens) && last.node->src[QUANTISE_ROUTES] == routed && last.n_products < kShared) {
         return last;
     }
-    const int64_t n_bytes = static_cast<int64_t>(kHead + sizeof(TokenChunk) * static_cast<size_t>(args.tokens->ne[1] * n_chunks(args.tokens)));
-    ggml_tensor * tokens  = args.tokens;
-    last = { args.graph, tokens, nullptr, 0 };
-    last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, &tokens, 1, run_quantise, GGML_N_TASKS_MAX,
-                               reinterpret_cast<void *>(static_cast<intptr_t>(form)));
+    int64_t n_tokens = args.tokens->ne[1];
+    if (routed) {
+        how.n_experts = static_cast<int>(args.weights->ne[2]);
+        how.n_used    = static_cast<int>(args.ids->ne[0]);
+        n_tokens      = ggml_nelements(args.ids);
+    }
+    const int64_t n_bytes = static_cast<int64_t>(kHead + sizeof(TokenChunk) * static_cast<size_t>(n_tokens * n_chunks(args.tokens)));
+    ggml_tensor * sources[N_QUANTISE_SOURCES] = { args.tokens, routed };
+    last = { args.graph, args.tokens, nullptr, 0 };
+    last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, sources, N_QUANTISE_SOURCES, run_quantise, GGML_N_TASKS_MAX, how.packed());
     return last;
 }
 
@@ -155,15 +226,17 @@ bool has_product(ggml_type weights, const char * layout) {
 }
 
 ggml_tensor * build_product(const llama_edgekv_product & args) {
-    if (!g_used.load(std::memory_order_relaxed) || !multiplies(args.weights, args.tokens)) {
+    if (!g_used.load(std::memory_order_relaxed) || !multiplies(args)) {
         return nullptr;
     }
 
-    Quantised &   with    = quantised(args);
-    ggml_tensor * sources[N_PRODUCT_SOURCES] = { with.node };
+    ggml_tensor * routed = args.ids ? routes(args) : nullptr;
+    Made &        with   = quantised(args, routed);
+    ggml_tensor * sources[N_PRODUCT_SOURCES] = { with.node, routed };
     sources[PRODUCT_WEIGHTS] = args.weights;
-    void *        turn    = reinterpret_cast<void *>(static_cast<intptr_t>(with.n_products++));
-    return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], args.tokens->ne[1], 1, 1, sources, N_PRODUCT_SOURCES, run_product,
+    void *        turn   = reinterpret_cast<void *>(static_cast<intptr_t>(with.n_products++));
+    const int64_t n_used = args.ids ? args.ids->ne[0] : args.tokens->ne[1], n_tokens = args.ids ? args.ids->ne[1] : 1;
+    return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], n_used, n_tokens, 1, sources, N_PRODUCT_SOURCES, run_product,
                           GGML_N_TASKS_MAX, turn);
 }
 

@@ -181,20 +181,30 @@ struct Instance {
     AtEndVector<TokenChunk> tokens;
 };
 
-void check(const Case & c, int first, int end, Isa isa) {
-    const Instance in(c, static_cast<unsigned>(c.n_values * 1000 + c.n_rows * 10 + c.n_tokens));
-    std::vector<float> want(in.out_stride() * static_cast<size_t>(c.n_tokens), -7.0f), got(want);
-    multiply_rows_reference(in.problem(true, want.data()), first, end);
-    multiply_rows(in.problem(false, got.data()), first, end, isa);
+void check_near(const Instance & in, const std::vector<float> & want, const std::vector<float> & got, int first, int end, Isa isa, const char * how) {
+    const Case & c = in.c;
     for (int t = 0; t < c.n_tokens; ++t) {
         for (int r = 0; r < static_cast<int>(in.out_stride()); ++r) {
             const size_t at = static_cast<size_t>(t) * in.out_stride() + static_cast<size_t>(r);
             const bool mine = r >= first && r < end;
             const double bound = mine ? (6.0 * c.n_values / kProductBlock + 8.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
-            CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s%s, %d values, %d rows, %d tokens: row %d, token %d: %.9g, not %.9g",
-                  isa_name(isa), c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, r, t,
+            CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s%s, %d values, %d rows, %d tokens%s: row %d, token %d: %.9g, not %.9g",
+                  isa_name(isa), c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, how, r, t,
                   static_cast<double>(got[at]), static_cast<double>(want[at]));
         }
+    }
+}
+
+void check(const Case & c, int first, int end, Isa isa) {
+    const Instance in(c, static_cast<unsigned>(c.n_values * 1000 + c.n_rows * 10 + c.n_tokens));
+    std::vector<float> want(in.out_stride() * static_cast<size_t>(c.n_tokens), -7.0f), got(want);
+    multiply_rows_reference(in.problem(true, want.data()), first, end);
+    multiply_rows(in.problem(false, got.data()), first, end, isa);
+    check_near(in, want, got, first, end, isa, "");
+    if (c.n_tokens == 1) {
+        std::fill(got.begin(), got.end(), -7.0f);
+        multiply_token(in.problem(false, got.data()), first, end, isa);
+        check_near(in, want, got, first, end, isa, ", the kernel for one");
     }
 }
 

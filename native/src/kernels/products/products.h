@@ -1,10 +1,10 @@
-// Products of quantised weights with several tokens: the kernel's contract. A unit of 16 rows of weights is unpacked once, 256 values at a
+// Products of quantised weights with tokens: the kernels' contract. Of several tokens: A unit of 16 rows of weights is unpacked once, 256 values at a
 // time, and meets all tokens; ggml's own kernels unpack a row again for every one, two or four tokens.
 //
 // A row's value is d * code + m, with one d and one m for each block of 32 or 16 values, and a token's is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
 // where sums of codes are exact integers, and all else is in single precision, block after block. A token's result does not depend on the
-// tokens beside it.
+// tokens beside it. One token alone costs the reading of the weights, and has a kernel of its own.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -57,6 +57,9 @@ bool product_supported(Isa isa);  // false: there is no kernel
 
 // Rows [first, end) with all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
+
+// The same for one token, in another order of sums.
+void multiply_token(const ProductProblem & problem, int first, int end, Isa isa);
 
 // n values of a token, a multiple of kProductBlock (of_256: of kProductChunk); one chunk in every `stride` of `out`. Codes and factors are
 // ggml's.

@@ -7,6 +7,7 @@ namespace edgekv {
 
 struct ProductKernels {
     void (*multiply)(const ProductProblem & problem, int first, int end);
+    void (*multiply_token)(const ProductProblem & problem, int first, int end);
     void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
 };
 extern const ProductKernels kProductsPortable;

@@ -110,14 +110,14 @@ void all_tiles(const Panel & panel, const TokenChunk * x, int n_tokens, int n_bl
     }
 }
 
-// Eight rows from `first` at a chunk. Those behind the matrix's last are its last again; their products are not stored.
+// Sixteen rows from `first` at a chunk. Those behind the matrix's last are its last again; their products are not stored.
 template <class Type>
-EightRows eight_rows(const ProductProblem & p, int first, int end, int chunk) {
-    EightRows rows;
-    for (int r = 0; r < 8; ++r) {
-        const int row = p.interleaved ? std::min(first, end - 8) : std::min(first + r, end - 1);
-        rows.at[r] = p.weights + static_cast<size_t>(row) * p.weight_stride +
-                     static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
+Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
+    Rows rows;
+    const size_t skip = static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
+    for (int r = 0; r < kProductRows; ++r) {
+        const int row = p.interleaved ? std::min(first + r / 8 * 8, end - 8) : std::min(first + r, end - 1);
+        rows.at[r] = p.weights + static_cast<size_t>(row) * p.weight_stride + skip;
     }
     return rows;
 }
@@ -133,9 +133,7 @@ void multiply_type(const ProductProblem & p, int first, int end) {
             std::fill(sums[0], sums[n_tokens], 0.0f);
             for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
                 const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
-                for (int column = 0; column < kProductRows; column += 8) {
-                    unpack<Type, flipped<Type>()>(eight_rows<Type>(p, row + column, end, chunk), n_blocks, panel, column);
-                }
+                unpack<Type, flipped<Type>()>(rows_at<Type>(p, row, end, chunk), n_blocks, panel);
                 const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * p.token_stride + token;
                 all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);
             }
@@ -147,26 +145,35 @@ void multiply_type(const ProductProblem & p, int first, int end) {
 }
 
 // Of types that ggml repacks.
-template <template <bool> class Type>
-void multiply_either(const ProductProblem & p, int first, int end) {
-    p.interleaved ? multiply_type<Type<true>>(p, first, end) : multiply_type<Type<false>>(p, first, end);
+template <class With, template <bool> class Type>
+void either(const ProductProblem & p, int first, int end) {
+    p.interleaved ? With::template run<Type<true>>(p, first, end) : With::template run<Type<false>>(p, first, end);
 }
 
-void multiply(const ProductProblem & p, int first, int end) {
+// With::run<the problem's type>().
+template <class With>
+void each_type(const ProductProblem & p, int first, int end) {
     switch (p.type) {
-        case WeightType::q4_0: return multiply_either<Q4_0>(p, first, end);
-        case WeightType::q4_1: return multiply_type<Q4_1>(p, first, end);
-        case WeightType::q5_0: return multiply_type<Q5_0>(p, first, end);
-        case WeightType::q5_1: return multiply_type<Q5_1>(p, first, end);
-        case WeightType::q8_0: return multiply_type<Q8_0>(p, first, end);
-        case WeightType::q4_k: return multiply_either<Q4_K>(p, first, end);
-        case WeightType::q5_k: return multiply_type<Q5_K>(p, first, end);
-        case WeightType::q6_k: return multiply_type<Q6_K>(p, first, end);
-        case WeightType::iq4_nl: return multiply_either<IQ4_NL>(p, first, end);
-        case WeightType::iq4_xs: return multiply_type<IQ4_XS>(p, first, end);
-        case WeightType::mxfp4: return multiply_either<MXFP4>(p, first, end);
+        case WeightType::q4_0: return either<With, Q4_0>(p, first, end);
+        case WeightType::q4_1: return With::template run<Q4_1>(p, first, end);
+        case WeightType::q5_0: return With::template run<Q5_0>(p, first, end);
+        case WeightType::q5_1: return With::template run<Q5_1>(p, first, end);
+        case WeightType::q8_0: return With::template run<Q8_0>(p, first, end);
+        case WeightType::q4_k: return either<With, Q4_K>(p, first, end);
+        case WeightType::q5_k: return With::template run<Q5_K>(p, first, end);
+        case WeightType::q6_k: return With::template run<Q6_K>(p, first, end);
+        case WeightType::iq4_nl: return either<With, IQ4_NL>(p, first, end);
+        case WeightType::iq4_xs: return With::template run<IQ4_XS>(p, first, end);
+        case WeightType::mxfp4: return either<With, MXFP4>(p, first, end);
     }
 }
+
+struct BySeveral {
+    template <class Type>
+    static void run(const ProductProblem & p, int first, int end) { multiply_type<Type>(p, first, end); }
+};
+
+void multiply(const ProductProblem & p, int first, int end) { each_type<BySeveral>(p, first, end); }
 
 inline float largest_of(const float * values, int n) {
     __m256 found = _mm256_setzero_ps();

@@ -145,6 +145,6 @@ void quantise_token_reference(const float * values, int n, TokenForm form, Token
     }
 }
 
-const ProductKernels kProductsPortable = {multiply_rows_reference, quantise_token_reference};
+const ProductKernels kProductsPortable = {multiply_rows_reference, multiply_rows_reference, quantise_token_reference};
 
 }  // namespace edgekv

@@ -1,10 +1,11 @@
-// Rows of weights unpacked into codes of 8 bits, with the factor d and the least value m of each of their blocks. AVX2, in anonymous namespaces: each
-// file that includes this has other flags.
+// Rows of weights unpacked into codes of 8 bits, with the factor d and the least value m of each of their blocks, over the Simd of the
+// translation unit that includes this.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 
@@ -23,40 +24,46 @@ struct Panel {
     alignas(64) float m[2 * kChunkBlocks][kProductRows];
 };
 
-// Where the codes of one row lie: in pieces of eight bytes, of its own or of eight rows in turn.
-template <bool INTERLEAVED>
-struct Codes {
-    const uint8_t * at;
-
-    Codes(const uint8_t * codes, int row) : at(codes + (INTERLEAVED ? row * 8 : 0)) {}
-    __m128i sixteen(int i) const {
-        if (!INTERLEAVED) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + 16 * i));
-        }
-        const auto piece = [&](int n) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at + 64 * n)); };
-        return _mm_unpacklo_epi64(piece(2 * i), piece(2 * i + 1));
-    }
-    __m256i thirty_two(int i) const { return _mm256_set_m128i(sixteen(2 * i + 1), sixteen(2 * i)); }
+// Sixteen rows at one chunk. Rows that are interleaved begin at the same address as the others of their eight.
+struct Rows {
+    const char * at[kProductRows];
 };
 
-// Nibbles of 16 bytes: the low ones come first.
-inline __m256i nibbles(__m128i bytes) {
-    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes), _mm256_set1_epi8(15));
+// 16 codes of a block's first half, and of its second, in the groups of a vector: of rows r, r + 4 and so on.
+struct CodePair {
+    Simd::I low, high;
+};
+
+// 16 bytes of codes of rows r, r + 4 and so on, which begin `byte` behind the row's first; codes begin at `codes`. Interleaved ones lie in pieces of
+// eight bytes, one of each row.
+template <bool INTERLEAVED>
+[[gnu::always_inline]] inline Simd::I sixteen(const Rows & rows, int r, size_t codes, size_t byte) {
+    return Simd::lanes16([&](int group) __attribute__((always_inline)) {
+        const char * at = rows.at[r + 4 * group] + codes;
+        if (!INTERLEAVED) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + byte));
+        }
+        const char * piece = at + 8 * byte + static_cast<size_t>((r + 4 * group) % 8 * 8);
+        return _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(piece)), _mm_loadl_epi64(reinterpret_cast<const __m128i *>(piece + 64)));
+    });
 }
 
-inline __m256i nibbles(__m256i bytes, bool high) { return _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15)); }
-
-// 16 in each byte whose bit is set.
-inline __m256i sixteens(const uint8_t * bits) {
-    int32_t word;
-    std::memcpy(&word, bits, sizeof word);
-    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(word), _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
-    const __m256i mask = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, mask), mask), _mm256_set1_epi8(16));
+inline Simd::I bytes_of(uint8_t x) { return Simd::iset1(static_cast<int>(0x01010101u * x)); }
+inline Simd::I low_nibbles(Simd::I bytes) { return Simd::iand(bytes, bytes_of(15)); }
+inline Simd::I high_nibbles(Simd::I bytes) { return low_nibbles(Simd::right<4>(bytes)); }
+inline CodePair nibbles(Simd::I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
+inline CodePair nibbles(CodePair bytes, bool high) {
+    return high ? CodePair{high_nibbles(bytes.low), high_nibbles(bytes.high)} : CodePair{low_nibbles(bytes.low), low_nibbles(bytes.high)};
 }
 
-inline __m256i looked_up(const int8_t * table, __m256i codes) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table))), codes);
+inline CodePair looked_up(const void * table, CodePair codes) {
+    const Simd::I values = Simd::dup16(table);
+    return {Simd::shuffle_bytes(values, codes.low), Simd::shuffle_bytes(values, codes.high)};
+}
+
+// Codes whose upper bits are apart.
+inline CodePair joined(CodePair low, CodePair upper) {
+    return {Simd::iadd(low.low, Simd::left<4>(upper.low)), Simd::iadd(low.high, Simd::left<4>(upper.high))};
 }
 
 inline __m256 floats(const uint16_t * halves) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(halves))); }
@@ -74,20 +81,25 @@ inline __m128i six_bits(const uint8_t * packed) {
 // The codes' range decides how many of their products a sum of 16 bits takes.
 enum class CodeRange { u4, u5, u6, i8 };
 
-// Eight rows at one chunk. Rows that are interleaved begin at the same address.
+// Eight of the rows.
 struct EightRows {
-    const char * at[8];
+    const char * const * at;
 
     template <class Block>
     const Block & block(int row, int b) const { return reinterpret_cast<const Block *>(at[row])[b]; }
     // the f16 that stands `offset` bytes into block b of each
     template <class Block>
     __m256 halves(int b, size_t offset = 0) const {
-        alignas(16) uint16_t found[8];
-        for (int r = 0; r < 8; ++r) {
-            std::memcpy(found + r, at[r] + static_cast<size_t>(b) * sizeof(Block) + offset, sizeof *found);
-        }
-        return floats(found);
+        const size_t skip = static_cast<size_t>(b) * sizeof(Block) + offset;
+        const auto half = [&](int row) { return half_bits(at[row] + skip); };
+        __m128i x = _mm_cvtsi32_si128(half(0));
+        x = _mm_insert_epi16(x, half(1), 1);
+        x = _mm_insert_epi16(x, half(2), 2);
+        x = _mm_insert_epi16(x, half(3), 3);
+        x = _mm_insert_epi16(x, half(4), 4);
+        x = _mm_insert_epi16(x, half(5), 5);
+        x = _mm_insert_epi16(x, half(6), 6);
+        return _mm256_cvtph_ps(_mm_insert_epi16(x, half(7), 7));
     }
 };
 
@@ -102,8 +114,8 @@ struct Factors {
 
 inline __m256 times(__m256 d, float by) { return _mm256_mul_ps(d, _mm256_set1_ps(by)); }
 
-// Each type below has: codes(), the 32 codes of a row's block; factors(), which stores d and m of eight rows' first n_blocks blocks. A block
-// is one of 32 values, whatever ggml's are.
+// Each type below has: codes(), the 32 codes of a block of rows r, r + 4 and so on; factors(), which stores d and m of eight rows' first n_blocks
+// blocks. A block is one of 32 values, whatever ggml's are.
 
 // LEAST: m is that many factors below zero, or kStored. Codes of CodeRange::i8 have it where instructions take unsigned ones.
 constexpr int kStored = 0, kUnsigned = 128;
@@ -119,7 +131,9 @@ struct Weights {
 template <class BLOCK, bool INTERLEAVED, CodeRange RANGE, int LEAST>
 struct Of32 : Weights<RANGE, false> {
     using Block = BLOCK;
-    static __m128i sixteen(const EightRows & rows, int row, int b) { return Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0); }
+    [[gnu::always_inline]] static CodePair nibbles_of(const Rows & rows, int r, int b) {
+        return nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
+    }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
             const __m256 d = INTERLEAVED ? floats(reinterpret_cast<const uint16_t *>(&rows.block<Block>(0, b))) : rows.halves<Block>(b);
@@ -130,52 +144,70 @@ struct Of32 : Weights<RANGE, false> {
 
 template <bool INTERLEAVED>
 struct Q4_0 : Of32<std::conditional_t<INTERLEAVED, EightQ4_0, BlockQ4_0>, INTERLEAVED, CodeRange::u4, 8> {
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        const __m128i bytes = Q4_0::sixteen(rows, row, b);
-        return nibbles(INTERLEAVED ? _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x88))) : bytes);
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        const CodePair found = Q4_0::nibbles_of(rows, r, b);
+        return INTERLEAVED ? CodePair{Simd::ixor(found.low, bytes_of(8)), Simd::ixor(found.high, bytes_of(8))} : found;
     }
 };
 
 struct Q4_1 : Of32<BlockQ4_1, false, CodeRange::u4, kStored> {
-    static __m256i codes(const EightRows & rows, int row, int b) { return nibbles(sixteen(rows, row, b)); }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return nibbles_of(rows, r, b); }
 };
 
 template <class BLOCK, int LEAST>
 struct Q5 : Of32<BLOCK, false, CodeRange::u5, LEAST> {
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        return _mm256_or_si256(nibbles(Q5::sixteen(rows, row, b)), sixteens(rows.block<BLOCK>(row, b).high));
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        const Simd::I bits = Simd::lanes16([&](int group) __attribute__((always_inline)) {  // those of 32 codes, in each byte's place
+            int32_t word;
+            std::memcpy(&word, rows.at[r + 4 * group] + static_cast<size_t>(b) * sizeof(BLOCK) + offsetof(BLOCK, high), sizeof word);
+            return _mm_set1_epi32(word);
+        });
+        alignas(16) static const uint8_t bytes[2][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}, {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3}};
+        alignas(16) static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+        const auto upper = [&](int half) __attribute__((always_inline)) {
+            return Simd::min_bytes(Simd::iand(Simd::shuffle_bytes(bits, Simd::dup16(bytes[half])), Simd::dup16(bit)), bytes_of(1));
+        };
+        return joined(Q5::nibbles_of(rows, r, b), {upper(0), upper(1)});
     }
 };
 using Q5_0 = Q5<BlockQ5_0, 16>;
 using Q5_1 = Q5<BlockQ5_1, kStored>;
 
 struct Q8_0 : Of32<BlockQ8_0, false, CodeRange::i8, kUnsigned> {
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(rows.block<Block>(row, b).codes));
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        const size_t at = static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes);
+        return {sixteen<false>(rows, r, at, 0), sixteen<false>(rows, r, at, 16)};
     }
 };
 
 template <bool INTERLEAVED>
 struct IQ4_NL : Of32<std::conditional_t<INTERLEAVED, EightIQ4_NL, BlockIQ4_NL>, INTERLEAVED, CodeRange::i8, kUnsigned> {
-    static __m256i codes(const EightRows & rows, int row, int b) { return looked_up(kIq4Values, nibbles(IQ4_NL::sixteen(rows, row, b))); }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return looked_up(kIq4Values, IQ4_NL::nibbles_of(rows, r, b)); }
 };
 
 template <bool INTERLEAVED>
 struct MXFP4 : Weights<CodeRange::u5, false> {
     using Block = std::conditional_t<INTERLEAVED, EightMXFP4, BlockMXFP4>;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        const __m256i values = looked_up(kMxfp4Values, nibbles(Codes<INTERLEAVED>(rows.block<Block>(row, b).codes, row).sixteen(0)));
-        return _mm256_add_epi8(values, _mm256_set1_epi8(kMxfp4Least));
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        alignas(16) static const int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // kMxfp4Values, more by kMxfp4Least
+        return looked_up(values, nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0)));
+    }
+    static __m128i exponents(const EightRows & rows, int b) {  // bytes
+        if (INTERLEAVED) {
+            return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(&rows.block<Block>(0, b)));
+        }
+        int64_t found = 0;
+        for (int r = 0; r < 8; ++r) {
+            found |= static_cast<int64_t>(*reinterpret_cast<const uint8_t *>(&rows.block<Block>(r, b))) << 8 * r;
+        }
+        return _mm_cvtsi64_si128(found);
     }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
-            alignas(32) uint32_t bits[8];
-            for (int r = 0; r < 8; ++r) {
-                const auto * exponents = reinterpret_cast<const uint8_t *>(&rows.block<Block>(r, b));
-                const uint32_t e = exponents[INTERLEAVED ? r : 0];
-                bits[r] = e < 2 ? 0x00200000u << e : (e - 1) << 23;  // 2^(e - 128)
-            }
-            const __m256 d = _mm256_castsi256_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(bits)));
+            const __m256i e = _mm256_cvtepu8_epi32(exponents(rows, b));  // 2^(e - 128); the first two are subnormal
+            const __m256i one = _mm256_set1_epi32(1), normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+            const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+            const __m256 d = _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
             Factors{d, times(d, -kMxfp4Least)}.store(to, b, column);
         }
     }
@@ -204,12 +236,17 @@ void factors_of_k(const EightRows & rows, Panel & to, int column) {
     store_turned(d, m, to, 0, column);
 }
 
+// 32 bytes, whose low nibbles come first.
+template <class Block, bool INTERLEAVED>
+[[gnu::always_inline]] inline CodePair nibbles_of_k(const Rows & rows, int r, int b) {
+    const auto at = static_cast<size_t>(b / 2 * 32);
+    return nibbles({sixteen<INTERLEAVED>(rows, r, offsetof(Block, codes), at), sixteen<INTERLEAVED>(rows, r, offsetof(Block, codes), at + 16)}, b % 2 != 0);
+}
+
 template <bool INTERLEAVED>
 struct Q4_K : Weights<CodeRange::u4, true> {
     using Block = std::conditional_t<INTERLEAVED, EightQ4_K, BlockQ4_K>;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        return nibbles(Codes<INTERLEAVED>(rows.block<Block>(row, 0).codes, row).thirty_two(b / 2), b % 2 != 0);
-    }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return nibbles_of_k<Block, INTERLEAVED>(rows, r, b); }
     static void factors(const EightRows & rows, int, Panel & to, int column) {
         if constexpr (INTERLEAVED) {
             const Block & block = rows.block<Block>(0, 0);
@@ -226,23 +263,22 @@ struct Q4_K : Weights<CodeRange::u4, true> {
 
 struct Q5_K : Weights<CodeRange::u5, true> {
     using Block = BlockQ5_K;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        const Block & block = rows.block<Block>(row, 0);
-        const __m256i high = _mm256_srl_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(block.high)), _mm_cvtsi32_si128(b));
-        return _mm256_or_si256(nibbles(Codes<false>(block.codes, row).thirty_two(b / 2), b % 2 != 0),
-                               _mm256_slli_epi16(_mm256_and_si256(high, _mm256_set1_epi8(1)), 4));
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        const auto upper = [&](size_t at) __attribute__((always_inline)) { return Simd::iand(Simd::right_by(sixteen<false>(rows, r, offsetof(Block, high), at), b), bytes_of(1)); };
+        return joined(nibbles_of_k<Block, false>(rows, r, b), {upper(0), upper(16)});
     }
     static void factors(const EightRows & rows, int, Panel & to, int column) { factors_of_k<Block>(rows, to, column); }
 };
 
 struct Q6_K : Weights<CodeRange::u6, true, 16> {
     using Block = BlockQ6_K;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        const Block & block = rows.block<Block>(row, 0);
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         const int half = b / 4, quarter = b % 4;
-        const __m256i high = _mm256_srl_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(block.high + 32 * half)), _mm_cvtsi32_si128(2 * quarter));
-        return _mm256_or_si256(nibbles(Codes<false>(block.low + 64 * half, row).thirty_two(quarter % 2), quarter >= 2),
-                               _mm256_slli_epi16(_mm256_and_si256(high, _mm256_set1_epi8(3)), 4));
+        const auto low   = [&](size_t at) __attribute__((always_inline)) { return sixteen<false>(rows, r, offsetof(Block, low) + static_cast<size_t>(64 * half + 32 * (quarter % 2)), at); };
+        const auto upper = [&](size_t at) __attribute__((always_inline)) {
+            return Simd::iand(Simd::right_by(sixteen<false>(rows, r, offsetof(Block, high) + static_cast<size_t>(32 * half), at), 2 * quarter), bytes_of(3));
+        };
+        return joined(nibbles({low(0), low(16)}, quarter >= 2), {upper(0), upper(16)});
     }
     static void factors(const EightRows & rows, int, Panel & to, int column) {
         for (int half = 0; half < 2; ++half) {
@@ -260,39 +296,55 @@ struct Q6_K : Weights<CodeRange::u6, true, 16> {
 
 struct IQ4_XS : Weights<CodeRange::i8, true> {
     using Block = BlockIQ4_XS;
-    static __m256i codes(const EightRows & rows, int row, int b) {
-        return looked_up(kIq4Values, nibbles(Codes<false>(rows.block<Block>(row, 0).codes, row).sixteen(b)));
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        return looked_up(kIq4Values, nibbles(sixteen<false>(rows, r, offsetof(Block, codes), static_cast<size_t>(16 * b))));
     }
     static void factors(const EightRows & rows, int, Panel & to, int column) {
         __m256 d[8], m[8];
         for (int r = 0; r < 8; ++r) {
             const Block & block = rows.block<Block>(r, 0);
-            alignas(32) int32_t scales[8];
-            for (int b = 0; b < 8; ++b) {
-                scales[b] = ((block.low[b / 2] >> 4 * (b % 2) & 15) | (block.high >> 2 * b & 3) << 4) - 32;
-            }
-            d[r] = times(_mm256_cvtepi32_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(scales))), _cvtsh_ss(block.d));
+            int32_t low;
+            std::memcpy(&low, block.low, sizeof low);
+            const __m256i four = _mm256_srlv_epi32(_mm256_set1_epi32(low), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+            const __m256i two  = _mm256_srlv_epi32(_mm256_set1_epi32(block.high), _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+            const __m256i scales = _mm256_or_si256(_mm256_and_si256(four, _mm256_set1_epi32(15)), _mm256_slli_epi32(_mm256_and_si256(two, _mm256_set1_epi32(3)), 4));
+            d[r] = times(_mm256_cvtepi32_ps(_mm256_sub_epi32(scales, _mm256_set1_epi32(32))), _cvtsh_ss(block.d));
             m[r] = times(d[r], -kUnsigned);
         }
         store_turned(d, m, to, 0, column);
     }
 };
 
-// Fills columns [column, column + 8) with n_blocks blocks. FLIP: signed codes become unsigned.
+inline CodePair flipped_signs(CodePair codes) { return {Simd::ixor(codes.low, bytes_of(0x80)), Simd::ixor(codes.high, bytes_of(0x80))}; }
+
+template <class Type>
+void factors(const Rows & rows, int n_blocks, Panel & to) {
+    Type::factors({rows.at}, n_blocks, to, 0);
+    Type::factors({rows.at + 8}, n_blocks, to, 8);
+}
+
+// Fills n_blocks blocks. FLIP: signed codes become unsigned.
 template <class Type, bool FLIP>
-void unpack(const EightRows & rows, int n_blocks, Panel & to, int column) {
+void unpack(const Rows & rows, int n_blocks, Panel & to) {
     for (int b = 0; b < n_blocks; ++b) {
-        __m256 turned[8];
-        for (int r = 0; r < 8; ++r) {
-            const __m256i codes = Type::codes(rows, r, b);
-            turned[r] = _mm256_castsi256_ps(FLIP ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
-        }
-        transpose_8(turned);
-        for (int i = 0; i < 8; ++i) {
-            _mm256_store_ps(reinterpret_cast<float *>(to.codes[8 * b + i][column]), turned[i]);
+        for (int column = 0; column < kProductRows; column += Simd::kLanes) {
+            Simd::I low[4], high[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v) {
+                const CodePair codes = FLIP ? flipped_signs(Type::codes(rows, column + v, b)) : Type::codes(rows, column + v, b);
+                low[v]  = codes.low;
+                high[v] = codes.high;
+            }
+            Simd::turn4(low);
+            Simd::turn4(high);
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; ++v) {
+                Simd::istore(to.codes[8 * b + v][column], low[v]);
+                Simd::istore(to.codes[8 * b + 4 + v][column], high[v]);
+            }
         }
     }
-    Type::factors(rows, n_blocks, to, column);
+    factors<Type>(rows, n_blocks, to);
 }
 
 }  // namespace

@@ -75,7 +75,8 @@ struct Simd {
     static I isub(I a, int b) { return _mm256_sub_epi32(a, _mm256_set1_epi32(b)); }
 
     static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
-    static void transpose4(I * k) {
+    static void transpose4(I * k) { turn4(k); }
+    static void turn4(I * k) {
         const I ab0 = _mm256_unpacklo_epi32(k[0], k[1]), ab1 = _mm256_unpackhi_epi32(k[0], k[1]);
         const I cd0 = _mm256_unpacklo_epi32(k[2], k[3]), cd1 = _mm256_unpackhi_epi32(k[2], k[3]);
         k[0] = _mm256_unpacklo_epi64(ab0, cd0);
@@ -170,6 +171,16 @@ struct Simd {
 
     template <int N>
     static I left(I a) { return _mm256_slli_epi32(a, N); }
+    template <class Of>
+    [[gnu::always_inline]] static I lanes16(Of of) { return _mm256_set_m128i(of(1), of(0)); }
+    static I dup16(const void * p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i *>(p))); }
+    static I right_by(I a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static I ixor(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I min_bytes(I a, I b) { return _mm256_min_epu8(a, b); }
+    static I shuffle_bytes(I a, I which) { return _mm256_shuffle_epi8(a, which); }
+    template <int N>
+    static F fourth(F a) { return _mm256_permute_ps(a, N * 0x55); }
+
     static bool any_above(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)) != 0; }
     static F where_bits(I a, I bits, F yes, F no) {
         return _mm256_blendv_ps(yes, no, as_float(_mm256_cmpeq_epi32(_mm256_and_si256(a, bits), izero())));

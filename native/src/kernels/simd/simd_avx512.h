@@ -92,14 +92,18 @@ struct Simd {
         }
         return _mm512_inserti64x4(_mm512_castsi256_si512(lo), _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 34)), 1);
     }
-    // Transposes 4 x 4 dwords in every 128-bit group, into the form that dot4() takes.
-    static void transpose4(I * k) {
+    // Transposes 4 x 4 dwords in every 128-bit group.
+    static void turn4(I * k) {
         const I ab0 = _mm512_unpacklo_epi32(k[0], k[1]), ab1 = _mm512_unpackhi_epi32(k[0], k[1]);
         const I cd0 = _mm512_unpacklo_epi32(k[2], k[3]), cd1 = _mm512_unpackhi_epi32(k[2], k[3]);
         k[0] = _mm512_unpacklo_epi64(ab0, cd0);
         k[1] = _mm512_unpackhi_epi64(ab0, cd0);
         k[2] = _mm512_unpacklo_epi64(ab1, cd1);
         k[3] = _mm512_unpackhi_epi64(ab1, cd1);
+    }
+    // ... into the form that dot4() takes.
+    static void transpose4(I * k) {
+        turn4(k);
 #ifdef __AVX512VNNI__
         for (int i = 0; i < 4; ++i) {
             k[i] = _mm512_xor_si512(k[i], _mm512_set1_epi8(-128));
@@ -221,6 +225,23 @@ struct Simd {
         return _mm512_packs_epi16(first, _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(a, izero()), hi));
     }
     static F dup_f16(const char * p) { return _mm512_cvtph_ps(_mm256_set1_epi16(half_bits(p))); }
+
+    // ---- products: a group of 128 bits is a row ----
+
+    template <class Of>
+    [[gnu::always_inline]] static I lanes16(Of of) {  // 16 bytes, of(group)
+        I x = _mm512_castsi128_si512(of(0));
+        x = _mm512_inserti32x4(x, of(1), 1);
+        x = _mm512_inserti32x4(x, of(2), 2);
+        return _mm512_inserti32x4(x, of(3), 3);
+    }
+    static I dup16(const void * p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i *>(p))); }  // to every group
+    static I right_by(I a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
+    static I min_bytes(I a, I b) { return _mm512_min_epu8(a, b); }
+    static I shuffle_bytes(I a, I which) { return _mm512_shuffle_epi8(a, which); }  // in every group
+    template <int N>
+    static F fourth(F a) { return _mm512_permute_ps(a, N * 0x55); }  // the N-th lane of every group, to all its lanes
 
     // ---- prompts: a lane is a query ----
 

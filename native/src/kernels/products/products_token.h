@@ -1,0 +1,121 @@
+// The product of rows with one token, over the Simd of the translation unit that includes this. Reading the weights is what costs: sixteen rows are
+// unpacked into registers and meet the token there, block after block.
+#pragma once
+
+#include "kernels/products/products_kernel.h"
+
+namespace edgekv {
+namespace {
+
+constexpr int kRowSets = kProductRows / Simd::kLanes;  // a set of kLanes rows has four vectors: of rows r, r + 4 and so on
+
+// d of a chunk times the token's, and what m adds. By eight rows, as factors() stores them: a load of two stores would wait for both.
+template <class Type>
+inline void with_token(Panel & panel, const TokenChunk & x, int n_blocks, __m256 (&least)[2]) {
+    constexpr int width = Type::kWidth, per_block = kProductBlock / width;
+    constexpr bool has_least = Type::kRange != CodeRange::i8 || flipped<Type>();
+    for (int i = 0; i < n_blocks * per_block; ++i) {
+        const float by = x.d[i / per_block], sum = width == 16 ? x.halves[i] : x.sums[i];
+        for (int eight = 0; eight < 2; ++eight) {
+            if (has_least) {
+                least[eight] = _mm256_fmadd_ps(_mm256_load_ps(panel.m[i] + 8 * eight), _mm256_set1_ps(Type::kOf256 ? by * sum : sum), least[eight]);
+            }
+            float * d = panel.d[i] + 8 * eight;
+            _mm256_store_ps(d, times(_mm256_load_ps(d), by));
+        }
+    }
+}
+
+template <class Type>
+inline Simd::F dots(Simd::I sums, Simd::I codes, Simd::I token) {
+    if (Type::kRange == CodeRange::i8) {
+        return Simd::to_float(Simd::dot4(sums, codes, token));
+    }
+    return Simd::to_float(Simd::code_sums(Simd::izero(), Simd::code_dot(sums, codes, token)));
+}
+
+// Adds block b of vector V of a set of rows that begins at `column`.
+template <class Type, int V>
+[[gnu::always_inline]] inline Simd::F plus_block(const Panel & panel, const Rows & rows, int column, int b, Simd::I low, Simd::I high, Simd::F sum) {
+    const CodePair found = Type::codes(rows, column + V, b), codes = flipped<Type>() ? flipped_signs(found) : found;
+    const auto factor = [&](int i) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
+    const Simd::I none = Simd::izero();
+    if (Type::kWidth == 16) {
+        sum = Simd::fma(factor(2 * b), dots<Type>(none, codes.low, low), sum);
+        return Simd::fma(factor(2 * b + 1), dots<Type>(none, codes.high, high), sum);
+    }
+    const Simd::I first = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
+    return Simd::fma(factor(b), dots<Type>(first, codes.high, high), sum);
+}
+
+// Fetches the sixteen rows behind these, which lie in one piece, a part for each block here: many at once would take the place of what is read.
+class Ahead {
+public:
+    Ahead(const ProductProblem & p, int row)
+        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride * kProductBlock / static_cast<size_t>(p.n_values)) {}
+    void fetch() {
+        const char * end = at_ + part_;
+        for (; at_ < end; at_ += 64) {
+            Simd::prefetch(at_);
+        }
+        at_ = end;
+    }
+
+private:
+    const char * at_;
+    size_t part_;  // bytes
+};
+
+template <class Type>
+void multiply_sixteen(const ProductProblem & p, int row, int end) {
+    alignas(64) Panel panel;  // its factors
+    Simd::F sums[kRowSets][4];
+    Ahead ahead(p, row);
+    __m256 least[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int set = 0; set < kRowSets; ++set) {
+        sums[set][0] = sums[set][1] = sums[set][2] = sums[set][3] = Simd::zero();
+    }
+
+    for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
+        const int n_blocks   = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
+        const Rows rows      = rows_at<Type>(p, row, end, chunk);
+        const TokenChunk & x = p.tokens[static_cast<size_t>(chunk) * p.token_stride];
+        factors<Type>(rows, n_blocks, panel);
+        with_token<Type>(panel, x, n_blocks, least);
+        for (int b = 0; b < n_blocks; ++b) {
+            ahead.fetch();
+            const Simd::I low = Simd::dup16(x.codes + b * kProductBlock), high = Simd::dup16(x.codes + b * kProductBlock + 16);
+#pragma GCC unroll 2
+            for (int set = 0; set < kRowSets; ++set) {
+                const int column = set * Simd::kLanes;
+                sums[set][0] = plus_block<Type, 0>(panel, rows, column, b, low, high, sums[set][0]);
+                sums[set][1] = plus_block<Type, 1>(panel, rows, column, b, low, high, sums[set][1]);
+                sums[set][2] = plus_block<Type, 2>(panel, rows, column, b, low, high, sums[set][2]);
+                sums[set][3] = plus_block<Type, 3>(panel, rows, column, b, low, high, sums[set][3]);
+            }
+        }
+    }
+
+    alignas(64) float out[kProductRows];
+    for (int set = 0; set < kRowSets; ++set) {
+        Simd::store(out + set * Simd::kLanes, Simd::quad(sums[set][0], sums[set][1], sums[set][2], sums[set][3]));
+    }
+    for (int eight = 0; eight < 2; ++eight) {
+        _mm256_store_ps(out + 8 * eight, _mm256_add_ps(_mm256_load_ps(out + 8 * eight), least[eight]));
+    }
+    std::memcpy(p.out_row(0) + row, out, static_cast<size_t>(std::min(kProductRows, end - row)) * sizeof(float));
+}
+
+struct ByOne {
+    template <class Type>
+    static void run(const ProductProblem & p, int first, int end) {
+        for (int row = first; row < end; row += kProductRows) {
+            multiply_sixteen<Type>(p, row, end);
+        }
+    }
+};
+
+void multiply_token(const ProductProblem & p, int first, int end) { each_type<ByOne>(p, first, end); }
+
+}  // namespace
+}  // namespace edgekv

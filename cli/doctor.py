@@ -101,7 +101,7 @@ def _print(report: dict[str, Any]) -> None:
         _print_model(report["model"], report["weights"] or {})
 
 
-_LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows", "EDGEKV": "by EdgeKV, several tokens at once"}
+_LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows", "EDGEKV": "by EdgeKV"}
 
 
 def _print_weights(weights: dict[str, str | None]) -> None:

@@ -59,7 +59,7 @@ def _libraries() -> dict[str, Any]:
 
 
 def _weights() -> dict[str, str | None]:
-    """Each type of quantised weights and what multiplies it fast by several tokens on this processor: "EDGEKV", a kernel of ours; the name of
+    """Each type of quantised weights and what multiplies it fast on this processor: "EDGEKV", kernels of ours; the name of
     a layout for which llama.cpp has special kernels; None: nothing does, and such types come last. Plain floats are left out: a layout makes
     them no faster."""
     from edgekv._native import weight_types

@@ -55,7 +55,7 @@ def test_headers():
 def test_types_of_weights_with_kernels_of_ours():
     (kinds,) = said("native/src/kernels/products/products.h", r"enum class WeightType \{ ([\w, ]+) \}")
     names = {kind.upper() for kind in kinds.split(", ")}
-    (listed,) = said("models/README.md", r"kernels of ours read prompts in ([\w,\s]+?) on x86-64")
+    (listed,) = said("models/README.md", r"kernels of ours multiply ([\w,\s]+?) on x86-64")
     assert set(re.split(r",\s+|\s+and\s+", listed)) == names
     layouts = weight_types.layouts()
     if "AMX" not in layouts.values() and _native.isa() != "portable":

@@ -63,7 +63,7 @@ def layouts(experts: bool = False) -> dict[str, str | None]:
 
 
 def multiplied_by_us(name: str, layout: str | None) -> bool:
-    """Whether a kernel of ours multiplies weights of a type of WEIGHT_TYPES, in the layout that layouts() says, by several tokens."""
+    """Whether kernels of ours multiply weights of a type of WEIGHT_TYPES, in the layout that layouts() says, by tokens."""
     from edgekv._native._core import ffi, lib
 
     return lib.edgekv_multiplies(WEIGHT_TYPES[name], ffi.NULL if layout is None else layout.encode())

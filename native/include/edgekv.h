@@ -98,7 +98,7 @@ EDGEKV_API edgekv_status edgekv_use_isa(int isa);
 /* Seconds of the prompt kernel of an instruction set for a small problem, the fastest of three; a few milliseconds in all. */
 EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
 
-/* Whether a kernel of EdgeKV's multiplies weights of that enum ggml_type by several tokens. layout: where ggml keeps weights in a layout of its own,
+/* Whether kernels of EdgeKV's multiply weights of that enum ggml_type by tokens. layout: where ggml keeps weights in a layout of its own,
  * the name of that buffer type; NULL: they are as in the file. */
 EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);
 

@@ -42,7 +42,7 @@ EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 /* The n-th time from now on that libllama or a caller comes in where memory may be asked for, there is none; 0: there always is. */
 EDGEKV_API void edgekv_throw_in(int n);
 
-/* Whether several tokens meet weights in our kernel, where there is one, in graphs that are built from now on; at first they do. Returns how
+/* Whether tokens meet weights in our kernels, where there are some, in graphs that are built from now on; at first they do. Returns how
    many products it has made in this process. */
 EDGEKV_API int64_t edgekv_use_products(bool use);
 

@@ -87,7 +87,7 @@ def test_weights_in_words(monkeypatch, synthetic):
     slow = "                none for Q5_1, IQ1_S: prompts are read several times more slowly with these"
     assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
     assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0")) == [
-        "weights         fast kernels for Q4_1, Q4_0 (by EdgeKV, several tokens at once)"]
+        "weights         fast kernels for Q4_1, Q4_0 (by EdgeKV)"]
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
     monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})

@@ -1,4 +1,4 @@
-"""Several tokens meet quantised weights in our kernel: it is as close to products in floats as ggml's, and stock llama.cpp stays stock."""
+"""Tokens meet quantised weights in our kernels: they are as close to products in floats as ggml's, and stock llama.cpp stays stock."""
 
 import ctypes
 import os
@@ -79,9 +79,9 @@ def unlike(one: np.ndarray, other: np.ndarray) -> float:
 
 def n_products(name: str, n_tokens: int, repacked: bool, experts: bool) -> int:
     """Of a batch: Q, K, V, what gathers them, and the network's three in each of two layers, and the logits. Less than a token an expert are left
-    to ggml, as one token is."""
+    to ggml."""
     def serves(of_experts: bool) -> bool:
-        return n_tokens > 1 and weight_types.multiplied_by_us(name, weight_types.layouts(of_experts)[name] if repacked else None)
+        return weight_types.multiplied_by_us(name, weight_types.layouts(of_experts)[name] if repacked else None)
 
     mixes = serves(experts) and (not experts or n_tokens * EXPERTS.n_used >= EXPERTS.n)
     return 2 * (4 * serves(False) + 3 * mixes) + serves(False)

@@ -1,4 +1,4 @@
-// Products of quantised weights with several tokens.
+// Products of quantised weights with tokens.
 //
 //   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does it for the type of weights. Each thread takes a range of
 //      chunks of 256 values. Thread 0 clears the counters in front of them.
@@ -128,9 +128,11 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // threads claim rows of weights as they come free, in small units only if there would be too few for all
+    // threads claim rows of weights as they come free: with several tokens small units, which stay in a cache, and with one token long ones, whose
+    // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int unit    = std::max(kProductRows, std::min(kMaxUnit, n_rows * n_experts / (8 * nth) / kProductRows * kProductRows));
+    const int most = n_tokens == 1 ? n_rows / (2 * nth) : std::min(kMaxUnit, n_rows * n_experts / (8 * nth));
+    const int unit = std::max(kProductRows, most / kProductRows * kProductRows);
     const int n_units = (n_rows + unit - 1) / unit;
     for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_experts * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
         const int expert = item / n_units, row = item % n_units * unit;
@@ -154,7 +156,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
             problem.n_tokens = routes.first[expert + 1] - first;
             problem.places   = routes.places + first;
         }
-        multiply_rows(problem, row, std::min(n_rows, row + unit), selected_isa());
+        (n_tokens == 1 ? multiply_token : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
     }
 }
 
@@ -164,9 +166,9 @@ bool has_gpu() {
     return gpu;
 }
 
-// ggml keeps single tokens, and less than one an expert: they cost the reading of the weights, whoever multiplies.
+// ggml keeps less than a token an expert: units would be claimed for experts that none chose.
 bool enough(const llama_edgekv_product & args) {
-    return args.ids ? ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[1] > 1 && args.tokens->ne[2] == 1;
+    return args.ids ? ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[2] == 1;
 }
 
 bool multiplies(const llama_edgekv_product & args) {

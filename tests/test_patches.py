@@ -53,7 +53,7 @@ LOCALS = {
     "core/0006": {"edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"},
     "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"}}
 
-UPSTREAMS = {"core/0008", "core/0009"}
+UPSTREAMS = {"core/0008", "core/0009", "core/0014"}
 """Patches that mend upstream's own faults, as upstream would."""
 
 _NO_TYPE = r"(?!(?:return|case|friend|throw|new|else|goto)\b)"

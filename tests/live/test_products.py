@@ -78,12 +78,12 @@ def unlike(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def n_products(name: str, n_tokens: int, repacked: bool, experts: bool) -> int:
-    """Of a batch: Q, K, V, what gathers them, and the network's three in each of two layers, and the logits. Less than a token an expert are left
+    """Of a batch: Q, K, V, what gathers them, and the network's three in each of two layers, and the logits. A few tokens for many experts are left
     to ggml."""
     def serves(of_experts: bool) -> bool:
         return weight_types.multiplied_by_us(name, weight_types.layouts(of_experts)[name] if repacked else None)
 
-    mixes = serves(experts) and (not experts or n_tokens * EXPERTS.n_used >= EXPERTS.n)
+    mixes = serves(experts) and (not experts or n_tokens == 1 or n_tokens * EXPERTS.n_used >= EXPERTS.n)
     return 2 * (4 * serves(False) + 3 * mixes) + serves(False)
 
 

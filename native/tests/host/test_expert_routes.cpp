@@ -21,15 +21,19 @@ void check(int n_experts, int n_used, int n_tokens, size_t stride, unsigned seed
     ExpertRoutes got(memory.data(), n_experts);
     route(ids.data(), stride, n_used, n_tokens, n_experts, got);
 
-    std::vector<int32_t> first{0}, places;
+    std::vector<int32_t> first{0}, places, chosen;
     for (int e = 0; e < n_experts; ++e) {
         for (int pair = 0; pair < n_used * n_tokens; ++pair) {
             if (ids[static_cast<size_t>(pair / n_used) * stride + static_cast<size_t>(pair % n_used)] == e) {
                 places.push_back(pair);
             }
         }
+        if (static_cast<int32_t>(places.size()) > first.back()) {
+            chosen.push_back(e);
+        }
         first.push_back(static_cast<int32_t>(places.size()));
     }
+    CHECK(static_cast<size_t>(*got.n_chosen) == chosen.size() && std::equal(chosen.begin(), chosen.end(), got.chosen), "%d experts", n_experts);
     CHECK(std::equal(first.begin(), first.end(), got.first) && std::equal(places.begin(), places.end(), got.places),
           "%d experts, %d of them for each of %d tokens, %zu apart", n_experts, n_used, n_tokens, stride);
 }

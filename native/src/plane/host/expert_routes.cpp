@@ -12,7 +12,11 @@ void route(const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_e
     for (int pair = 0; pair < n_pairs; ++pair) {
         ++to.first[expert(pair) + 1];
     }
+    *to.n_chosen = 0;
     for (int e = 0; e < n_experts; ++e) {
+        if (to.first[e + 1] > 0) {
+            to.chosen[(*to.n_chosen)++] = e;
+        }
         to.first[e + 1] += to.first[e];
     }
     // each expert's beginning moves to its end, which is the next one's beginning

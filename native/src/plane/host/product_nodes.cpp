@@ -123,6 +123,8 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     char * tokens       = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
     const int n_rows    = static_cast<int>(weights->ne[1]), n_experts = static_cast<int>(weights->ne[2]);
     const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // pairs, of a mixture
+    const bool by_one   = (routed ? dst->ne[2] : dst->ne[1]) == 1;
+    const int n_chosen  = routed ? *routes_of(routed, n_experts).n_chosen : 1;
 
     if (ith == 0) {
         g_made.fetch_add(1, std::memory_order_relaxed);
@@ -131,11 +133,11 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     // threads claim rows of weights as they come free: with several tokens small units, which stay in a cache, and with one token long ones, whose
     // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int most = n_tokens == 1 ? n_rows / (2 * nth) : std::min(kMaxUnit, n_rows * n_experts / (8 * nth));
+    const int most = by_one ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
     const int unit = std::max(kProductRows, most / kProductRows * kProductRows);
     const int n_units = (n_rows + unit - 1) / unit;
-    for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_experts * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
-        const int expert = item / n_units, row = item % n_units * unit;
+    for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_chosen * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
+        const int expert = routed ? routes_of(routed, n_experts).chosen[item / n_units] : 0, row = item % n_units * unit;
         ProductProblem problem = {
             /*.type          =*/ *weight_type(weights->type),
             /*.interleaved   =*/ repacked(weights),
@@ -156,7 +158,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
             problem.n_tokens = routes.first[expert + 1] - first;
             problem.places   = routes.places + first;
         }
-        (n_tokens == 1 ? multiply_token : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
+        (by_one ? multiply_token : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
     }
 }
 
@@ -166,9 +168,9 @@ bool has_gpu() {
     return gpu;
 }
 
-// ggml keeps less than a token an expert: units would be claimed for experts that none chose.
-bool enough(const llama_edgekv_product & args) {
-    return args.ids ? ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[2] == 1;
+// Of a mixture ggml keeps a few tokens: most experts would be unpacked for one.
+bool fits(const llama_edgekv_product & args) {
+    return args.ids ? args.ids->ne[1] == 1 || ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[2] == 1;
 }
 
 bool multiplies(const llama_edgekv_product & args) {
@@ -176,7 +178,7 @@ bool multiplies(const llama_edgekv_product & args) {
     const char * layout = w->buffer && !ggml_backend_buffer_is_host(w->buffer) ? ggml_backend_buffer_name(w->buffer) : nullptr;
     return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && (args.ids || w->ne[2] == 1) && w->ne[3] == 1 &&
            w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
-           cur->nb[0] == sizeof(float) && enough(args);
+           cur->nb[0] == sizeof(float) && fits(args);
 }
 
 // What was made last for the same tokens, or the same choice of experts, while a graph is built.

@@ -34,25 +34,29 @@ inline Simd::F dots(Simd::I sums, Simd::I codes, Simd::I token) {
     return Simd::to_float(Simd::code_sums(Simd::izero(), Simd::code_dot(sums, codes, token)));
 }
 
-// Adds block b of vector V of a set of rows that begins at `column`.
+// Adds a step's blocks of vector V of a set of rows that begins at `column`.
 template <class Type, int V>
-[[gnu::always_inline]] inline Simd::F plus_block(const Panel & panel, const Rows & rows, int column, int b, Simd::I low, Simd::I high, Simd::F sum) {
-    const CodePair found = Type::codes(rows, column + V, b), codes = flipped<Type>() ? flipped_signs(found) : found;
-    const auto factor = [&](int i) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
-    const Simd::I none = Simd::izero();
-    if (Type::kWidth == 16) {
-        sum = Simd::fma(factor(2 * b), dots<Type>(none, codes.low, low), sum);
-        return Simd::fma(factor(2 * b + 1), dots<Type>(none, codes.high, high), sum);
-    }
-    const Simd::I first = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
-    return Simd::fma(factor(b), dots<Type>(first, codes.high, high), sum);
+[[gnu::always_inline]] inline Simd::F plus_step(const Panel & panel, const Rows & rows, int column, int step, const TokenChunk & x, Simd::F sum) {
+    const auto factor    = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
+    const Simd::I none   = Simd::izero();
+    each_block<Type, flipped<Type>()>(rows, column + V, step, [&](int b, CodePair codes) __attribute__((always_inline)) {
+        const Simd::I low = Simd::dup16(x.codes + b * kProductBlock), high = Simd::dup16(x.codes + b * kProductBlock + 16);
+        if (Type::kWidth == 16) {
+            sum = Simd::fma(factor(2 * b), dots<Type>(none, codes.low, low), sum);
+            sum = Simd::fma(factor(2 * b + 1), dots<Type>(none, codes.high, high), sum);
+        } else {
+            const Simd::I first = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
+            sum = Simd::fma(factor(b), dots<Type>(first, codes.high, high), sum);
+        }
+    });
+    return sum;
 }
 
-// Fetches the sixteen rows behind these, which lie in one piece, a part for each block here: many at once would take the place of what is read.
+// Fetches the sixteen rows behind these, which lie in one piece, a part for each step here: many at once would take the place of what is read.
 class Ahead {
 public:
-    Ahead(const ProductProblem & p, int row)
-        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride * kProductBlock / static_cast<size_t>(p.n_values)) {}
+    Ahead(const ProductProblem & p, int row, int n_steps)
+        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride / static_cast<size_t>(n_steps)) {}
     void fetch() {
         const char * end = at_ + part_;
         for (; at_ < end; at_ += 64) {
@@ -70,7 +74,7 @@ template <class Type>
 void multiply_sixteen(const ProductProblem & p, int row, int end) {
     alignas(64) Panel panel;  // its factors
     Simd::F sums[kRowSets][4];
-    Ahead ahead(p, row);
+    Ahead ahead(p, row, p.n_values / kProductBlock / Type::kAtOnce);
     __m256 least[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int set = 0; set < kRowSets; ++set) {
         sums[set][0] = sums[set][1] = sums[set][2] = sums[set][3] = Simd::zero();
@@ -82,16 +86,15 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
         const TokenChunk & x = p.tokens[static_cast<size_t>(chunk) * p.token_stride];
         factors<Type>(rows, n_blocks, panel);
         with_token<Type>(panel, x, n_blocks, least);
-        for (int b = 0; b < n_blocks; ++b) {
+        for (int step = 0; step < n_blocks / Type::kAtOnce; ++step) {
             ahead.fetch();
-            const Simd::I low = Simd::dup16(x.codes + b * kProductBlock), high = Simd::dup16(x.codes + b * kProductBlock + 16);
 #pragma GCC unroll 2
             for (int set = 0; set < kRowSets; ++set) {
                 const int column = set * Simd::kLanes;
-                sums[set][0] = plus_block<Type, 0>(panel, rows, column, b, low, high, sums[set][0]);
-                sums[set][1] = plus_block<Type, 1>(panel, rows, column, b, low, high, sums[set][1]);
-                sums[set][2] = plus_block<Type, 2>(panel, rows, column, b, low, high, sums[set][2]);
-                sums[set][3] = plus_block<Type, 3>(panel, rows, column, b, low, high, sums[set][3]);
+                sums[set][0] = plus_step<Type, 0>(panel, rows, column, step, x, sums[set][0]);
+                sums[set][1] = plus_step<Type, 1>(panel, rows, column, step, x, sums[set][1]);
+                sums[set][2] = plus_step<Type, 2>(panel, rows, column, step, x, sums[set][2]);
+                sums[set][3] = plus_step<Type, 3>(panel, rows, column, step, x, sums[set][3]);
             }
         }
     }

@@ -34,6 +34,14 @@ struct CodePair {
     Simd::I low, high;
 };
 
+// Those of a block and of its partner.
+struct CodeCouple {
+    CodePair of[2];
+};
+
+inline CodePair part(CodePair codes, int) { return codes; }
+inline CodePair part(const CodeCouple & codes, int i) { return codes.of[i]; }
+
 // 16 bytes of codes of rows r, r + 4 and so on, which begin `byte` behind the row's first; codes begin at `codes`. Interleaved ones lie in pieces of
 // eight bytes, one of each row.
 template <bool INTERLEAVED>
@@ -52,8 +60,9 @@ inline Simd::I bytes_of(uint8_t x) { return Simd::iset1(static_cast<int>(0x01010
 inline Simd::I low_nibbles(Simd::I bytes) { return Simd::iand(bytes, bytes_of(15)); }
 inline Simd::I high_nibbles(Simd::I bytes) { return low_nibbles(Simd::right<4>(bytes)); }
 inline CodePair nibbles(Simd::I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
-inline CodePair nibbles(CodePair bytes, bool high) {
-    return high ? CodePair{high_nibbles(bytes.low), high_nibbles(bytes.high)} : CodePair{low_nibbles(bytes.low), low_nibbles(bytes.high)};
+// Of 32 bytes, whose low nibbles are one block and the high ones another.
+inline CodeCouple nibbles(CodePair bytes) {
+    return {{{low_nibbles(bytes.low), low_nibbles(bytes.high)}, {high_nibbles(bytes.low), high_nibbles(bytes.high)}}};
 }
 
 inline CodePair looked_up(const void * table, CodePair codes) {
@@ -114,17 +123,22 @@ struct Factors {
 
 inline __m256 times(__m256 d, float by) { return _mm256_mul_ps(d, _mm256_set1_ps(by)); }
 
-// Each type below has: codes(), the 32 codes of a block of rows r, r + 4 and so on; factors(), which stores d and m of eight rows' first n_blocks
-// blocks. A block is one of 32 values, whatever ggml's are.
+// Each type below has: codes(), the codes of block b, and of its partner, of rows r, r + 4 and so on; factors(), which stores d and m of eight rows'
+// first n_blocks blocks. A block is one of 32 values, whatever ggml's are.
 
 // LEAST: m is that many factors below zero, or kStored. Codes of CodeRange::i8 have it where instructions take unsigned ones.
 constexpr int kStored = 0, kUnsigned = 128;
 
-template <CodeRange RANGE, bool OF_256, int WIDTH = 32>
+template <CodeRange RANGE, bool OF_256, int WIDTH = 32, int PARTNER = 0>
 struct Weights {
     static constexpr CodeRange kRange = RANGE;
     static constexpr bool kOf256      = OF_256;
-    static constexpr int kWidth       = WIDTH;  // of a block
+    static constexpr int kWidth       = WIDTH;                // of a block
+    static constexpr int kPartner     = PARTNER;              // block b + PARTNER has its codes in the same bytes; 0: none has
+    static constexpr int kAtOnce      = PARTNER > 0 ? 2 : 1;  // blocks whose codes are read together
+
+    // The block that the step begins with.
+    static constexpr int block(int step) { return PARTNER == 2 ? step / 2 * 4 + step % 2 : step * kAtOnce; }
 };
 
 // Types with a d before the codes of each 32, and an m behind it where it is stored.
@@ -236,17 +250,22 @@ void factors_of_k(const EightRows & rows, Panel & to, int column) {
     store_turned(d, m, to, 0, column);
 }
 
-// 32 bytes, whose low nibbles come first.
-template <class Block, bool INTERLEAVED>
-[[gnu::always_inline]] inline CodePair nibbles_of_k(const Rows & rows, int r, int b) {
-    const auto at = static_cast<size_t>(b / 2 * 32);
-    return nibbles({sixteen<INTERLEAVED>(rows, r, offsetof(Block, codes), at), sixteen<INTERLEAVED>(rows, r, offsetof(Block, codes), at + 16)}, b % 2 != 0);
+template <bool INTERLEAVED>
+[[gnu::always_inline]] inline CodePair thirty_two(const Rows & rows, int r, size_t codes, size_t byte) {
+    return {sixteen<INTERLEAVED>(rows, r, codes, byte), sixteen<INTERLEAVED>(rows, r, codes, byte + 16)};
+}
+
+// The bits of each byte from `by` on that are in `mask`.
+inline CodePair bits_of(CodePair bytes, int by, uint8_t mask) {
+    return {Simd::iand(Simd::right_by(bytes.low, by), bytes_of(mask)), Simd::iand(Simd::right_by(bytes.high, by), bytes_of(mask))};
 }
 
 template <bool INTERLEAVED>
-struct Q4_K : Weights<CodeRange::u4, true> {
+struct Q4_K : Weights<CodeRange::u4, true, 32, 1> {
     using Block = std::conditional_t<INTERLEAVED, EightQ4_K, BlockQ4_K>;
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return nibbles_of_k<Block, INTERLEAVED>(rows, r, b); }
+    [[gnu::always_inline]] static CodeCouple codes(const Rows & rows, int r, int b) {
+        return nibbles(thirty_two<INTERLEAVED>(rows, r, offsetof(Block, codes), static_cast<size_t>(16 * b)));
+    }
     static void factors(const EightRows & rows, int, Panel & to, int column) {
         if constexpr (INTERLEAVED) {
             const Block & block = rows.block<Block>(0, 0);
@@ -261,24 +280,23 @@ struct Q4_K : Weights<CodeRange::u4, true> {
     }
 };
 
-struct Q5_K : Weights<CodeRange::u5, true> {
+struct Q5_K : Weights<CodeRange::u5, true, 32, 1> {
     using Block = BlockQ5_K;
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
-        const auto upper = [&](size_t at) __attribute__((always_inline)) { return Simd::iand(Simd::right_by(sixteen<false>(rows, r, offsetof(Block, high), at), b), bytes_of(1)); };
-        return joined(nibbles_of_k<Block, false>(rows, r, b), {upper(0), upper(16)});
+    [[gnu::always_inline]] static CodeCouple codes(const Rows & rows, int r, int b) {
+        const CodeCouple low = nibbles(thirty_two<false>(rows, r, offsetof(Block, codes), static_cast<size_t>(16 * b)));
+        const CodePair bits  = thirty_two<false>(rows, r, offsetof(Block, high), 0);
+        return {{joined(low.of[0], bits_of(bits, b, 1)), joined(low.of[1], bits_of(bits, b + 1, 1))}};
     }
     static void factors(const EightRows & rows, int, Panel & to, int column) { factors_of_k<Block>(rows, to, column); }
 };
 
-struct Q6_K : Weights<CodeRange::u6, true, 16> {
+struct Q6_K : Weights<CodeRange::u6, true, 16, 2> {
     using Block = BlockQ6_K;
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
-        const int half = b / 4, quarter = b % 4;
-        const auto low   = [&](size_t at) __attribute__((always_inline)) { return sixteen<false>(rows, r, offsetof(Block, low) + static_cast<size_t>(64 * half + 32 * (quarter % 2)), at); };
-        const auto upper = [&](size_t at) __attribute__((always_inline)) {
-            return Simd::iand(Simd::right_by(sixteen<false>(rows, r, offsetof(Block, high) + static_cast<size_t>(32 * half), at), 2 * quarter), bytes_of(3));
-        };
-        return joined(nibbles({low(0), low(16)}, quarter >= 2), {upper(0), upper(16)});
+    [[gnu::always_inline]] static CodeCouple codes(const Rows & rows, int r, int b) {
+        const int half = b / 4, quarter = b % 4;  // the latter 0 or 1
+        const CodeCouple low = nibbles(thirty_two<false>(rows, r, offsetof(Block, low), static_cast<size_t>(64 * half + 32 * quarter)));
+        const CodePair bits  = thirty_two<false>(rows, r, offsetof(Block, high), static_cast<size_t>(32 * half));
+        return {{joined(low.of[0], bits_of(bits, 2 * quarter, 3)), joined(low.of[1], bits_of(bits, 2 * quarter + 4, 3))}};
     }
     static void factors(const EightRows & rows, int, Panel & to, int column) {
         for (int half = 0; half < 2; ++half) {
@@ -317,6 +335,18 @@ struct IQ4_XS : Weights<CodeRange::i8, true> {
 
 inline CodePair flipped_signs(CodePair codes) { return {Simd::ixor(codes.low, bytes_of(0x80)), Simd::ixor(codes.high, bytes_of(0x80))}; }
 
+// The step's codes of each of its blocks: with(block, codes).
+template <class Type, bool FLIP, class With>
+[[gnu::always_inline]] inline void each_block(const Rows & rows, int r, int step, With with) {
+    const int b      = Type::block(step);
+    const auto found = Type::codes(rows, r, b);
+#pragma GCC unroll 2
+    for (int i = 0; i < Type::kAtOnce; ++i) {
+        with(b + i * Type::kPartner, FLIP ? flipped_signs(part(found, i)) : part(found, i));
+    }
+}
+
+
 template <class Type>
 void factors(const Rows & rows, int n_blocks, Panel & to) {
     Type::factors({rows.at}, n_blocks, to, 0);
@@ -326,21 +356,27 @@ void factors(const Rows & rows, int n_blocks, Panel & to) {
 // Fills n_blocks blocks. FLIP: signed codes become unsigned.
 template <class Type, bool FLIP>
 void unpack(const Rows & rows, int n_blocks, Panel & to) {
-    for (int b = 0; b < n_blocks; ++b) {
+    for (int step = 0; step < n_blocks / Type::kAtOnce; ++step) {
         for (int column = 0; column < kProductRows; column += Simd::kLanes) {
-            Simd::I low[4], high[4];
+            Simd::I low[Type::kAtOnce][4], high[Type::kAtOnce][4];
 #pragma GCC unroll 4
             for (int v = 0; v < 4; ++v) {
-                const CodePair codes = FLIP ? flipped_signs(Type::codes(rows, column + v, b)) : Type::codes(rows, column + v, b);
-                low[v]  = codes.low;
-                high[v] = codes.high;
+                int i = 0;
+                each_block<Type, FLIP>(rows, column + v, step, [&](int, CodePair codes) __attribute__((always_inline)) {
+                    low[i][v] = codes.low;
+                    high[i++][v] = codes.high;
+                });
             }
-            Simd::turn4(low);
-            Simd::turn4(high);
+#pragma GCC unroll 2
+            for (int i = 0; i < Type::kAtOnce; ++i) {
+                const int b = Type::block(step) + i * Type::kPartner;
+                Simd::turn4(low[i]);
+                Simd::turn4(high[i]);
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; ++v) {
-                Simd::istore(to.codes[8 * b + v][column], low[v]);
-                Simd::istore(to.codes[8 * b + 4 + v][column], high[v]);
+                for (int v = 0; v < 4; ++v) {
+                    Simd::istore(to.codes[8 * b + v][column], low[i][v]);
+                    Simd::istore(to.codes[8 * b + 4 + v][column], high[i][v]);
+                }
             }
         }
     }

@@ -65,7 +65,7 @@ def test_weights_follow_the_processor():
     weights = layouts()
     amx = {"amx_int8", "avx512_vnni"} <= flags() and "AMX_INT8 = 1" in _native.info()["system"]
     assert {name for name, layout in weights.items() if layout == "AMX"} == (
-        {"F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"} if amx else set())
+        {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"} if amx else set())
     interleaved = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4", *(["Q2_K"] if "avx512f" in flags() else [])}
     assert {name for name, layout in weights.items() if layout == "CPU_REPACK"} == interleaved - ({"Q4_0", "Q4_K"} if amx else set())
 

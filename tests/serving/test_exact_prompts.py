@@ -34,7 +34,7 @@ def read_beside_an_answer(model, max_gap_s: float, **kv: object) -> tuple[np.nda
     return found
 
 
-def test_pieces_of_a_prompt_are_read_exactly(synthetic, every_isa):
+def test_pieces_of_a_prompt_are_read_exactly(synthetic, every_single_isa):
     model = synthetic("llama", n_ctx_train=8192)
     sparse = {"mode": "sparse", "resolution": 20, "exact_tokens": 0}
     _, want, _ = read_beside_an_answer(model, 0.0, mode="exact")

@@ -1,5 +1,5 @@
-// Products of quantised weights with tokens: the kernels' contract. Of several tokens: A unit of 16 rows of weights is unpacked once, 256 values at a
-// time, and meets all tokens; ggml's own kernels unpack a row again for every one, two or four tokens.
+// The contract of the kernels that multiply quantised weights with tokens. For several tokens a unit of 16 rows of weights is unpacked once, 256
+// values at a time, and meets all of them; ggml's own kernels unpack a row again for every one, two or four tokens.
 //
 // A row's value is d * code + m, with one d and one m for each block of 32 or 16 values, and a token's is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgekv._native import core
+from support.arithmetic import SINGLE
 
 from .making import Maker, compile_maker
 
@@ -51,14 +51,10 @@ def run(maker: Maker, names: list[str], folder: Path) -> Iterator[Found]:
 
 
 def _start(folder: Path) -> subprocess.Popen:
+    """Without kernels whose prompts round to bf16, unless EDGEKV_ISA asks for them: random weights make much of that."""
     with (folder / "stderr").open("w") as errors:
         return subprocess.Popen([sys.executable, str(MEASURING)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder,
-                                env={"EDGEKV_ISA": _single_precision(), **os.environ, "GGML_NO_BACKTRACE": "1"})
-
-
-def _single_precision() -> str:
-    """The best instruction set whose prompts do not round to bf16: random weights make much of that."""
-    return [isa for isa in core.isa_available() if isa not in ("avx512bf16", "amx")][-1]
+                                env={"EDGEKV_ISA": SINGLE[-1], **os.environ, "GGML_NO_BACKTRACE": "1"})
 
 
 def _ask(process: subprocess.Popen, model: list[str]) -> Found | None:

@@ -5,16 +5,13 @@
 #include <string.h>
 
 #include "kernels/attend/attend_internal.h"
+#include "kernels/simd/simd_exp.h"
 
 #define EDGEKV_UNROLL _Pragma("GCC unroll 16")
 
 namespace edgekv {
 namespace {
 
-using F = Simd::F;
-using I = Simd::I;
-
-constexpr int kLanes = Simd::kLanes;
 constexpr int kBlock = 32;        // values of a q8_0 block
 constexpr int kBlockBytes = 34;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;

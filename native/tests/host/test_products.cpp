@@ -276,6 +276,39 @@ void check_quantising(Isa isa, TokenForm form) {
     }
 }
 
+// Against the specifications, which compute in double: sums of squares in parts, a few roundings, and an exponential, whose error grows with what
+// it is of (simd_exp.h) and which is 0 below exp(-87).
+void check_values(Isa isa) {
+    std::mt19937 random(4);
+    std::normal_distribution<float> normal;
+    for (const int n : {32, 256, 576, 640, 3072}) {
+        for (const float by : {1.0f, 1e-4f, 40.0f, 3e3f, 0.0f}) {
+            AtEndVector<float> values(static_cast<size_t>(n)), weights(static_cast<size_t>(n)), got(static_cast<size_t>(n)), want(static_cast<size_t>(n));
+            std::generate(values.begin(), values.end(), [&] { return by * normal(random); });
+            std::generate(weights.begin(), weights.end(), [&] { return normal(random); });
+            const auto near = [](float one, float other, float of = 0.0f) {
+                return std::fabs(one - other) <= (1e-6f + std::fabs(of) * 0x1p-24f) * std::fabs(other) + 1e-33f;
+            };
+            const auto check = [&](const char * what, bool gated) {
+                for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+                    CHECK(near(got[i], want[i], gated ? values[i] : 0.0f), "%s, %s of %d, times %g: value %zu is %.9g, not %.9g", isa_name(isa), what, n,
+                          static_cast<double>(by), i, static_cast<double>(got[i]), static_cast<double>(want[i]));
+                }
+            };
+
+            const float factor = rms_factor(values.data(), n, 1e-5f, isa), right = rms_factor_reference(values.data(), n, 1e-5f);
+            CHECK(near(factor, right), "%s, %d values times %g: %.9g, not %.9g", isa_name(isa), n, static_cast<double>(by),
+                  static_cast<double>(factor), static_cast<double>(right));
+            weigh_values(values.data(), right, weights.data(), n, got.data(), isa);
+            weigh_values_reference(values.data(), right, weights.data(), n, want.data());
+            check("a norm", false);
+            gate_values(values.data(), weights.data(), n, got.data(), isa);
+            gate_values_reference(values.data(), weights.data(), n, want.data());
+            check("a gate", true);
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -294,6 +327,7 @@ int main() {
         }
         check_quantising(isa, TokenForm::of_32);
         check_quantising(isa, TokenForm::of_256);
+        check_values(isa);
     }
     std::printf("\n");
     return finish();

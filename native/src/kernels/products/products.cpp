@@ -39,4 +39,12 @@ void quantise_token(const float * values, int n, TokenForm form, TokenChunk * ou
     kernels(isa).quantise(values, n, form, out, stride);
 }
 
+float rms_factor(const float * values, int n, float eps, Isa isa) { return kernels(isa).rms_factor(values, n, eps); }
+
+void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa) {
+    kernels(isa).weigh_values(values, factor, weights, n, out);
+}
+
+void gate_values(const float * gate, const float * up, int n, float * out, Isa isa) { kernels(isa).gate_values(gate, up, n, out); }
+
 }  // namespace edgekv

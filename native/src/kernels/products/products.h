@@ -65,9 +65,17 @@ void multiply_token(const ProductProblem & problem, int first, int end, Isa isa)
 // ggml's.
 void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa);
 
+// What a node before may leave to the quantising. n is a multiple of kProductBlock, `out` may not be among what is read.
+float rms_factor(const float * values, int n, float eps, Isa isa);  // 1 / sqrt(mean of the squares + eps)
+void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa);  // values * factor * weights
+void gate_values(const float * gate, const float * up, int n, float * out, Isa isa);  // SwiGLU: gate / (1 + exp(-gate)) * up
+
 // The specifications: plain loops, products in double.
 void multiply_rows_reference(const ProductProblem & problem, int first, int end);
 void quantise_token_reference(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
+float rms_factor_reference(const float * values, int n, float eps);
+void weigh_values_reference(const float * values, float factor, const float * weights, int n, float * out);
+void gate_values_reference(const float * gate, const float * up, int n, float * out);
 
 // A weight as its block says it.
 double weight_value(const ProductProblem & problem, int row, int at);

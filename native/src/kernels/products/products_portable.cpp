@@ -145,6 +145,28 @@ void quantise_token_reference(const float * values, int n, TokenForm form, Token
     }
 }
 
-const ProductKernels kProductsPortable = {multiply_rows_reference, multiply_rows_reference, quantise_token_reference};
+float rms_factor_reference(const float * values, int n, float eps) {
+    double sum = 0.0;
+    for (int i = 0; i < n; ++i) {
+        sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    }
+    return static_cast<float>(1.0 / std::sqrt(sum / n + static_cast<double>(eps)));
+}
+
+void weigh_values_reference(const float * values, float factor, const float * weights, int n, float * out) {
+    for (int i = 0; i < n; ++i) {
+        out[i] = values[i] * factor * weights[i];
+    }
+}
+
+void gate_values_reference(const float * gate, const float * up, int n, float * out) {
+    for (int i = 0; i < n; ++i) {
+        const auto x = static_cast<double>(gate[i]);
+        out[i] = static_cast<float>(x / (1.0 + std::exp(-x)) * static_cast<double>(up[i]));
+    }
+}
+
+const ProductKernels kProductsPortable = {multiply_rows_reference, multiply_rows_reference, quantise_token_reference,
+                                          rms_factor_reference, weigh_values_reference, gate_values_reference};
 
 }  // namespace edgekv

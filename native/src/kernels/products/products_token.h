@@ -2,7 +2,7 @@
 // unpacked into registers and meet the token there, block after block.
 #pragma once
 
-#include "kernels/products/products_kernel.h"
+#include "kernels/products/token_values.h"
 
 namespace edgekv {
 namespace {

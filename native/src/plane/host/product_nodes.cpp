@@ -1,7 +1,8 @@
 // Products of quantised weights with tokens.
 //
 //   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does it for the type of weights. Each thread takes a range of
-//      chunks of 256 values. Thread 0 clears the counters in front of them.
+//      chunks of 256 values. Thread 0 clears the counters in front of them. Where the floats are those of an RMS norm with weights, or of SwiGLU,
+//      it computes them itself, and there is no node for them.
 //   2. The product node's threads claim units of rows of weights as they come free, and multiply each with all tokens.
 //
 // Matrices that meet the same tokens in the same form, as those of Q, K and V do, share the quantise node; each has a counter of its own there.
@@ -39,7 +40,7 @@ std::atomic<int64_t> g_made{0};
 // ggml looks at the first four sources of a node only when it asks whether a backend may run it on repacked weights, and knows no node but its own
 // that may. Weights come fifth.
 enum ProductSource { PRODUCT_TOKENS, PRODUCT_ROUTES, PRODUCT_WEIGHTS = 4, N_PRODUCT_SOURCES };
-enum QuantiseSource { QUANTISE_TOKENS, QUANTISE_ROUTES, N_QUANTISE_SOURCES };
+enum QuantiseSource { QUANTISE_TOKENS, QUANTISE_ROUTES, QUANTISE_NORM, QUANTISE_UP, N_QUANTISE_SOURCES };
 
 std::optional<WeightType> weight_type(ggml_type type) {
     switch (type) {
@@ -86,33 +87,63 @@ void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
 struct QuantiseArgs {
     TokenForm form;
     int n_experts, n_used;  // 0: all tokens, in their own order
+    float eps;              // of a norm, which tokens in their own order may have
 
-    void * packed() const { return reinterpret_cast<void *>(static_cast<intptr_t>(form) | intptr_t{n_experts} << 1 | intptr_t{n_used} << 32); }
+    void * packed() const {
+        int32_t more = n_used;
+        if (!n_experts) {
+            std::memcpy(&more, &eps, sizeof more);
+        }
+        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | intptr_t{n_experts} << 1 | intptr_t{more} << 32);
+    }
     static QuantiseArgs of(void * packed) {
         const auto bits = reinterpret_cast<intptr_t>(packed);
-        return {static_cast<TokenForm>(bits & 1), static_cast<int>((bits & 0xffffffff) >> 1), static_cast<int>(bits >> 32)};
+        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<int>((bits & 0xffffffff) >> 1), static_cast<int>(bits >> 32), 0.0f};
+        std::memcpy(&args.eps, &args.n_used, sizeof args.eps);
+        return args;
     }
 };
 
+const float * floats(const ggml_tensor * tensor, size_t offset = 0) {
+    return reinterpret_cast<const float *>(static_cast<const char *>(tensor->data) + offset);
+}
+
 void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
     const auto args = QuantiseArgs::of(packed);
-    const ggml_tensor * cur = dst->src[QUANTISE_TOKENS];
+    const ggml_tensor * cur  = dst->src[QUANTISE_TOKENS];
+    const ggml_tensor * norm = dst->src[QUANTISE_NORM];
+    const ggml_tensor * up   = dst->src[QUANTISE_UP];
     const int32_t * places = args.n_experts ? routes_of(dst->src[QUANTISE_ROUTES], args.n_experts).places : nullptr;
-    const int64_t n_tokens = args.n_experts ? args.n_used * cur->ne[2] : cur->ne[1], n_items = n_tokens * n_chunks(cur);
+    const int64_t n_tokens = args.n_experts ? args.n_used * cur->ne[2] : cur->ne[1], n_of_token = n_chunks(cur), n_items = n_tokens * n_of_token;
     auto * out = reinterpret_cast<TokenChunk *>(static_cast<char *>(dst->data) + kHead);
 
     for (int i = 0; ith == 0 && i < kShared; ++i) {
         new (static_cast<std::atomic<int> *>(dst->data) + i) std::atomic<int>(0);
     }
+    int64_t normed = -1;
+    float factor = 0.0f;
+    float made[kProductChunk];
     for (int64_t item = n_items * ith / nth; item < n_items * (ith + 1) / nth; ++item) {
-        const int64_t first = item / n_tokens * kProductChunk, token = item % n_tokens;
+        const int64_t token = item / n_of_token, chunk = item % n_of_token, first = chunk * kProductChunk;
+        const int n = static_cast<int>(std::min<int64_t>(kProductChunk, cur->ne[0] - first));
         size_t at = static_cast<size_t>(token) * cur->nb[1];
         if (places) {
             const int64_t pair = places[token];
             at = static_cast<size_t>(pair / args.n_used) * cur->nb[2] + static_cast<size_t>(pair % args.n_used % cur->ne[1]) * cur->nb[1];
         }
-        const auto * values = reinterpret_cast<const float *>(static_cast<const char *>(cur->data) + at) + first;
-        quantise_token(values, static_cast<int>(std::min<int64_t>(kProductChunk, cur->ne[0] - first)), args.form, out + item, 1, selected_isa());
+        const float * values = floats(cur, at) + first;
+        if (norm) {
+            if (token != normed) {
+                factor = rms_factor(values - first, static_cast<int>(cur->ne[0]), args.eps, selected_isa());
+                normed = token;
+            }
+            weigh_values(values, factor, floats(norm) + first, n, made, selected_isa());
+            values = made;
+        } else if (up) {
+            gate_values(values, floats(up, at) + first, n, made, selected_isa());
+            values = made;
+        }
+        quantise_token(values, n, args.form, out + chunk * n_tokens + token, 1, selected_isa());
     }
 }
 
@@ -203,8 +234,29 @@ ggml_tensor * routes(const llama_edgekv_product & args) {
     return t_routes.node;
 }
 
+bool has_floats(const ggml_tensor * tensor) {
+    return tensor->type == GGML_TYPE_F32 && tensor->nb[0] == sizeof(float) && (!tensor->buffer || ggml_backend_buffer_is_host(tensor->buffer));
+}
+
+// The sources of the node that quantises `tokens`. What makes them is left out of the graph where the node can do it: an RMS norm with weights, whose
+// eps goes into `how`, and SwiGLU.
+void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sources)[N_QUANTISE_SOURCES]) {
+    sources[QUANTISE_TOKENS] = tokens;
+    if (tokens->op == GGML_OP_MUL && tokens->src[0]->op == GGML_OP_RMS_NORM && !how.n_experts && ggml_nrows(tokens->src[1]) == 1 &&
+        tokens->src[1]->ne[0] == tokens->ne[0] && has_floats(tokens->src[1]) && has_floats(tokens->src[0]->src[0])) {
+        sources[QUANTISE_TOKENS] = tokens->src[0]->src[0];
+        sources[QUANTISE_NORM]   = tokens->src[1];
+        std::memcpy(&how.eps, tokens->src[0]->op_params, sizeof how.eps);
+    }
+    if (tokens->op == GGML_OP_GLU && ggml_get_glu_op(tokens) == GGML_GLU_OP_SWIGLU && tokens->src[1] && has_floats(tokens->src[0]) &&
+        has_floats(tokens->src[1]) && ggml_are_same_stride(tokens->src[0], tokens->src[1])) {
+        sources[QUANTISE_TOKENS] = tokens->src[0];
+        sources[QUANTISE_UP]     = tokens->src[1];
+    }
+}
+
 Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
-    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), 0, 0 };
+    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), 0, 0, 0.0f };
     Made & last = t_quantised[static_cast<int>(how.form)];
     if (last.is_of(args.graph, args.tokens) && last.node->src[QUANTISE_ROUTES] == routed && last.n_products < kShared) {
         return last;
@@ -216,7 +268,9 @@ Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
         n_tokens      = ggml_nelements(args.ids);
     }
     const int64_t n_bytes = static_cast<int64_t>(kHead + sizeof(TokenChunk) * static_cast<size_t>(n_tokens * n_chunks(args.tokens)));
-    ggml_tensor * sources[N_QUANTISE_SOURCES] = { args.tokens, routed };
+    ggml_tensor * sources[N_QUANTISE_SOURCES] = {};
+    find_sources(args.tokens, how, sources);
+    sources[QUANTISE_ROUTES] = routed;
     last = { args.graph, args.tokens, nullptr, 0 };
     last.node = ggml_custom_4d(args.ctx, GGML_TYPE_I8, n_bytes, 1, 1, 1, sources, N_QUANTISE_SOURCES, run_quantise, GGML_N_TASKS_MAX, how.packed());
     return last;

@@ -79,11 +79,13 @@ def write_snapshot(handle: Handle, seq_id: int, n_tokens: int, snapshot: np.ndar
     _check(lib.edgekv_write_snapshot(handle, seq_id, n_tokens, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
 
 
-def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, label: int) -> np.ndarray:
-    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. Their rows must be written before the next decode, or come while
-    it computes. Raises DoesNotFit where there are not so many empty cells."""
+def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, label: int) -> np.ndarray:
+    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. Their rows must be written
+    before the next decode, or come while it computes. Raises DoesNotFit where there are not so many empty cells."""
     cells = np.empty(n, np.uint32)
-    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, label, _cells(cells)))
+    assert tokens is None or (tokens.dtype == np.int32 and tokens.shape == (n,) and tokens.flags.c_contiguous)
+    numbers = ffi.NULL if tokens is None else ffi.cast("int32_t *", tokens.ctypes.data)
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, numbers, label, _cells(cells)))
     return cells
 
 

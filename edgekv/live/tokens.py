@@ -1,6 +1,7 @@
 """K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
-A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them. A snapshot, uint8 [bytes], is
+A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them; the keys of an index stand
+behind V and count as part of it. A snapshot, uint8 [bytes], is
 what a sequence keeps besides: the windows of sliding layers, recurrent states. Call everything here on the decoding thread, between two decodes,
 unless a method says otherwise.
 """
@@ -23,8 +24,8 @@ class Tokens:
         self._cells = cells
 
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Bytes of a token's K row and V row, for each layer that keeps rows; compressed rows are K alone. Raises NativeError where the context
-        keeps something else than rows and snapshots: an index beside them, or no rows at all."""
+        """Bytes of a token's K row and V row, for each layer that keeps rows; compressed rows are K alone, and keys of an index count as
+        V. Raises NativeError where the context keeps something else than rows and snapshots."""
         return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:
@@ -75,10 +76,11 @@ class Tokens:
         on. Raises DoesNotFit where too few cells are empty; the sequence then ends at `first`."""
         self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
 
-    def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
-        """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. Their rows must be
-        written before the next decode, or while it computes (`expect`). Raises as `put`."""
-        return token_rows.add_tokens(self._handle(), seq_id, first, n, label)
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None) -> np.ndarray:
+        """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. tokens: int32 [n], their
+        numbers, which some models look back at. Their rows must be written before the next decode, or while it computes (`expect`). Raises as
+        `put`."""
+        return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, label)
 
     def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
         """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left

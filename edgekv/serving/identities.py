@@ -40,8 +40,8 @@ class Identities:
             wait([self._digest])
 
     def of(self, runtime: Runtime) -> Built | None:
-        """What a context was built with; None before the digest is there. None for good where a context keeps more than rows of its tokens, or where
-        it is unknown what was loaded, which the log says once. For the decoding thread, or while nothing decodes."""
+        """What a context was built with; None before the digest is there. None for good where a context keeps something of its tokens that cannot be put
+        back, or where it is unknown what was loaded, which the log says once. For the decoding thread, or while nothing decodes."""
         if not self._digest.done():
             return None
         if runtime not in self._known:
@@ -73,7 +73,7 @@ class Built:
     """The files and settings that built one context, and the adapters that it computes with."""
 
     def __init__(self, tokens: Tokens, files: bytes, name: str):
-        """Raises NativeError where the context keeps more of its tokens than rows."""
+        """Raises NativeError where the context keeps something of its tokens that cannot be put back."""
         self._tokens = tokens
         self.identity = ModelIdentity(fingerprint(files, tokens.depends_on()), RowLayout(*tokens.row_bytes()), name)
         self._adapters: dict[int, bytes] = {}

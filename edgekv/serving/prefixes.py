@@ -128,7 +128,7 @@ class Prefixes:
         self._n_hits += bool(hit.pieces)
         came = partial(store.came, hit)
         try:
-            cells = self._place(runtime, prompt.seq_id, hit.pieces)
+            cells = self._place(runtime, prompt.seq_id, prompt.tokens, hit.pieces)
         except BaseException:
             came(0)
             raise
@@ -154,7 +154,7 @@ class Prefixes:
                 cached.slot = goes_on
                 break
             try:
-                done = self._snapshots.put(runtime, store, seq_id, hit, partial(self._place, runtime, seq_id))
+                done = self._snapshots.put(runtime, store, seq_id, hit, partial(self._place, runtime, seq_id, wanted.tokens))
             except NativeError as error:
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
                 cached.slot = 0
@@ -167,12 +167,12 @@ class Prefixes:
         return cached
 
     @staticmethod
-    def _place(runtime: Runtime, seq_id: int, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
-        """Cells for as many pieces as there are any: uint32 [n] of each."""
+    def _place(runtime: Runtime, seq_id: int, tokens: np.ndarray, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
+        """Cells for as many pieces of the tokens as there are any: uint32 [n] of each."""
         placed: list[np.ndarray] = []
         for piece in pieces:
             try:
-                placed.append(runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading]))
+                placed.append(runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading], tokens[piece.first : piece.first + piece.n]))
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
         return placed

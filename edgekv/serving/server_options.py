@@ -16,7 +16,7 @@ from pathlib import Path
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.models import Geometry
-from edgekv.models.stock_layers import INDEX
+from edgekv.models.stock_layers import ROWS_OF_SEVERAL
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode, WhenFull
@@ -164,9 +164,9 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
 
 
 def keeps_prefixes(model: Geometry) -> bool:
-    """Whether what a model keeps of its tokens can be taken out and put back: rows, windows and states. What llama.cpp keeps otherwise (an index beside
-    its cache, states without any row) it keeps as whole conversations in RAM."""
-    return model.stock != INDEX and model.index_rows == 0 and any(model.n_head_kv)
+    """Whether what a model keeps of its tokens can be taken out and put back: rows with the keys of an index, windows and states. What llama.cpp keeps
+    otherwise (rows of several tokens, states without any row) it keeps as whole conversations in RAM."""
+    return model.architecture not in ROWS_OF_SEVERAL and any(model.n_head_kv)
 
 
 def check_evict(options: ServerOptions) -> None:

@@ -1,7 +1,7 @@
 /* K and V of whole tokens, and snapshots, taken out of a context's home and put back, so that nothing is computed twice.
  *
  * A block is the rows of n tokens: for each layer with a cache K [n][k_bytes] and then V [n][v_bytes], without gaps, as the cache holds
- * them. A snapshot is what a sequence keeps besides: windows of sliding layers, recurrent states. Where nothing else is said the functions belong to
+ * them. The keys by which an index finds tokens stand behind V, and count as part of it. A snapshot is what a sequence keeps besides: windows of sliding layers, recurrent states. Where nothing else is said the functions belong to
  * the decoding thread, between two llama_decode().
  */
 #ifndef EDGEKV_TOKENS_H
@@ -16,7 +16,7 @@ extern "C" {
 /* cffi: begin */
 
 /* Bytes of a token's row of K and of V in each layer: [n_layer], 0 where a layer keeps none. EDGEKV_UNSUPPORTED where the context keeps
-   something else of its tokens than rows and snapshots: an index beside the cache, a cache shared with another context. */
+   something else of its tokens than rows and snapshots, such as a cache that is shared with another context. */
 EDGEKV_API edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, size_t * v_bytes);
 
 /* Tells the sink, in pieces, all that K and V of a token depend on besides the weights in the model's file and the tokens up to it: this build
@@ -51,9 +51,10 @@ EDGEKV_API edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, 
 EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes);
 
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
-   now, and get the label. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
+   now, and get the label. tokens [n]: their numbers, which some models look back at; null where nobody does. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
    computes; where the context keeps snapshots, one must be put in behind the last of them before that. */
-EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells);
+EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint8_t label,
+                                          uint32_t * cells);
 
 /* rows of a block in the layers [first_layer, end_layer), counted among those with a cache: of these and of no others */
 typedef struct edgekv_block_rows {

@@ -9,6 +9,7 @@
 #include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache-msa.h"
 #include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -23,7 +24,10 @@ const llama_edgekv_hooks * llama_edgekv_get_hooks();
 // until nobody reads cells of the context on another thread
 void llama_edgekv_wait_for_holds(const llama_context * lctx);
 
-// what a context keeps of its tokens beside the plain cache; null: nothing
+// Rows of a sequence from a position on go, and what it keeps besides stays.
+void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos);
+
+// what a context keeps of its tokens beside rows; null: nothing
 struct llama_edgekv_besides {
     llama_kv_cache         * windows = nullptr;
     llama_memory_recurrent * states  = nullptr;
@@ -53,19 +57,35 @@ struct llama_edgekv_access {
         if (auto * dsa = dynamic_cast<llama_kv_cache_dsa_iswa *>(mem)) {
             return dsa->get_dsa()->get_mla();
         }
+        if (auto * msa = dynamic_cast<llama_kv_cache_msa *>(mem)) {
+            return msa->get_base();
+        }
         return nullptr;
     }
 
-    // the cache of the layers that slide; null: none does
-    static llama_kv_cache * windows(const llama_context * lctx) {
-        const auto * dsa = dynamic_cast<const llama_kv_cache_dsa_iswa *>(lctx->get_memory());
-        return dsa ? dsa->get_swa() : besides(lctx).windows;
+    // the cache of the keys of an index, cell by cell those of the plain cache; null: there is no index
+    static llama_kv_cache * index(const llama_context * lctx) {
+        auto * mem = lctx->get_memory();
+        if (auto * dsa = dynamic_cast<llama_kv_cache_dsa *>(mem)) {
+            return dsa->get_lid();
+        }
+        if (auto * dsa = dynamic_cast<llama_kv_cache_dsa_iswa *>(mem)) {
+            return dsa->get_dsa()->get_lid();
+        }
+        if (auto * msa = dynamic_cast<llama_kv_cache_msa *>(mem)) {
+            return msa->get_idx();
+        }
+        const auto * hybrid = dynamic_cast<llama_memory_hybrid_idx *>(mem);
+        return hybrid ? hybrid->get_mem_idx() : nullptr;
     }
 
     static llama_edgekv_besides besides(const llama_context * lctx) {
         auto * memory = lctx->get_memory();
         if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
             return { iswa->get_swa(), nullptr };
+        }
+        if (auto * dsa = dynamic_cast<llama_kv_cache_dsa_iswa *>(memory)) {
+            return { dsa->get_swa(), nullptr };
         }
         if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
             return { hybrid->get_mem_attn()->get_swa(), hybrid->get_mem_recr() };

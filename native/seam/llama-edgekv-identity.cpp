@@ -33,7 +33,7 @@ public:
         }
         const auto besides = llama_edgekv_access::besides(&lctx);
         for (int il = 0; il < llama_edgekv_n_layer(&lctx); ++il) {
-            for (const auto * of : { &kv, static_cast<const llama_kv_cache *>(besides.windows) }) {
+            for (const llama_kv_cache * of : std::initializer_list<const llama_kv_cache *>{ &kv, llama_edgekv_access::index(&lctx), besides.windows }) {
                 if (const auto * layer = of ? llama_edgekv_access::layer(*of, il) : nullptr) {
                     cache.insert(layer->k);
                     cache.insert(layer->v);

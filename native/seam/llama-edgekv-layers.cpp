@@ -105,7 +105,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
         return true;
     }
     if (hparams.is_swa(il)) {
-        const auto * windows = llama_edgekv_access::windows(lctx);
+        const auto * windows = llama_edgekv_access::besides(lctx).windows;
         const auto * window  = windows ? llama_edgekv_access::layer(*windows, il) : nullptr;
         if (window && window->k && window->v) {
             put_rows(*windows, *window, *out);

@@ -5,27 +5,51 @@
 
 #include <algorithm>
 #include <typeinfo>
+#include <vector>
 
 namespace {
 
 // of these memories the seam knows all parts; others inherit from them
 llama_edgekv_keeps by_memory(const llama_memory_i & memory) {
     const auto & type = typeid(memory);
-    if (type == typeid(llama_kv_cache)) {
+    if (type == typeid(llama_kv_cache) || type == typeid(llama_kv_cache_dsa) || type == typeid(llama_kv_cache_msa)) {
         return LLAMA_EDGEKV_KEEPS_ROWS;
     }
+    const bool windows = type == typeid(llama_kv_cache_iswa) || type == typeid(llama_kv_cache_dsa_iswa) || type == typeid(llama_memory_hybrid_iswa);
+    const bool states  = type == typeid(llama_memory_hybrid) || type == typeid(llama_memory_hybrid_idx);
 
-    return type == typeid(llama_kv_cache_iswa) || type == typeid(llama_memory_hybrid) || type == typeid(llama_memory_hybrid_iswa)
-        ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_OTHER;
+    return windows || states ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_OTHER;
+}
+
+// the plain cache, and that of the index, whose cells are the same
+std::vector<llama_kv_cache *> caches(llama_context * lctx) {
+    std::vector<llama_kv_cache *> found = { llama_edgekv_access::cache(lctx) };
+    if (auto * index = llama_edgekv_access::index(lctx)) {
+        found.push_back(index);
+    }
+    return found;
 }
 
 }  // namespace
 
+bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows * out) {
+    const auto * kv    = llama_edgekv_access::cache(lctx);
+    const auto * index = llama_edgekv_access::index(lctx);
+    const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
+    const auto * keys  = index ? llama_edgekv_access::layer(*index, il) : nullptr;
+    *out = {};
+    if (!layer || static_cast<int>(layer->il) != il) {  // else those of an earlier layer
+        return false;
+    }
+    *out = { layer->k, layer->v, keys ? keys->k : nullptr };
+
+    return true;
+}
+
 llama_edgekv_keeps llama_edgekv_what_is_kept(const llama_context * lctx) {
     const auto & hparams = lctx->get_model().hparams;
     const auto * kv = llama_edgekv_access::cache(lctx);
-    // cells that keep token numbers, too
-    if (!kv || llama_edgekv_access::is_guest(*kv) || hparams.ple_n_heads > 0) {
+    if (!kv || llama_edgekv_access::is_guest(*kv)) {
         return LLAMA_EDGEKV_KEEPS_OTHER;
     }
 
@@ -33,9 +57,10 @@ llama_edgekv_keeps llama_edgekv_what_is_kept(const llama_context * lctx) {
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         llama_edgekv_layer layer;
         llama_edgekv_get_layer(lctx, il, &layer);
+        llama_edgekv_rows rows;
         const bool in_snapshot = keeps == LLAMA_EDGEKV_KEEPS_SNAPSHOTS &&
             (layer.kind == LLAMA_EDGEKV_LAYER_SWA || layer.kind == LLAMA_EDGEKV_LAYER_RECURRENT || layer.kind == LLAMA_EDGEKV_LAYER_IDLE);
-        const bool in_rows = (layer.kind == LLAMA_EDGEKV_LAYER_ATTENTION || layer.kind == LLAMA_EDGEKV_LAYER_MLA) && !layer.v_transposed;
+        const bool in_rows = llama_edgekv_get_rows(lctx, il, &rows) && !(rows.v && llama_edgekv_access::v_transposed(*kv));
         if (hparams.has_kv(il) && !in_rows && !in_snapshot) {
             return LLAMA_EDGEKV_KEEPS_OTHER;
         }
@@ -44,12 +69,20 @@ llama_edgekv_keeps llama_edgekv_what_is_kept(const llama_context * lctx) {
     return keeps;
 }
 
-bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int n, uint32_t * out) {
+void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) {
+    for (auto * kv : caches(lctx)) {
+        kv->seq_rm(seq_id, first_pos, -1);
+    }
+    if (lctx->get_model().hparams.indexer_kpool > 0) {
+        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by nothing: pools of keys are formed anew from here on
+    }
+}
+
+bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint32_t * out) {
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER || llama_edgekv_stream_of(lctx, seq_id) < 0 || n < 1) {
         return false;
     }
-    auto * kv = llama_edgekv_access::cache(lctx);
-    kv->seq_rm(seq_id, first_pos, -1);
+    llama_edgekv_remove_cells(lctx, seq_id, first_pos);
 
     // as a state that is loaded takes its cells; a token of text has the same position in each dimension
     const int n_pos = static_cast<int>(lctx->get_model().hparams.n_pos_per_embd());
@@ -61,15 +94,18 @@ bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int
         for (int dimension = 0; dimension < n_pos; ++dimension) {
             ubatch.pos[dimension * n + i] = first_pos + i;
         }
+        ubatch.token[i]    = tokens ? tokens[i] : 0;
         ubatch.n_seq_id[i] = 1;
         ubatch.seq_id[i]   = &seq;
     }
 
-    const auto place = kv->find_slot(ubatch, false);
+    const auto place = llama_edgekv_access::cache(lctx)->find_slot(ubatch, false);
     if (place.empty()) {
         return false;
     }
-    kv->apply_ubatch(place, ubatch);
+    for (auto * kv : caches(lctx)) {
+        kv->apply_ubatch(place, ubatch);
+    }
     std::copy(place.idxs[0].begin(), place.idxs[0].end(), out);
 
     return true;

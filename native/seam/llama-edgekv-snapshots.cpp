@@ -142,7 +142,7 @@ bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int n_tokens, c
     auto * memory = lctx->get_memory();
     bool ok = false;
     try {
-        llama_edgekv_access::cache(lctx)->seq_rm(seq_id, n_tokens, -1);
+        llama_edgekv_remove_cells(lctx, seq_id, n_tokens);
         put_in(llama_edgekv_access::besides(lctx), seq_id, static_cast<const char *>(bytes), n_bytes);
         ok = memory->seq_pos_max(seq_id) == n_tokens - 1;
     } catch (const std::exception & error) {

@@ -209,16 +209,26 @@ LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 
 // what a context keeps of its tokens
 enum llama_edgekv_keeps {
-    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in one plain cache of its own. Those that were computed once can be put back, and nothing else is needed
+    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in caches of its own. Those that were computed once can be put back, and nothing else is needed
     LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // and besides what can be taken out only behind the newest token: windows of sliding layers, recurrent states
     LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // something that cannot be put back
 };
 LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);
 
+// What a layer keeps of each token: [bytes of a row, n_cells, n_stream]; null where it keeps none.
+struct llama_edgekv_rows {
+    struct ggml_tensor * k;
+    struct ggml_tensor * v;
+    struct ggml_tensor * index;  // the key by which an index finds the token
+};
+// false: the layer keeps no rows
+LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, struct llama_edgekv_rows * out);
+
 // Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on: out [n] are their cells, in
-// the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where there are any. false: there
-// are fewer empty cells, or nothing can be put back. Call it on the thread that decodes, or while nothing is decoding.
-LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, uint32_t * out);
+// the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where there are any. tokens [n], or
+// null: their numbers, which some models look back at. false: there are fewer empty cells, or nothing can be put back. Call it on the thread that
+// decodes, or while nothing is decoding.
+LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint32_t * out);
 
 // A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells.
 // Call these on the thread that decodes, or while nothing is decoding.

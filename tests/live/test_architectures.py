@@ -10,6 +10,9 @@ FACTOR = 3
 ROUNDING = 1e-14
 """KLD of logits that differ by float32's rounding alone."""
 
+NOTHING_BACK = ["mamba", "mamba2", "deepseek4", "grok"]
+"""In the order of the pinned source: states alone, rows of several tokens, V that is transposed."""
+
 SINKS = {"gpt-oss", "mimo2", "granite_swa"}
 """Attention sinks take a part of the attention."""
 
@@ -87,7 +90,7 @@ def test_what_an_index_lists_is_read(served):
     listed = [found for found in served if found["listed"]]
     assert {"deepseek32", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"} <= {found["architecture"] for found in listed}
     assert not names(listed, lambda found: not 0 < found["listed"] < found["n_prompt"] / 3)
-    assert not names(listed, lambda found: found["certain"] or found["sampled"] or found["n_back"])
+    assert not names(listed, lambda found: found["certain"] or found["sampled"])
     assert not names(listed, lambda found: not 5 * found["exact"] < found["unlisted"])
 
 
@@ -113,7 +116,7 @@ def test_the_header_says_the_same(opened):
 
 def test_what_comes_back_is_what_was_computed(opened):
     assert not names(opened, lambda found: not found["back"] <= bound(found))
-    assert sum(found["n_back"] > 0 for found in opened) > 60
+    assert [found["architecture"] for found in opened if found["n_back"] < 0.95 * found["n_prompt"]] == NOTHING_BACK
 
 
 def test_nothing_else_is_reported(opened):

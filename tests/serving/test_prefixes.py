@@ -52,6 +52,27 @@ def test_where_the_tokens_came_from_is_said(tiny, tmp_path):
         assert sources(server, two[:300] + one[:10])["ram"] == 299  # blocks from disk stay in RAM
 
 
+@pytest.mark.parametrize("kv", [{"mode": "off"}, EXACT, SPARSE], ids=["off", "exact", "sparse"])
+def test_the_keys_of_an_index_come_back_with_the_rows(synthetic, tmp_path, kv):
+    """From RAM, and from disk behind a restart with other numbers of slots and cells: the same bits as in the slot that computed them."""
+    model, where, tokens = synthetic("deepseek32", dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path), conversation(7, 1500)
+
+    def chances(server, slot: int = 0) -> np.ndarray:
+        answer = ask(server, tokens, n_probs=1, id_slot=slot)
+        assert n_read(answer) == 1
+        return np.array([(one["id"], one["logprob"]) for one in answer["completion_probabilities"]])
+
+    with serve(model, kv, where) as server:
+        assert n_read(ask(server, tokens)) == len(tokens)
+        stayed = chances(server)
+        ask(server, conversation(9, 900))
+        np.testing.assert_array_equal(chances(server), stayed)
+        server.prefixes.flush()
+    with serve(model, kv, where, n_ctx=4096, n_slots=2) as server:
+        np.testing.assert_array_equal(chances(server, 1), stayed)
+        assert server.prefixes.stats()[0].disk.hit_tokens >= len(tokens) - 1
+
+
 def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
     where = StoreSettings(folder=tmp_path)
     prompt = conversation(3, 600)

@@ -22,22 +22,21 @@ struct Rows {
     size_t bytes;  // of a row
     int il;        // its layer
     int number;    // of the layer, among those with a cache
-    bool is_value;
+    bool is_key;
 };
 
-// Calls act(K or V of a layer) for each layer with a cache, K first. Compressed rows are K alone.
+// Calls act(K or V of a layer, or an index's keys) for each layer that keeps rows, in this order. Compressed rows are K alone.
 template <typename Act>
 void for_each_rows(const llama_context * lctx, Act act) {
     int number = 0;
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
-        llama_edgekv_layer layer;
-        llama_edgekv_get_layer(lctx, il, &layer);
-        if (layer.kind != LLAMA_EDGEKV_LAYER_ATTENTION && layer.kind != LLAMA_EDGEKV_LAYER_MLA) {
+        llama_edgekv_rows layer;
+        if (!llama_edgekv_get_rows(lctx, il, &layer)) {
             continue;
         }
-        for (ggml_tensor * tensor : { layer.k, layer.v }) {
+        for (ggml_tensor * tensor : { layer.k, layer.v, layer.index }) {
             if (tensor) {
-                act(Rows{ tensor, ggml_row_size(tensor->type, tensor->ne[0]), il, number, tensor == layer.v });
+                act(Rows{ tensor, ggml_row_size(tensor->type, tensor->ne[0]), il, number, tensor == layer.k });
             }
         }
         ++number;
@@ -57,7 +56,7 @@ void for_each_run(const uint32_t * cells, int n, Act act) {
 
 edgekv_status check_kept(const edgekv_context * ctx) {
     return llama_edgekv_what_is_kept(ctx->lctx) == LLAMA_EDGEKV_KEEPS_OTHER
-        ? fail(EDGEKV_UNSUPPORTED, "the context keeps more of its tokens than rows, windows and recurrent states") : EDGEKV_OK;
+        ? fail(EDGEKV_UNSUPPORTED, "the context keeps something of its tokens that cannot be put back") : EDGEKV_OK;
 }
 
 edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cells, int n) {
@@ -86,7 +85,7 @@ edgekv_status edgekv_token_bytes(const edgekv_context * ctx, size_t * k_bytes, s
     for (int il = 0; il < llama_edgekv_n_layer(ctx->lctx); ++il) {
         k_bytes[il] = v_bytes[il] = 0;
     }
-    for_each_rows(ctx->lctx, [&](const Rows & rows) { (rows.is_value ? v_bytes : k_bytes)[rows.il] = rows.bytes; });
+    for_each_rows(ctx->lctx, [&](const Rows & rows) { (rows.is_key ? k_bytes : v_bytes)[rows.il] += rows.bytes; });
 
     return EDGEKV_OK;
 }
@@ -214,7 +213,7 @@ edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_toke
 
 // ---- rows that are put in ---------------------------------------------------------------------------------------------------------
 
-edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, uint8_t label, uint32_t * cells) {
+edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint8_t label, uint32_t * cells) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
@@ -226,7 +225,7 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
     if (const edgekv_status status = check(ctx, stream, nullptr, 0); status != EDGEKV_OK) {
         return status;
     }
-    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, cells)) {
+    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
     llama_edgekv_cells view;

@@ -78,8 +78,9 @@ Failure edgekv_context::set_selection(const edgekv_selection & selection) {
 bool edgekv_context::can_wait_for_rows() const {
     const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
     for (const auto & layer : layers) {
-        // stock nodes read prompts of compressed rows
-        if (layer->seam.kind == LLAMA_EDGEKV_LAYER_MLA || (layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION && !layer->serves())) {
+        // stock nodes read prompts of compressed rows, and the keys of an index
+        const auto kind = layer->seam.kind;
+        if (kind == LLAMA_EDGEKV_LAYER_MLA || kind == LLAMA_EDGEKV_LAYER_INDEX || (kind == LLAMA_EDGEKV_LAYER_ATTENTION && !layer->serves())) {
             return false;
         }
     }

@@ -161,7 +161,7 @@ def _announce(server: Server, how_to_stop: str) -> None:
                    "behind 1,900 tokens each came at 0.8 times the speed in mode sparse, and read 1.5 times the tokens; leave it out unless the "
                    "slots share long beginnings and memory is short", err=True)
     if options.store is not None and not keeps_prefixes(server.model):
-        click.echo("note: this model keeps rows of several tokens, or states alone, which cannot be put back piece by piece; llama.cpp keeps "
+        click.echo("note: this model keeps rows of several tokens, which cannot be put back piece by piece; llama.cpp keeps "
                    "whole conversations in --cache-ram, and nothing is kept on disk or on another server", err=True)
     from edgekv.cli.chat.kv_status import mode_summary
     from edgekv.cli.common.config_file import file_read

@@ -1,9 +1,8 @@
 """K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
 A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them; the keys of an index stand
-behind V and count as part of it. A snapshot, uint8 [bytes], is
-what a sequence keeps besides: the windows of sliding layers, recurrent states. Call everything here on the decoding thread, between two decodes,
-unless a method says otherwise.
+behind V and count as part of it. A snapshot, uint8 [bytes], is what a sequence keeps besides: the windows of sliding layers, recurrent states.
+A context of states alone has empty blocks. Call everything here on the decoding thread, between two decodes, unless a method says otherwise.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ import numpy as np
 
 from edgekv._native import core, device_calls, token_rows
 from edgekv._native.token_rows import HeldTokens
+from edgekv.errors import NativeError
 from edgekv.live.cells import EARLIER, SAMPLED, Cells, StreamCells
 
 
@@ -41,7 +41,10 @@ class Tokens:
         return device_calls.plane(self._handle()) is not None
 
     def cells_of(self, seq_id: int, n: int) -> np.ndarray:
-        """uint32 [m], m <= n: the cells of positions 0 to m - 1 of a sequence, up to the first gap."""
+        """uint32 [m], m <= n: the cells of positions 0 to m - 1 of a sequence, up to the first gap. A context that keeps states alone has no cells:
+        its tokens go by their positions."""
+        if not self._cells.known:
+            return np.arange(n, dtype=np.uint32)
         view = self._cells.stream(self._cells.stream_of(seq_id))
         mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
         mine = mine[np.argsort(view.positions[mine], kind="stable")]
@@ -50,6 +53,8 @@ class Tokens:
 
     def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
         """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
+        if not self._cells.known:
+            return np.zeros(len(cells), np.uint8)
         view: StreamCells = self._cells.stream(self._cells.stream_of(seq_id))
         return view.labels[cells]
 
@@ -64,11 +69,15 @@ class Tokens:
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""
+        if not self._cells.known:
+            return np.empty(0, np.uint8)
         return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
 
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
         """Keep computed tokens' cells (uint32 [n]) unchanged until they are released: any thread may read them while others are computed.
-        Raises NativeError where their rows are not in host memory."""
+        Raises NativeError where their rows are not in host memory, or there are none."""
+        if not self._cells.known:
+            raise NativeError("the context keeps states alone: it has no cells to hold")
         return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
 
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
@@ -80,12 +89,15 @@ class Tokens:
         """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. tokens: int32 [n], their
         numbers, which some models look back at. Their rows must be written before the next decode, or while it computes (`expect`). Raises as
         `put`."""
+        if not self._cells.known:
+            return np.arange(first, first + n, dtype=np.uint32)
         return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, label)
 
     def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
         """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
         out."""
-        token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
+        if self._cells.known:
+            token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
 
     @property
     def keeps_snapshots(self) -> bool:

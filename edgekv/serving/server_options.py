@@ -165,8 +165,8 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
 
 def keeps_prefixes(model: Geometry) -> bool:
     """Whether what a model keeps of its tokens can be taken out and put back: rows with the keys of an index, windows and states. What llama.cpp keeps
-    otherwise (rows of several tokens, states without any row) it keeps as whole conversations in RAM."""
-    return model.architecture not in ROWS_OF_SEVERAL and any(model.n_head_kv)
+    otherwise (rows of several tokens) it keeps as whole conversations in RAM."""
+    return model.architecture not in ROWS_OF_SEVERAL
 
 
 def check_evict(options: ServerOptions) -> None:

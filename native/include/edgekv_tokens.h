@@ -1,8 +1,8 @@
 /* K and V of whole tokens, and snapshots, taken out of a context's home and put back, so that nothing is computed twice.
  *
  * A block is the rows of n tokens: for each layer with a cache K [n][k_bytes] and then V [n][v_bytes], without gaps, as the cache holds
- * them. The keys by which an index finds tokens stand behind V, and count as part of it. A snapshot is what a sequence keeps besides: windows of sliding layers, recurrent states. Where nothing else is said the functions belong to
- * the decoding thread, between two llama_decode().
+ * them. The keys by which an index finds tokens stand behind V, and count as part of it. A snapshot is what a sequence keeps besides: windows
+ * of sliding layers, recurrent states. Where nothing else is said the functions belong to the decoding thread, between two llama_decode().
  */
 #ifndef EDGEKV_TOKENS_H
 #define EDGEKV_TOKENS_H
@@ -39,7 +39,7 @@ EDGEKV_API edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int f
 EDGEKV_API void edgekv_release_held_tokens(edgekv_hold * hold, int n);
 EDGEKV_API void edgekv_free_hold(edgekv_hold * hold);
 
-/* Whether rows are all that the context keeps, or there are snapshots too. */
+/* Whether rows are all that the context keeps, or there are snapshots too. A context without a cache has snapshots alone, and no cells. */
 EDGEKV_API int edgekv_keeps_snapshots(const edgekv_context * ctx);
 
 /* The sequence's snapshot behind its newest token: n_bytes are its bytes, and `out`, unless null, gets them where `capacity` is enough. It
@@ -51,8 +51,9 @@ EDGEKV_API edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, 
 EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes);
 
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
-   now, and get the label. tokens [n]: their numbers, which some models look back at; null where nobody does. EDGEKV_NO_MEMORY: there are not so many. Their rows must be written before the next llama_decode(), or come while it
-   computes; where the context keeps snapshots, one must be put in behind the last of them before that. */
+   now, and get the label. tokens [n]: their numbers, which some models look back at; null where nobody does. EDGEKV_NO_MEMORY: there are not
+   so many cells. Their rows must be written before the next llama_decode(), or come while it computes; where the context keeps snapshots, one
+   must be put in behind the last of them before that. */
 EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint8_t label,
                                           uint32_t * cells);
 

@@ -13,6 +13,7 @@
 #include "llama-memory-hybrid-idx.h"
 #include "llama-memory-hybrid.h"
 #include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -93,7 +94,7 @@ struct llama_edgekv_access {
         if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
             return { nullptr, hybrid->get_mem_recr() };
         }
-        return {};
+        return { nullptr, dynamic_cast<llama_memory_recurrent *>(memory) };
     }
 
     // whether an index lists the cells that a layer with rows attends: what the graph names with a llama_edgekv_choice
@@ -105,6 +106,8 @@ struct llama_edgekv_access {
         }
         return dynamic_cast<const llama_kv_cache_dsa *>(mem) || dynamic_cast<const llama_kv_cache_dsa_iswa *>(mem);
     }
+
+    static bool has_sequence(const llama_context * lctx, int seq_id) { return seq_id >= 0 && seq_id < static_cast<int>(lctx->n_seq_max()); }
 
     static const llama_kv_cache::kv_layer * layer(const llama_kv_cache & kv, int il) {
         const auto it = kv.map_layer_ids.find(il);

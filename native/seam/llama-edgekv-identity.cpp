@@ -27,13 +27,14 @@ constexpr size_t PIECE_BYTES = 1 << 20;
 // Tells the graph in one way: operations in their order, sources by the order in which they were first seen.
 class Description {
 public:
-    Description(const llama_context & lctx, const llama_kv_cache & kv, llama_edgekv_sink sink, void * user) : sink(sink), user(user) {
+    Description(const llama_context & lctx, llama_edgekv_sink sink, void * user) : sink(sink), user(user) {
         for (const auto & [name, tensor] : lctx.get_model().tensors_by_name) {
             weights.insert(tensor);
         }
         const auto besides = llama_edgekv_access::besides(&lctx);
+        const llama_kv_cache * caches[] = { llama_edgekv_access::cache(&lctx), llama_edgekv_access::index(&lctx), besides.windows };
         for (int il = 0; il < llama_edgekv_n_layer(&lctx); ++il) {
-            for (const llama_kv_cache * of : std::initializer_list<const llama_kv_cache *>{ &kv, llama_edgekv_access::index(&lctx), besides.windows }) {
+            for (const auto * of : caches) {
                 if (const auto * layer = of ? llama_edgekv_access::layer(*of, il) : nullptr) {
                     cache.insert(layer->k);
                     cache.insert(layer->v);
@@ -151,14 +152,14 @@ void add_hparams(Description & description, const llama_hparams & of) {
 }  // namespace
 
 bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user) {
-    auto * kv = llama_edgekv_access::cache(lctx);
+    const auto * kv = llama_edgekv_access::cache(lctx);
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER) {
         return false;
     }
 
     // one token of each stream, as the buffers of a context are reserved for
     const auto memory = lctx->get_memory()->init_full();
-    const uint32_t n_streams = llama_edgekv_access::n_streams(*kv);
+    const uint32_t n_streams = kv ? llama_edgekv_access::n_streams(*kv) : 1;
     llama_batch_allocr balloc(lctx->get_model().hparams.n_pos_per_embd());
     llama_ubatch ubatch = balloc.ubatch_reserve(1, n_streams);
     for (uint32_t s = 0; s < n_streams; ++s) {
@@ -185,7 +186,7 @@ bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, l
     params.cparams.embeddings_layer_inp.assign(params.cparams.embeddings_layer_inp.size(), false);
     result.reset();
 
-    Description description(*lctx, *kv, sink, user);
+    Description description(*lctx, sink, user);
     description.add(lctx->get_model().arch_name());
     description.add(lctx->get_cparams().causal_attn);
     add_hparams(description, lctx->get_model().hparams);

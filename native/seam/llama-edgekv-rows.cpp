@@ -21,11 +21,13 @@ llama_edgekv_keeps by_memory(const llama_memory_i & memory) {
     return windows || states ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_OTHER;
 }
 
-// the plain cache, and that of the index, whose cells are the same
+// the plain cache, and that of the index, whose cells are the same; none where there are only states
 std::vector<llama_kv_cache *> caches(llama_context * lctx) {
-    std::vector<llama_kv_cache *> found = { llama_edgekv_access::cache(lctx) };
-    if (auto * index = llama_edgekv_access::index(lctx)) {
-        found.push_back(index);
+    std::vector<llama_kv_cache *> found;
+    for (auto * kv : { llama_edgekv_access::cache(lctx), llama_edgekv_access::index(lctx) }) {
+        if (kv) {
+            found.push_back(kv);
+        }
     }
     return found;
 }
@@ -49,6 +51,9 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
 llama_edgekv_keeps llama_edgekv_what_is_kept(const llama_context * lctx) {
     const auto & hparams = lctx->get_model().hparams;
     const auto * kv = llama_edgekv_access::cache(lctx);
+    if (const auto * memory = lctx->get_memory(); memory && typeid(*memory) == typeid(llama_memory_recurrent)) {
+        return LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+    }
     if (!kv || llama_edgekv_access::is_guest(*kv)) {
         return LLAMA_EDGEKV_KEEPS_OTHER;
     }

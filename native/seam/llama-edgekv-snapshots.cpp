@@ -89,7 +89,7 @@ struct stream_counts {
 }  // namespace
 
 size_t llama_edgekv_get_snapshot(llama_context * lctx, int seq_id, void * out, size_t capacity) {
-    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || llama_edgekv_stream_of(lctx, seq_id) < 0) {
+    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
         return 0;
     }
     lctx->synchronize();
@@ -135,7 +135,7 @@ static void put_in(const llama_edgekv_besides & parts, int seq_id, const char * 
 }
 
 bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int n_tokens, const void * bytes, size_t n_bytes) {
-    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || llama_edgekv_stream_of(lctx, seq_id) < 0) {
+    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
         return false;
     }
     lctx->synchronize();

@@ -210,7 +210,7 @@ LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 // what a context keeps of its tokens
 enum llama_edgekv_keeps {
     LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in caches of its own. Those that were computed once can be put back, and nothing else is needed
-    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // and besides what can be taken out only behind the newest token: windows of sliding layers, recurrent states
+    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // besides, or alone, what can be taken out only behind the newest token: windows of sliding layers, recurrent states
     LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // something that cannot be put back
 };
 LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);

@@ -15,7 +15,7 @@ from edgekv.serving.server import Server
 from edgekv.store.results import KeptSnapshot
 from edgekv.store.settings import StoreSettings
 
-KINDS = ["gemma2", "gpt-oss", "lfm2"]
+KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
 OPENING = 4
 """Tokens at a prompt's end that the next turn may render in another way; the newest snapshot of a prompt stands before them."""
 
@@ -88,7 +88,7 @@ def test_an_edit_in_the_middle_costs_no_more_than_the_spacing(synthetic, kind: s
     np.testing.assert_allclose(there[:1], cold[:1], rtol=0, atol=1e-3)  # other cuts round otherwise
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
+@pytest.mark.parametrize("kind", ["gemma2", "lfm2", "mamba"])
 def test_an_answer_that_nobody_waits_for_any_more_is_kept(synthetic, kind: str):
     """A client leaves in the middle of an answer; the next prompt goes on there."""
     tokens = conversation(7, 600)
@@ -102,7 +102,7 @@ def test_an_answer_that_nobody_waits_for_any_more_is_kept(synthetic, kind: str):
         assert n_read(said) <= 3
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "lfm2"])
+@pytest.mark.parametrize("kind", ["gemma2", "lfm2", "mamba"])
 def test_a_beginning_that_two_share_is_read_once(synthetic, kind: str):
     """The second asks while the first is read; both begin with 1,024 tokens, behind which there is a snapshot."""
     common = conversation(11, 1100)
@@ -160,7 +160,7 @@ def test_llama_cpp_takes_no_checkpoints_of_its_own(synthetic, tmp_path: Path):
     assert "context checkpoints disabled" in said and "created context checkpoint" not in said
 
 
-@pytest.mark.parametrize(("kind", "window"), [("gemma2", 64), ("lfm2", 0)])
+@pytest.mark.parametrize(("kind", "window"), [("gemma2", 64), ("lfm2", 0), ("mamba", 0)])
 def test_the_size_of_a_snapshot_is_known_before(synthetic, kind: str, window: int):
     with serve(synthetic(kind, dtype="f32"), EXACT) as server:
         ask(server, conversation(1, 500), 1)

@@ -212,9 +212,12 @@ def test_windows_and_states_go_back_to_their_marks(synthetic, kind):
                 decoder.rewind(100)
 
 
-def test_what_an_index_or_a_state_alone_keeps_cannot_be_made_up(synthetic):
-    rows = measure(synthetic("mamba"), n_prompt=(), depths=(100,), fill=Fill.SYNTHETIC, n_rounds=1)
+@pytest.mark.parametrize("kind", ["mamba", "deepseek32"])
+def test_what_an_index_or_a_state_alone_keeps_cannot_be_made_up(synthetic, kind):
+    rows = measure(synthetic(kind), n_prompt=(), depths=(400,), fill=Fill.SYNTHETIC, n_rounds=1)
     assert all("--fill text" in row["note"] and row["avg_ts"] is None for row in rows) and len(rows) == 4
+    rows = measure(synthetic(kind), n_prompt=(), depths=(400,), n_rounds=1)
+    assert all(row["avg_ts"] for row in rows) and len(rows) == 4
 
 
 # ---- what does not fit, is not there, or is interrupted -------------------------------------------------------------------------

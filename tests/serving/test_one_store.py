@@ -60,7 +60,7 @@ class Rows:
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldRows:
         return HeldRows()
 
-    def place(self, seq_id: int, first: int, n: int, label: int) -> np.ndarray:
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray) -> np.ndarray:
         self.n_placed += n
         return np.arange(first, first + n, dtype=np.uint32)
 

@@ -11,6 +11,7 @@ from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n
 
 from edgekv.errors import ConfigError
 from edgekv.live.cells import EARLIER, SAMPLED
+from edgekv.serving import server_options
 from edgekv.store.settings import StoreSettings
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
@@ -177,8 +178,9 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert moved["timings"]["cache_n"] == 100
 
 
-def test_whole_conversations_of_a_model_without_rows(synthetic):
-    """States alone cannot make a prefix: llama.cpp keeps whole conversations, and the store keeps none."""
+def test_whole_conversations_of_a_model_that_the_store_does_not_keep(synthetic, monkeypatch: pytest.MonkeyPatch):
+    """llama.cpp keeps whole conversations of it in RAM."""
+    monkeypatch.setattr(server_options, "ROWS_OF_SEVERAL", {"mamba"})
     with serve(synthetic("mamba", dtype="f32"), {"mode": "off"}) as server:
         assert server.prefixes is None
         one, two = conversation(1, 300), conversation(2, 300)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError, ModelError, NativeError
+from edgekv.errors import EdgeKVError, ModelError
 from edgekv.live import runtime
 from edgekv.llama import Llama
 from edgekv.machine import n_cores
@@ -205,7 +205,7 @@ def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
         assert first.kv is not None
         try:
             layout: TokenLayout | None = TokenLayout.of(first)
-        except NativeError as error:
+        except EdgeKVError as error:
             if opening.fill is Fill.SYNTHETIC:
                 raise ContextError(f"this cache cannot be filled with made-up tokens ({error}); use --fill text") from error
             layout = None

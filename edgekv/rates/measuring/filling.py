@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from edgekv.errors import EdgeKVError
+from edgekv.models import geometry
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import CacheType
 
@@ -53,8 +56,13 @@ class TokenLayout:
 
     @classmethod
     def of(cls, decoder: Decoder) -> TokenLayout:
-        """Raises NativeError where a context keeps something else than rows, windows and states."""
+        """Raises EdgeKVError where a context keeps something else than rows, or something else beside them than windows and states."""
         assert decoder.kv is not None
+        shape = geometry(Path(decoder.llama.model_path))
+        if shape.index_rows or any(shape.index_dims):
+            raise EdgeKVError("an index keeps keys of its own beside the rows")
+        if not any(shape.n_head_kv):
+            raise EdgeKVError("the model keeps states alone")
         cache = decoder.kv.options.cache
         m_rope = llama_cpp.llama_model_rope_type(decoder.llama.model) in (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
         return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v, 3 if m_rope else 0)

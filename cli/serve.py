@@ -66,6 +66,8 @@ class _PassesOn(click.Command):
         metavar="NAME[,NAME...]",
         help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "
              "as a web page may stand behind them. Can be given several times.")
+@option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
+        help="The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
 @option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")
@@ -78,7 +80,7 @@ class _PassesOn(click.Command):
 @when_full_option("stop")
 @cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
+def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. What stands after -- goes to llama.cpp's server as it is. Both ways of
@@ -88,7 +90,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server
-    from edgekv.serving.server_options import ServerLimits, ServerOptions, try_extra
+    from edgekv.serving.server_options import ServerLimits, ServerOptions, try_extra, with_projector
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
@@ -96,7 +98,7 @@ def serve(model: Path | None, slots: int, max_queue: int | None, max_gap: float,
     store = split_cache_options(settings)
     server = Server(ServerOptions(
         model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
-        when_full=WhenFull(when_full or WhenFull.STOP), extra=extra,
+        when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()
     click.echo(summary_line(server), err=True)

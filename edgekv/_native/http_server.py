@@ -32,6 +32,13 @@ def terminate() -> None:
     lib.edgekv_server_terminate()
 
 
+def projector() -> str:
+    """The file with which the running server makes embeddings of images and sound; empty: it has none. Once it has answered a request."""
+    from edgekv._native._server import ffi, lib
+
+    return ffi.string(lib.edgekv_server_projector()).decode(errors="surrogateescape")
+
+
 # ---- limits and waits --------------------------------------------------------------------------------------------------------------
 
 

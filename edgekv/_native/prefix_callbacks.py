@@ -13,6 +13,18 @@ log = logging.getLogger("edgekv")
 
 
 @dataclass(frozen=True)
+class Medium:
+    """An image or a sound in a prompt: embeddings stand in place of its tokens."""
+
+    first: int
+    """Its first token."""
+    n: int
+    """Its tokens, of which the last may lie behind those told."""
+    id: str
+    """Digests of its file and of what its embeddings are computed from."""
+
+
+@dataclass(frozen=True)
 class SequenceTokens:
     """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
@@ -20,11 +32,17 @@ class SequenceTokens:
     """Of the llama_context."""
     seq_id: int
     tokens: np.ndarray
-    """int32 [n]; lives until the call returns."""
+    """int32 [n], -1 for those of media; lives until the call returns."""
     adapters: tuple[tuple[int, float], ...]
     """LoRA adapters that K and V depend on: the address of each llama_adapter_lora, which lives as long as the context, and its scale."""
     space: str = ""
     """The namespace: tokens of another are never a prefix of these."""
+    media: tuple[Medium, ...] = ()
+    """In order."""
+    projector: str = ""
+    """The file of the model that makes embeddings of media."""
+    at: np.ndarray | None = None
+    """int32 [3, n]: position, line and column of each token; None: positions count up. Lives as `tokens`."""
 
 
 @dataclass
@@ -71,7 +89,8 @@ class KeepsPrefixes(Protocol):
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
     def settle(self) -> tuple[int, CachedTokens]:
-        """Wait for the rows. Returns the position of the first token whose rows could not be had (-1: none), and the tokens before it."""
+        """Wait for the rows. Returns the number of tokens before the first whose rows could not be had (-1: none), which end within no medium, and
+        those of them that were put in."""
 
 
 _handle: object = None
@@ -106,8 +125,13 @@ def _define_callbacks() -> None:
     def tokens_of(native) -> SequenceTokens:
         tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
         adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
-        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters,
-                              ffi.string(native.space).decode(errors="replace"))
+        media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
+        at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
+        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
+                              text_of(native.projector), at)
+
+    def text_of(native) -> str:
+        return ffi.string(native).decode(errors="surrogateescape")
 
     def callback(failure: str, error=None):
         """An exception is logged as `failure`, and the server gets `error`."""

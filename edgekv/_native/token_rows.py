@@ -72,21 +72,29 @@ def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
     return snapshot
 
 
-def write_snapshot(handle: Handle, seq_id: int, n_tokens: int, snapshot: np.ndarray) -> None:
-    """Put in a snapshot (uint8 [bytes]) that was read behind n_tokens. Raises NativeError where it is of another context, and the sequence is
+def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndarray) -> None:
+    """Put in a snapshot (uint8 [bytes]) that was read before the token at `position`. Raises NativeError where it is of another context, and the sequence is
     empty then."""
     assert snapshot.dtype == np.uint8 and snapshot.flags.c_contiguous
-    _check(lib.edgekv_write_snapshot(handle, seq_id, n_tokens, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
+    _check(lib.edgekv_write_snapshot(handle, seq_id, position, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
 
 
-def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, label: int) -> np.ndarray:
-    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. Their rows must be written
-    before the next decode, or come while it computes. Raises DoesNotFit where there are not so many empty cells."""
+def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, at: np.ndarray | None, label: int) -> np.ndarray:
+    """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n], their
+    positions, lines and columns, or None where positions count up; with it first_position -1 keeps all that the sequence has. Their rows must be
+    written before the next decode, or come while it computes. Raises DoesNotFit where there are not so many empty cells."""
     cells = np.empty(n, np.uint32)
-    assert tokens is None or (tokens.dtype == np.int32 and tokens.shape == (n,) and tokens.flags.c_contiguous)
-    numbers = ffi.NULL if tokens is None else ffi.cast("int32_t *", tokens.ctypes.data)
-    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, numbers, label, _cells(cells)))
+    assert tokens is None or tokens.shape == (n,)
+    assert at is None or at.shape == (3, n)
+    _check(lib.edgekv_add_tokens(handle, seq_id, first_position, n, _numbers(tokens), _numbers(at), label, _cells(cells)))
     return cells
+
+
+def in_image(handle: Handle, stream: int, cells: np.ndarray) -> np.ndarray:
+    """int32 [2, n]: lines and columns of the tokens in cells (uint32 [n]) of a stream; zeros where positions have one dimension."""
+    places = np.empty((2, len(cells)), np.int32)
+    _check(lib.edgekv_in_image(handle, stream, _cells(cells), len(cells), _numbers(places[0]), _numbers(places[1])))
+    return places
 
 
 def write_tokens(handle: Handle, stream: int, cells: np.ndarray, skip: int, n_block: int, rows: np.ndarray, layers: range) -> None:
@@ -126,6 +134,13 @@ def rows_failed(handle: Handle) -> None:
 def expect_no_rows(handle: Handle) -> None:
     """End it, on the decoding thread, when no thread brings rows any more."""
     _check(lib.edgekv_expect_no_rows(handle))
+
+
+def _numbers(numbers: np.ndarray | None):
+    if numbers is None:
+        return ffi.NULL
+    assert numbers.dtype == np.int32 and numbers.flags.c_contiguous
+    return ffi.cast("int32_t *", numbers.ctypes.data)
 
 
 def _cells(cells: np.ndarray):

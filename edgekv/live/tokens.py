@@ -40,16 +40,27 @@ class Tokens:
     def on_device(self) -> bool:
         return device_calls.plane(self._handle()) is not None
 
-    def cells_of(self, seq_id: int, n: int) -> np.ndarray:
-        """uint32 [m], m <= n: the cells of positions 0 to m - 1 of a sequence, up to the first gap. A context that keeps states alone has no cells:
-        its tokens go by their positions."""
+    def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
+        """uint32 [m], m <= n: the cells of the first m tokens of a sequence, up to the first gap. at: int32 [3, n], their positions, lines and columns;
+        None: positions count up. A context that keeps states alone has no cells: its tokens go by their numbers."""
         if not self._cells.known:
             return np.arange(n, dtype=np.uint32)
         view = self._cells.stream(self._cells.stream_of(seq_id))
+        if at is not None:
+            return self._cells_at(seq_id, view, at)
         mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
         mine = mine[np.argsort(view.positions[mine], kind="stable")]
         missing = np.flatnonzero(view.positions[mine] != np.arange(len(mine)))
         return mine[:missing[0]] if len(missing) else mine
+
+    def _cells_at(self, seq_id: int, view: StreamCells, at: np.ndarray) -> np.ndarray:
+        """Tokens of one image may all have the same position; its lines and columns tell them apart. A prompt's tokens stand in this order."""
+        mine = np.flatnonzero(view.in_sequence(seq_id)).astype(np.uint32)
+        lines, columns = token_rows.in_image(self._handle(), self._cells.stream_of(seq_id), mine)
+        order = np.lexsort((columns, lines, view.positions[mine]))[: at.shape[1]]
+        found = np.stack([view.positions[mine], lines, columns])[:, order]
+        differ = np.flatnonzero((found != at[:, : len(order)]).any(axis=0))
+        return np.ascontiguousarray(mine[order[: differ[0]] if len(differ) else order])
 
     def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
         """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
@@ -85,13 +96,14 @@ class Tokens:
         on. Raises DoesNotFit where too few cells are empty; the sequence then ends at `first`."""
         self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
 
-    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None) -> np.ndarray:
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
         """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. tokens: int32 [n], their
-        numbers, which some models look back at. Their rows must be written before the next decode, or while it computes (`expect`). Raises as
-        `put`."""
+        numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`; only with it
+        `first` may be -1: the tokens go on behind what was placed last. Their rows must be written before the next decode, or while it computes
+        (`expect`). Raises as `put`."""
         if not self._cells.known:
             return np.arange(first, first + n, dtype=np.uint32)
-        return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, label)
+        return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, at, label)
 
     def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
         """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
@@ -108,10 +120,10 @@ class Tokens:
         """A sequence's snapshot behind its newest token. Raises NativeError where the context keeps none."""
         return token_rows.read_snapshot(self._handle(), seq_id)
 
-    def put_snapshot(self, seq_id: int, n_tokens: int, snapshot: np.ndarray) -> None:
-        """Put in the snapshot behind the first n_tokens of a sequence, whose rows are in place; it ends there. Raises NativeError where the
-        snapshot is of another context; the sequence is empty then."""
-        token_rows.write_snapshot(self._handle(), seq_id, n_tokens, snapshot)
+    def put_snapshot(self, seq_id: int, position: int, snapshot: np.ndarray) -> None:
+        """Put in the snapshot that was taken before the token at `position` of a sequence, which ends there; the rows before it are in place. Raises
+        NativeError where the snapshot is of another context; the sequence is empty then."""
+        token_rows.write_snapshot(self._handle(), seq_id, position, snapshot)
 
     def n_layers(self) -> int:
         """The layers that keep rows; `write` counts these."""

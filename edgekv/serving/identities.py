@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import struct
-import threading
-from concurrent.futures import Future, wait
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from edgekv.errors import ModelError, NativeError
 from edgekv.live.runtime import Runtime
 from edgekv.live.tokens import Tokens
-from edgekv.store.digests import digest_of_model, stamps_of_model
+from edgekv.serving.digesting import Digesting
+from edgekv.store.digests import digest_of_model
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint
 
 log = logging.getLogger("edgekv")
@@ -29,20 +28,19 @@ class Identities:
 
     def __init__(self, model: Path):
         self._model = model
-        self._digest: Future[tuple[bytes, tuple]] = Future()
+        self._digest = Digesting(model)
         self._known: WeakKeyDictionary[Runtime, Built | None] = WeakKeyDictionary()
-        threading.Thread(target=self._compute, name="edgekv-digest", daemon=True).start()
 
     def wait(self) -> None:
         """Wait for the digest; the log says so where that takes long. Not for the decoding thread."""
-        if not wait([self._digest], LONG_S).done:
+        if not self._digest.wait(LONG_S):
             log.warning("all of %s is read once, to know whose prefixes are kept; the next start knows it", self._model)
-            wait([self._digest])
+            self._digest.wait()
 
     def of(self, runtime: Runtime) -> Built | None:
         """What a context was built with; None before the digest is there. None for good where a context keeps something of its tokens that cannot be put
         back, or where it is unknown what was loaded, which the log says once. For the decoding thread, or while nothing decodes."""
-        if not self._digest.done():
+        if not self._digest.done:
             return None
         if runtime not in self._known:
             try:
@@ -52,17 +50,10 @@ class Identities:
                 self._known[runtime] = None
         return self._known[runtime]
 
-    def _compute(self) -> None:
-        try:
-            stamps = stamps_of_model(self._model)
-            self._digest.set_result((digest_of_model(self._model), stamps))
-        except BaseException as error:  # raised for whoever asks
-            self._digest.set_exception(error)
-
     def _files(self) -> bytes:
         """The digest of the files a context was just loaded from."""
-        digest, stamps = self._digest.result()
-        if stamps_of_model(self._model) == stamps:
+        digest = self._digest.digest
+        if self._digest.unchanged:
             return digest
         if not self._known:
             raise ModelError(f"{self._model} changed while it was loaded; start again")

@@ -26,10 +26,10 @@ class Loading:
     """One load. The decoding thread calls everything here, between two decodes; `start` begins another thread."""
 
     def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
-                 came: Callable[[int], None]):
+                 came: Callable[[int], None], at: np.ndarray | None = None):
         """`cells`: uint32 [n] of each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
-        number of complete pieces."""
-        self._tokens, self._seq_id, self._groups, self._came = tokens, seq_id, groups, came
+        number of complete pieces. `at`: of all tokens (`Tokens.cells_of`)."""
+        self._tokens, self._seq_id, self._groups, self._came, self._at = tokens, seq_id, groups, came, at
         self.pieces = pieces
         self._cells = list(cells)
         self._n_good = len(pieces)
@@ -61,7 +61,7 @@ class Loading:
     def _forget_what_left(self) -> None:
         """Leave out cells that left the sequence: another one may own them now."""
         end = max((piece.first + piece.n for piece in self.pieces), default=0)
-        held = self._tokens.cells_of(self._seq_id, end)
+        held = self._tokens.cells_of(self._seq_id, end, None if self._at is None else self._at[:, :end])
         for i, (piece, cells) in enumerate(zip(self.pieces, self._cells)):
             now = held[piece.first : piece.first + len(cells)]
             differ = np.flatnonzero(now != cells[: len(now)])

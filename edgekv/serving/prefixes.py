@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
+from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
@@ -19,6 +19,7 @@ from edgekv.models.geometry import Geometry
 from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
+from edgekv.serving.media import Media, whole_media
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
@@ -27,7 +28,7 @@ from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
-from edgekv.store.results import BlockPiece, PrefixHit
+from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore, Reading, StoreStats
 from edgekv.vocab import KvMode, PromptReading
@@ -47,7 +48,7 @@ class Prefixes:
     """
 
     def __init__(self, model: Geometry, where: StoreSettings):
-        self._identities, self._where = Identities(model.path), where
+        self._identities, self._media, self._where = Identities(model.path), Media(), where
         self._snapshots = SnapshotKeeper(model)
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._ram = SharedRam()
@@ -56,12 +57,14 @@ class Prefixes:
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
         self._saver = Saver()
         self._n_hits = self._n_prompts = 0
-        self._loading: tuple[WantedPrefix, Loading] | None = None
+        self._loading: tuple[WantedPrefix, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
 
-    def open(self, runtime: Runtime) -> None:
-        """Open a context's store. Raises ConfigError for an address that is none."""
+    def open(self, runtime: Runtime, projector: str = "") -> None:
+        """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an address that is none."""
         self._identities.wait()
+        if projector:
+            self._media.expect(projector)
         self._store(runtime)
 
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
@@ -70,6 +73,7 @@ class Prefixes:
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
+        prompt = self._media.numbered(prompt)
         asked, fetch = WantedPrefix(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
         if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
             return False
@@ -119,42 +123,46 @@ class Prefixes:
             return CachedTokens()
         self._saver.leave(prompt.seq_id)
         self._n_prompts += 1
+        prompt = self._media.numbered(prompt)
         wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
         if goes_on is not None:
-            cached = self._begin_at_snapshot(runtime, store, prompt.seq_id, wanted, n_have, goes_on)
+            cached = self._begin_at_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
             self._n_hits += cached.slot != goes_on or cached.n_kept > 0
             return cached
         hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None))
+        hit = hit.up_to(whole_media(prompt.media, hit.end))
         self._n_hits += bool(hit.pieces)
         came = partial(store.came, hit)
         try:
-            cells = self._place(runtime, prompt.seq_id, prompt.tokens, hit.pieces)
+            cells = self._place(runtime, prompt, hit.pieces)
         except BaseException:
             came(0)
             raise
-        pieces = hit.pieces[:len(cells)]
-        loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came)
+        pieces = _whole(hit.pieces[:len(cells)], prompt.media)
+        cells = [of[: piece.n] for piece, of in zip(pieces, cells)]
+        loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
         comes = bool(pieces) and runtime.tokens.can_wait
         if comes:
-            self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading
+            self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
         else:
-            pieces = pieces[:loading.finish()]
+            pieces = _whole(pieces[:loading.finish()], prompt.media)
         cached = _found(pieces, hit)
         cached.comes = comes
         return cached
 
-    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int) -> CachedTokens:
+    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int,
+                           goes_on: int) -> CachedTokens:
         """Begin at the furthest snapshot that can be used, or where the sequence goes on by itself."""
         cached = CachedTokens(slot=goes_on)
         for _ in range(MOST_DAMAGED):
-            hit = _worth(self._look_up(runtime, store, seq_id, wanted, n_have, goes_on))
+            hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
             if hit.snapshot is None:
                 store.came(hit, 0)
                 cached = _found((), hit)
                 cached.slot = goes_on
                 break
             try:
-                done = self._snapshots.put(runtime, store, seq_id, hit, partial(self._place, runtime, seq_id, wanted.tokens))
+                done = self._snapshots.put(runtime, store, prompt, hit, partial(self._place, runtime, prompt))
             except NativeError as error:
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
                 cached.slot = 0
@@ -167,12 +175,16 @@ class Prefixes:
         return cached
 
     @staticmethod
-    def _place(runtime: Runtime, seq_id: int, tokens: np.ndarray, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
-        """Cells for as many pieces of the tokens as there are any: uint32 [n] of each."""
+    def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
+        """Cells for as many pieces of a prompt's tokens as there are any: uint32 [n] of each."""
         placed: list[np.ndarray] = []
         for piece in pieces:
+            part, first, at = slice(piece.first, piece.first + piece.n), piece.first, None
+            if prompt.at is not None:  # a later piece may go on within an image, at the same position
+                at = np.ascontiguousarray(prompt.at[:, part])
+                first = -1 if placed else int(at[0, 0])
             try:
-                placed.append(runtime.tokens.place(seq_id, piece.first, piece.n, _LABELS[piece.reading], tokens[piece.first : piece.first + piece.n]))
+                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, _LABELS[piece.reading], prompt.tokens[part], at))
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
         return placed
@@ -184,10 +196,12 @@ class Prefixes:
     def settle(self) -> tuple[int, CachedTokens]:
         if self._loading is None:
             return -1, CachedTokens()
-        loading, self._loading = self._loading[1], None
+        (_, loading, media), self._loading = self._loading, None
         n_good = loading.finish()
-        whole = n_good == len(loading.pieces)
-        return -1 if whole else loading.pieces[n_good].first, _count(loading.pieces[:n_good])
+        if n_good == len(loading.pieces):
+            return -1, _count(loading.pieces)
+        first = whole_media(media, loading.pieces[n_good].first)
+        return first, _count(pieces_up_to(loading.pieces[:n_good], first))
 
     def snapshot(self, held: SequenceTokens) -> None:
         """Keep what a sequence keeps besides rows, which has these tokens and no others."""
@@ -195,8 +209,9 @@ class Prefixes:
         if runtime is None or store is None:
             return
         read_with = _read_with(runtime)  # before the labels, or settings that change meanwhile would pass for these
+        n_held, held = len(held.tokens), self._media.numbered(held)
         places, readings = _places(runtime, held)
-        if len(places) == len(held.tokens):
+        if len(places) == n_held:
             self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), read_with)
 
     def keep(self, held: SequenceTokens) -> None:
@@ -205,6 +220,7 @@ class Prefixes:
         if runtime is None or store is None:
             return
         read_with = _read_with(runtime)  # as above
+        held = self._media.numbered(held)
         places, readings = _places(runtime, held)
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
         root, conversation = self._root(runtime, held), self.conversation
@@ -312,6 +328,11 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
+def _whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:
+    """Pieces up to the last token that ends within no medium."""
+    return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
+
+
 def _count(pieces: Sequence[BlockPiece]) -> CachedTokens:
     cached = CachedTokens()
     for piece in pieces:
@@ -356,7 +377,7 @@ def _read_with(runtime: Runtime) -> ReadWith:
 
 def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
     """Cells of a sequence's tokens, uint32 [n], and how they were read, uint8 [n] of Reading; up to those that were sampled by forgotten settings."""
-    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens))
+    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
     labels = runtime.tokens.labels(held.seq_id, places)
     earlier = np.flatnonzero(labels & cells.EARLIER)
     n = earlier[0] if len(earlier) else len(places)

@@ -324,6 +324,7 @@ class Server:
     def _check_runtime(self) -> None:
         """Mode evict needs what hangs on the context: its cache is smaller than the context, and full before long where nothing makes
         room."""
+        from edgekv._native import http_server
         from edgekv.live import runtime
 
         if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
@@ -332,7 +333,7 @@ class Server:
             raise error
         if self._prefixes is not None and self._runtime is not None:
             try:
-                self._prefixes.open(self._runtime)
+                self._prefixes.open(self._runtime, http_server.projector())
             except EdgeKVError:
                 self.stop()
                 raise

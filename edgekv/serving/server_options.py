@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
+from edgekv.errors import ConfigError, ModelError
 from edgekv.models import Geometry
+from edgekv.models.reader import open_gguf
 from edgekv.models.stock_layers import ROWS_OF_SEVERAL
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
@@ -147,7 +148,8 @@ _NOT_WHILE_EVICTING = {
 }
 
 
-_LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", "-mm", "--mmproj")
+_PROJECTOR = ("-mm", "--mmproj")
+_LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", *_PROJECTOR)
 _WORK_SHARE = 1 / 4  # estimated: caches and work buffers of what is loaded later, of its file's bytes
 
 
@@ -156,6 +158,22 @@ def later_bytes(extra: tuple[str, ...]) -> int:
     are not there count nothing: the server says so."""
     named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
     return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+
+
+def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of llama.cpp's server with a file that makes embeddings of images and sound. Raises ConfigError where they name one too."""
+    if projector is None:
+        return extra
+    if set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra}:
+        raise ConfigError("--mmproj stands before the -- and behind it; give one file")
+    return "--mmproj", str(projector), *extra
+
+
+def _check_projector(path: Path) -> None:
+    """Raises ModelError."""
+    reader = open_gguf(path)
+    if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
+        raise ModelError(f"{path} is no projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
 
 
 def shares_cells(extra: tuple[str, ...]) -> bool:
@@ -191,6 +209,9 @@ def check_extra(extra: tuple[str, ...]) -> None:
             raise ConfigError(f"{name} cannot be passed on to llama.cpp's server; use {_OWNED[name]}")
     if not extra:
         return
+    for name, value in pairwise(extra):
+        if name.replace("_", "-") in _PROJECTOR:
+            _check_projector(Path(value))
     trial = try_extra(extra)
     said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]
     refusals = [line for line in said if line.startswith(("error: ", "error while handling "))]

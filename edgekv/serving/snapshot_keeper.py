@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgekv._native import http_server as native
+from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.loading import Loading
@@ -48,10 +49,11 @@ class SnapshotKeeper:
         if not store.has_snapshot(tokens, readings, root, read_with):
             store.save_snapshot(tokens, readings, runtime.tokens.snapshot(seq_id), root, read_with)
 
-    def put(self, runtime: Runtime, store: PrefixStore, seq_id: int, hit: PrefixHit,
+    def put(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit,
             place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:
-        """Begin a sequence behind a hit's snapshot: its rows, then the snapshot. False: something of it is damaged, or there is no room; look again.
-        `place`: cells for pieces, as many as there are any. Raises NativeError where the snapshot cannot be used; the sequence is empty then."""
+        """Begin a prompt's sequence behind a hit's snapshot: its rows, then the snapshot. False: something of it is damaged, or there is no room; look
+        again. `place`: cells for pieces, as many as there are any. Raises NativeError where the snapshot cannot be used; the sequence is empty then."""
+        seq_id, at = prompt.seq_id, prompt.at
         done = False
         try:
             kept = hit.snapshot
@@ -59,10 +61,10 @@ class SnapshotKeeper:
             if kept is None or state is None:
                 return False
             cells = place(hit.pieces)
-            loading = Loading(runtime.tokens, seq_id, hit.pieces[: len(cells)], cells, layer_groups(store.identity.layout, BLOCK_TOKENS), _ignore)
+            loading = Loading(runtime.tokens, seq_id, hit.pieces[: len(cells)], cells, layer_groups(store.identity.layout, BLOCK_TOKENS), _ignore, at)
             if loading.finish() < len(hit.pieces):
                 return False
-            runtime.tokens.put_snapshot(seq_id, kept.position, state)
+            runtime.tokens.put_snapshot(seq_id, kept.position if at is None else int(at[0, kept.position]), state)
             done = True
             return True
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,6 +40,11 @@ class BlockPiece:
         """All rows, once they are in memory to stay: uint8 [layout.block_bytes(n_block)], read-only."""
         assert self.block.payload is not None
         return self.block.payload
+
+
+def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]:
+    """What pieces have of the first n tokens."""
+    return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
 
 
 def _loading_s(block: Block | ComingBlock) -> float:
@@ -150,6 +155,12 @@ class PrefixHit:
     def reaches(self) -> int:
         """Position behind which a sequence goes on with this hit; 0 where it has nothing."""
         return self.end if self.snapshot is None else self.snapshot.position
+
+    def up_to(self, n: int) -> PrefixHit:
+        """The part before the first n tokens' end; without a piece where there is a snapshot behind that."""
+        if self.snapshot is not None:
+            return self if self.snapshot.position <= n else replace(self, pieces=(), snapshot=None)
+        return replace(self, pieces=pieces_up_to(self.pieces, n))
 
     def behind(self, n_have: int) -> PrefixHit:
         """The part that continues the first n_have tokens; without a piece where none does."""

@@ -31,11 +31,22 @@ typedef struct {
     float scale;       /* not 0 */
 } edgekv_adapter;
 
+/* an image or a sound in a prompt: n tokens from `first` on are its embeddings, and have no numbers; the last may lie behind the tokens told */
+typedef struct {
+    int first;
+    int n;
+    const char * id; /* digests of its file and of what its embeddings are computed from */
+} edgekv_medium;
+
 typedef struct {
     struct llama_context * lctx;
     int seq_id;
-    const int32_t * tokens;
+    const int32_t * tokens; /* -1: of a medium */
     int n_tokens;
+    const edgekv_medium * media; /* in order */
+    int n_media;
+    const char * projector; /* the file of the model that makes embeddings of media; empty: there is none */
+    const int32_t * at;     /* [3][n_tokens]: position, line and column of each token; null: positions count up */
     const edgekv_adapter * adapters; /* all that K and V of the tokens depend on */
     int n_adapters;
     const char * space;    /* the namespace; tokens of another are never a prefix of these */
@@ -77,14 +88,17 @@ typedef struct {
     void (*snapshot)(void * user, const edgekv_prefix_tokens * held);
     /* Directly before a llama_decode(): 1: the rows that are to come do so while it computes. 0: they do not, and settle() comes first. */
     int (*start)(void * user);
-    /* Waits until the rows that were to come are there. The position of the first token whose rows could not be had, -1: none;
-       out: what was put in before it, by where it was kept. */
+    /* Waits until the rows that were to come are there. The number of tokens before the first whose rows could not be had, -1: none; they end
+       within no medium. out: what was put in of them, by where it was kept. */
     int (*settle)(void * user, edgekv_cached_tokens * out);
     void * user;
 } edgekv_prefixes;
 
 /* null: nobody keeps prefixes. Only while no server runs. */
 EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
+
+/* The file with which the running server makes embeddings of media; empty: it has none, or is being loaded. As long as the server runs. */
+EDGEKV_API const char * edgekv_server_projector(void);
 
 /* What one request may cost the others, for the servers that run from now on; no bounds before the first call. A running answer waits
    about max_gap_s seconds at most for its next token while prompts are read (0: they are read at full speed). n_slots requests are

@@ -46,16 +46,20 @@ EDGEKV_API int edgekv_keeps_snapshots(const edgekv_context * ctx);
    does not depend on the numbers of slots and cells. EDGEKV_UNSUPPORTED where there are none. */
 EDGEKV_API edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out, size_t capacity, size_t * n_bytes);
 
-/* Puts in a snapshot that was taken behind n_tokens. Their rows are there already; rows behind them go. EDGEKV_UNSUPPORTED: it is none of a
-   context like this one, and the sequence is empty now. */
-EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes);
+/* Puts in a snapshot that was taken before the token at `position`. Rows of those before are there already; rows from there on go.
+   EDGEKV_UNSUPPORTED: it is none of a context like this one, and the sequence is empty now. */
+EDGEKV_API edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int position, const void * snapshot, size_t n_bytes);
 
 /* Places n tokens of a sequence at positions first_pos and on, in place of what it has there and behind; cells [n] are theirs, empty until
-   now, and get the label. tokens [n]: their numbers, which some models look back at; null where nobody does. EDGEKV_NO_MEMORY: there are not
-   so many cells. Their rows must be written before the next llama_decode(), or come while it computes; where the context keeps snapshots, one
+   now, and get the label. tokens [n]: their numbers, which some models look back at, below 0 for embeddings; null where nobody does. at [3][n]:
+   position, line and column of each token, where those of an image have the same position (M-RoPE); null where positions count up. Only with it
+   first_pos may be -1: the tokens go on behind what was placed last, perhaps at the same position. EDGEKV_NO_MEMORY: there are not so many cells. Their rows must be written before the next llama_decode(), or come while it computes; where the context keeps snapshots, one
    must be put in behind the last of them before that. */
-EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint8_t label,
-                                          uint32_t * cells);
+EDGEKV_API edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at,
+                                          uint8_t label, uint32_t * cells);
+
+/* Lines and columns [n] of the tokens in cells [n] of a stream, as `at` gives them; zeros where positions have one dimension. */
+EDGEKV_API edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
 /* rows of a block in the layers [first_layer, end_layer), counted among those with a cache: of these and of no others */
 typedef struct edgekv_block_rows {

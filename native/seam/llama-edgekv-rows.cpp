@@ -83,23 +83,35 @@ void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) 
     }
 }
 
-bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint32_t * out) {
+// of an embedding; as apply_ubatch() has it
+static llama_token number_of_none(const llama_hparams & hparams) {
+    if (hparams.ple_n_heads == 0) {
+        return LLAMA_TOKEN_NULL;
+    }
+    return static_cast<llama_token>(hparams.ple_image_token_id != 0 ? hparams.ple_image_token_id : hparams.ple_eos_token_id);
+}
+
+bool llama_edgekv_add_cells(
+        llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out) {
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_OTHER || llama_edgekv_stream_of(lctx, seq_id) < 0 || n < 1) {
         return false;
     }
-    llama_edgekv_remove_cells(lctx, seq_id, first_pos);
+    if (first_pos >= 0) {
+        llama_edgekv_remove_cells(lctx, seq_id, first_pos);
+    }
 
     // as a state that is loaded takes its cells; a token of text has the same position in each dimension
-    const int n_pos = static_cast<int>(lctx->get_model().hparams.n_pos_per_embd());
+    const auto & hparams = lctx->get_model().hparams;
+    const int    n_pos   = static_cast<int>(hparams.n_pos_per_embd());
     llama_batch_allocr balloc(static_cast<uint32_t>(n_pos));
     llama_ubatch ubatch = balloc.ubatch_reserve(static_cast<uint32_t>(n), 1);
     llama_seq_id seq    = seq_id;
     ubatch.seq_id_unq[0] = seq;
     for (int i = 0; i < n; ++i) {
         for (int dimension = 0; dimension < n_pos; ++dimension) {
-            ubatch.pos[dimension * n + i] = first_pos + i;
+            ubatch.pos[dimension * n + i] = !at ? first_pos + i : dimension < 3 ? at[dimension * n + i] : 0;
         }
-        ubatch.token[i]    = tokens ? tokens[i] : 0;
+        ubatch.token[i]    = !tokens ? 0 : tokens[i] < 0 ? number_of_none(hparams) : tokens[i];
         ubatch.n_seq_id[i] = 1;
         ubatch.seq_id[i]   = &seq;
     }
@@ -114,4 +126,14 @@ bool llama_edgekv_add_cells(llama_context * lctx, int seq_id, int first_pos, int
     std::copy(place.idxs[0].begin(), place.idxs[0].end(), out);
 
     return true;
+}
+
+void llama_edgekv_in_image(const llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns) {
+    const auto * kv = llama_edgekv_access::cache(lctx);
+    const bool has  = kv && stream < kv->get_n_stream() && lctx->get_model().hparams.n_pos_per_embd() > 1;
+    for (int i = 0; i < n; ++i) {
+        const auto ext = has ? llama_edgekv_access::cells(*kv, stream).ext_get(cells[i]) : llama_kv_cell_ext();
+        lines[i]   = ext.y;
+        columns[i] = ext.x;
+    }
 }

@@ -134,7 +134,7 @@ static void put_in(const llama_edgekv_besides & parts, int seq_id, const char * 
     }
 }
 
-bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int n_tokens, const void * bytes, size_t n_bytes) {
+bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int position, const void * bytes, size_t n_bytes) {
     if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
         return false;
     }
@@ -142,9 +142,9 @@ bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int n_tokens, c
     auto * memory = lctx->get_memory();
     bool ok = false;
     try {
-        llama_edgekv_remove_cells(lctx, seq_id, n_tokens);
+        llama_edgekv_remove_cells(lctx, seq_id, position);
         put_in(llama_edgekv_access::besides(lctx), seq_id, static_cast<const char *>(bytes), n_bytes);
-        ok = memory->seq_pos_max(seq_id) == n_tokens - 1;
+        ok = memory->seq_pos_max(seq_id) == position - 1;
     } catch (const std::exception & error) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, error.what());
     }

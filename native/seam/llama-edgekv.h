@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 14
+#define LLAMA_EDGEKV_ABI 15
 
 #ifdef __cplusplus
 extern "C" {
@@ -224,19 +224,25 @@ struct llama_edgekv_rows {
 // false: the layer keeps no rows
 LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, struct llama_edgekv_rows * out);
 
-// Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on: out [n] are their cells, in
-// the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where there are any. tokens [n], or
-// null: their numbers, which some models look back at. false: there are fewer empty cells, or nothing can be put back. Call it on the thread that
-// decodes, or while nothing is decoding.
-LLAMA_API bool llama_edgekv_add_cells(struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint32_t * out);
+// Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on (below 0: besides all that it
+// has): out [n] are their cells, in the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where
+// there are any. tokens [n], or null: their numbers, which some models look back at; below 0: embeddings. at [3][n], or null: position, line and
+// column of each, where they do not follow from first_pos. false: there are fewer empty cells, or nothing can be put back. Call it on the thread
+// that decodes, or while nothing is decoding.
+LLAMA_API bool llama_edgekv_add_cells(
+        struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out);
+
+// Where in an image the tokens of cells [n] of a stream stand, as a model with positions of several dimensions has it: their lines and columns [n],
+// which of a token of text are its position. Zeros where positions have one dimension.
+LLAMA_API void llama_edgekv_in_image(const struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
 // A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells.
 // Call these on the thread that decodes, or while nothing is decoding.
 // The number of its bytes; out, unless null, gets them where they are at most `capacity`. 0: there is none.
 LLAMA_API size_t llama_edgekv_get_snapshot(struct llama_context * lctx, int seq_id, void * out, size_t capacity);
-// Puts one in that was taken behind n_tokens, whose rows are there; rows behind them go. false: it is none of this context, and the sequence
+// Puts one in that was taken before the token at `position`; rows of those before are there, and rows from there on go. false: it is none of this context, and the sequence
 // is empty now.
-LLAMA_API bool llama_edgekv_set_snapshot(struct llama_context * lctx, int seq_id, int n_tokens, const void * bytes, size_t n_bytes);
+LLAMA_API bool llama_edgekv_set_snapshot(struct llama_context * lctx, int seq_id, int position, const void * bytes, size_t n_bytes);
 
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {

@@ -48,7 +48,7 @@ class Rows:
     def depends_on(self, adapter: int = 0) -> bytes:
         return bytes([adapter])
 
-    def cells_of(self, seq_id: int, n: int) -> np.ndarray:
+    def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
         return np.arange(n, dtype=np.uint32)
 
     def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:

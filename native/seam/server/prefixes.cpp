@@ -1,6 +1,7 @@
 #include "server/prefixes.h"
 
 #include "llama-edgekv.h"
+#include "server/media.h"
 #include "server/pace.h"
 #include "server/rolling.h"
 #include "server/snapshots.h"
@@ -28,6 +29,7 @@ static struct {
     bool promised = false;
     bool started  = false;
     edgekv_prefix_slot slot = {};
+    const server_tokens * prompt = nullptr;
     edgekv_cached_tokens cached = {};
 } g_load;
 
@@ -44,28 +46,6 @@ static int edgekv_pure(int seq_id) {
     const auto it = g_pure.find(seq_id);
 
     return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
-}
-
-// Computes tokens [first, end) of a slot again, because their rows could not be had.
-static bool edgekv_read_again(const edgekv_prefix_slot & slot, int first, int end) {
-    const auto & tokens  = slot.held->get_tokens();
-    const int    n_batch = static_cast<int>(llama_n_batch(slot.lctx));
-    llama_batch  batch   = llama_batch_init(std::min(n_batch, end - first), 0, 1);
-    bool ok = true;
-    for (int i = first; i < end && ok; i += n_batch) {
-        batch.n_tokens = std::min(end - i, n_batch);
-        for (int j = 0; j < batch.n_tokens; ++j) {
-            batch.token[j]     = tokens[i + j];
-            batch.pos[j]       = i + j;
-            batch.n_seq_id[j]  = 1;
-            batch.seq_id[j][0] = slot.seq_id;
-            batch.logits[j]    = false;
-        }
-        ok = llama_decode(slot.lctx, batch) == 0;
-    }
-    llama_batch_free(batch);
-
-    return ok;
 }
 
 static int edgekv_kept(const edgekv_cached_tokens & cached) {
@@ -86,7 +66,7 @@ static bool edgekv_come() {
         return true;
     }
     auto * memory = llama_get_memory(load.slot.lctx);
-    const int end = std::min(llama_memory_seq_pos_max(memory, load.slot.seq_id) + 1, static_cast<int>(load.slot.held->size()));
+    const int end = edgekv_prefix_computed(load.slot);
     if (first >= end) {
         return true;  // they have left the sequence
     }
@@ -94,10 +74,11 @@ static bool edgekv_come() {
     *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
     SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
-    llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
-    if (!edgekv_read_again(load.slot, first, end)) {
+    const auto at = load.slot.held->pos_next(first);
+    llama_memory_seq_rm(memory, load.slot.seq_id, at, -1);
+    if (!edgekv_server::compute_tokens(load.slot.lctx, load.slot.mctx, load.slot.seq_id, *load.slot.held, *load.prompt, first, end)) {
         SRV_ERR("slot %d: its prompt could not be read again\n", load.slot.seq_id);
-        llama_memory_seq_rm(memory, load.slot.seq_id, first, -1);
+        llama_memory_seq_rm(memory, load.slot.seq_id, at, -1);
         load.slot.held->keep_first(first);
     }
 
@@ -167,17 +148,23 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
     return a.adapters == b.adapters && !a.partly && !b.partly;
 }
 
-// the first n of some tokens, as those of a slot; it must outlive them
-static edgekv_prefix_tokens edgekv_tokens_of(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) {
-    return { slot.lctx, slot.seq_id, tokens.get_tokens().data(), n, slot.adapters.data(), static_cast<int>(slot.adapters.size()),
-             tokens.edgekv_space.c_str() };
-}
+// the first n of some tokens, as those of a slot; both must outlive it
+struct edgekv_told_tokens {
+    edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
+        told.lctx       = slot.lctx;
+        told.seq_id     = slot.seq_id;
+        told.adapters   = slot.adapters.data();
+        told.n_adapters = static_cast<int>(slot.adapters.size());
+        told.space      = tokens.edgekv_space.c_str();
+        media.put_into(told);
+    }
 
-// tokens of the sequence that are computed
-static int edgekv_computed(const edgekv_prefix_slot & slot) {
-    const int n = llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1;
+    edgekv_server::told_media media;
+    edgekv_prefix_tokens told = {};
+};
 
-    return std::min(n, slot.held->has_mtmd ? 0 : static_cast<int>(slot.held->size()));
+int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
+    return edgekv_server::n_tokens_to(*slot.held, llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id));
 }
 
 static bool edgekv_unified(const edgekv_prefix_slot & slot) {
@@ -201,7 +188,7 @@ bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
 
 int edgekv_prefix_common(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read) {
-    if (prompt.has_mtmd || read.has_mtmd || slot.held->has_mtmd || !edgekv_alike(other, slot)) {
+    if (!edgekv_alike(other, slot)) {
         return 0;
     }
     const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
@@ -219,18 +206,19 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
     int n_best = n_past;
     const edgekv_prefix_slot * best = nullptr;
     for (const auto & other : others) {
-        if (other.held->has_mtmd || !edgekv_alike(other, slot)) {
+        if (!edgekv_alike(other, slot)) {
             continue;
         }
-        const int n = std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_computed(other), edgekv_pure(other.seq_id) });
+        const int n = std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other), edgekv_pure(other.seq_id) });
         if (n > n_best) {
             n_best = n;
             best   = &other;
         }
     }
     if (best) {
-        llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, n_past, -1);
-        llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, n_past, n_best);
+        const auto from = prompt.pos_next(n_past);
+        llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, from, -1);
+        llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, from, prompt.pos_next(n_best));
     }
 
     return n_best;
@@ -242,18 +230,23 @@ static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens &
 }
 
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
-    if (!g_kept || prompt.has_mtmd || slot.held->has_mtmd) {
+    if (!g_kept) {
         return true;
     }
-    const auto all    = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
     const int  n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
-    if (g_prefixes.ready(g_prefixes.user, &all, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
+    if (g_prefixes.ready(g_prefixes.user, &all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
         return true;
     }
     g_fetching.insert(slot.seq_id);
     g_fetches = true;
 
     return false;
+}
+
+// a kept token for people; those of media have numbers below 0
+static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
+    return token < 0 ? "[media]" : common_token_to_piece(lctx, token);
 }
 
 int edgekv_prefix_begin(
@@ -267,9 +260,6 @@ int edgekv_prefix_begin(
     if (n_past <= edgekv_pure(slot.seq_id)) {
         g_pure.erase(slot.seq_id);  // what comes behind is computed
     }
-    if (prompt.has_mtmd || slot.held->has_mtmd) {
-        return n_past;
-    }
 
     int n = n_past;
     if (edgekv_unified(slot)) {
@@ -277,27 +267,26 @@ int edgekv_prefix_begin(
         cached.shared = n - n_past;
     }
     if (g_kept) {
-        const auto all     = edgekv_tokens_of(slot, prompt, static_cast<int>(prompt.get_tokens().size()));
+        const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
         const int  goes_on = edgekv_goes_on(slot, prompt, n);
         cached.slot = goes_on < 0 ? cached.slot : goes_on;
-        g_prefixes.begin(g_prefixes.user, &all, n, goes_on, &cached);
+        g_prefixes.begin(g_prefixes.user, &all.told, n, goes_on, &cached);
         n = cached.slot + cached.shared + edgekv_kept(cached);
         if (goes_on >= 0) {
             if (n == goes_on) {  // nothing was put in
-                llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, n, -1);
+                llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, prompt.pos_next(n), -1);
             }
             g_goes_on[slot.seq_id] = n;
-            edgekv_server::plan_snapshots(slot, n, static_cast<int>(prompt.size()), last_user, cached.spacing);
+            edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
         }
         if (cached.comes) {
-            g_load = { true, false, slot, cached };
+            g_load = { true, false, slot, &prompt, cached };
         }
         if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
             SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
                     nearly.position, nearly.n_lost);
             SRV_DBG("at token %d there is '%s' in it, and '%s' now\n",
-                    nearly.position, common_token_to_piece(slot.lctx, nearly.stored).c_str(),
-                    common_token_to_piece(slot.lctx, nearly.asked).c_str());
+                    nearly.position, edgekv_piece(slot.lctx, nearly.stored).c_str(), edgekv_piece(slot.lctx, nearly.asked).c_str());
         }
     }
     edgekv_server::set_cached(slot.task, cached);
@@ -305,9 +294,7 @@ int edgekv_prefix_begin(
         slot.held->keep_first(n);
     } else if (n > n_past) {
         slot.held->keep_first(n_past);
-        for (int i = n_past; i < n; ++i) {
-            slot.held->push_back(prompt[i]);
-        }
+        edgekv_server::append_tokens(*slot.held, prompt, n_past, n);
         SRV_INF("slot %d has %d tokens of its prompt of %d: %d of its own, %d of other slots, %d from RAM, %d from disk, %d from a server\n",
                 slot.seq_id, n, static_cast<int>(prompt.size()), cached.slot, cached.shared, cached.ram, cached.disk, cached.remote);
     }
@@ -316,7 +303,7 @@ int edgekv_prefix_begin(
 }
 
 static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
-    return g_kept && slot.keeps && !slot.held->has_mtmd && !slot.partly;
+    return g_kept && slot.keeps && !slot.partly;
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
@@ -327,15 +314,15 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
         return;
     }
     edgekv_prefix_settle();
-    const int  computed  = edgekv_computed(slot);
+    const int  computed  = edgekv_prefix_computed(slot);
     const bool snapshots = edgekv_server::keeps_snapshots(slot.lctx);
     int n = std::min(computed, edgekv_pure(slot.seq_id));
     if (more_come && !snapshots) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
     }
     if (n > 0) {
-        const auto all = edgekv_tokens_of(slot, *slot.held, n);
-        g_prefixes.keep(g_prefixes.user, &all);
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        g_prefixes.keep(g_prefixes.user, &all.told);
     }
     if (computed > 0 && snapshots && !more_come) {
         edgekv_prefix_snapshot(slot, computed);
@@ -344,8 +331,8 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
 
 void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
     if (edgekv_may_keep(slot) && n <= edgekv_pure(slot.seq_id)) {
-        const auto all = edgekv_tokens_of(slot, *slot.held, n);
-        g_prefixes.snapshot(g_prefixes.user, &all);
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        g_prefixes.snapshot(g_prefixes.user, &all.told);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "edgekv_server.h"
 #include "server-common.h"
+#include "server/prompts.h"
 #include "server/tasks.h"
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 // What these functions need of a slot.
 struct edgekv_prefix_slot {
     llama_context * lctx;
+    mtmd_context * mctx;  // null: prompts are text
     int seq_id;
     int task;  // its number; -1: none
     uint64_t * n_cached;  // tokens of its prompt that need not be computed
@@ -35,7 +37,7 @@ bool edgekv_prefix_keeps(const Slot & slot) {
 
 template <typename Slot>
 edgekv_prefix_slot edgekv_slot(Slot & slot) {
-    return { slot.ctx_tgt, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens,
+    return { slot.ctx_tgt, slot.mctx, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens,
              edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot), slot.alora_invocation_start >= 0 };
 }
 
@@ -86,6 +88,17 @@ struct edgekv_prefix_scope {
     edgekv_prefix_scope(const edgekv_prefix_scope &) = delete;
     edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
 };
+
+// A medium of a slot's prompt is about to be computed, beside the batch.
+template <typename Slot>
+void edgekv_prefix_medium_begins(const Slot & slot) {
+    edgekv_prefix_settle();
+    const int32_t seq_id = slot.id;
+    llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
+}
+
+// the number of a slot's tokens that are computed
+int edgekv_prefix_computed(const edgekv_prefix_slot & slot);
 
 // Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the others.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come);
@@ -148,7 +161,7 @@ bool edgekv_prefix_comes(Slots & slots, Slot & slot, std::initializer_list<State
         if (n_common == 0) {
             continue;
         }
-        if (llama_memory_seq_pos_max(llama_get_memory(theirs.lctx), theirs.seq_id) + 1 < n_common) {
+        if (edgekv_prefix_computed(theirs) < n_common) {
             return true;
         }
         edgekv_prefix_keep(theirs, true);

@@ -1,6 +1,7 @@
 #include "server/snapshots.h"
 
 #include "llama-edgekv.h"
+#include "server/media.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -47,7 +48,7 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
     auto * const memory = llama_get_memory(slot.lctx);
     const auto * model  = llama_get_model(slot.lctx);
     const bool   whole  = n_past == static_cast<int>(prompt.size());  // its last token is read again
-    const int    n      = whole ? n_past - 1 : n_past;
+    const int    n      = prompt.pos_next(whole_media(prompt, whole ? n_past - 1 : n_past));
     if (n == llama_memory_seq_pos_max(memory, slot.seq_id) + 1) {
         return n_past;
     }
@@ -59,7 +60,8 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
     return llama_memory_seq_pos_min(memory, slot.seq_id) <= std::max(0, n - llama_model_n_swa(model)) ? n_past : 0;
 }
 
-void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int last_user, int spacing) {
+void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens & prompt, int last_user, int spacing) {
+    const int n_prompt = static_cast<int>(prompt.size());
     the_plans().erase(slot.seq_id);
     if (!slot.keeps || slot.partly) {
         return;
@@ -73,7 +75,8 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int la
     std::sort(wanted.begin(), wanted.end());
     plan next = { slot.task, {} };
     int before = n;
-    for (const int at : wanted) {
+    for (const int token : wanted) {
+        const int at = whole_media(prompt, token);
         if (at - before >= LEAST) {
             next.due.push_back(before = at);
         }
@@ -98,9 +101,8 @@ bool snapshot_due(int seq_id, int task, int n) {
 }
 
 void take_snapshot(const edgekv_prefix_slot & slot) {
-    const int n = static_cast<int>(slot.held->size());
-    if (llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1 == n) {
-        edgekv_prefix_snapshot(slot, n);
+    if (llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id) + 1 == slot.held->pos_next()) {
+        edgekv_prefix_snapshot(slot, static_cast<int>(slot.held->size()));
     }
 }
 

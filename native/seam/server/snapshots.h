@@ -15,7 +15,7 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
 
 // A sequence that holds the first `n` tokens of its task's prompt reads the rest: snapshots are taken behind some of them. last_user: where the last
 // user's message begins, -1: nobody knows. spacing: tokens between two in the middle of a long prompt, 0: none.
-void plan_snapshots(const edgekv_prefix_slot & slot, int n, int n_prompt, int last_user, int spacing);
+void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens & prompt, int last_user, int spacing);
 
 // the last of the planned positions of another slot's prompt that is not behind n tokens; 0: there is none
 int planned_before(const edgekv_prefix_slot & slot, int n);

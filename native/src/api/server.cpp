@@ -20,6 +20,7 @@ void llama_server_terminate();
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
 void edgekv_seam_set_rolling(bool on);                             // native/seam/server/rolling.cpp
+const char * edgekv_seam_projector();                              // native/seam/server/media.cpp
 
 static std::string            g_error;
 static edgekv_server::limits g_limits;
@@ -49,6 +50,10 @@ const char * edgekv_server_error(void) {
 
 void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
     edgekv_seam_set_prefixes(prefixes);
+}
+
+const char * edgekv_server_projector(void) {
+    return edgekv_seam_projector();
 }
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {

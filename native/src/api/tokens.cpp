@@ -200,32 +200,33 @@ edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out,
     });
 }
 
-edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int n_tokens, const void * snapshot, size_t n_bytes) {
+edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int position, const void * snapshot, size_t n_bytes) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
 
     return guarded([&]() -> edgekv_status {
-        return llama_edgekv_set_snapshot(ctx->lctx, seq_id, n_tokens, snapshot, n_bytes)
+        return llama_edgekv_set_snapshot(ctx->lctx, seq_id, position, snapshot, n_bytes)
             ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, "the snapshot is none of this context; the sequence is empty now");
     });
 }
 
 // ---- rows that are put in ---------------------------------------------------------------------------------------------------------
 
-edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, uint8_t label, uint32_t * cells) {
+edgekv_status edgekv_add_tokens(
+        edgekv_context * ctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint8_t label, uint32_t * cells) {
     if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
     const int stream = llama_edgekv_stream_of(ctx->lctx, seq_id);
-    if (stream < 0 || first_pos < 0 || n < 1) {
+    if (stream < 0 || first_pos < (at ? -1 : 0) || n < 1) {
         return fail(EDGEKV_INVALID, "sequence " + std::to_string(seq_id) + " cannot get " + std::to_string(n) + " tokens at position " +
                                     std::to_string(first_pos));
     }
     if (const edgekv_status status = check(ctx, stream, nullptr, 0); status != EDGEKV_OK) {
         return status;
     }
-    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, cells)) {
+    if (!llama_edgekv_add_cells(ctx->lctx, seq_id, first_pos, n, tokens, at, cells)) {
         return fail(EDGEKV_NO_MEMORY, "the cache has no " + std::to_string(n) + " empty cells");
     }
     llama_edgekv_cells view;
@@ -233,6 +234,15 @@ edgekv_status edgekv_add_tokens(edgekv_context * ctx, int seq_id, int first_pos,
     for (int i = 0; i < n; ++i) {
         view.labels[cells[i]] = label;
     }
+
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns) {
+    if (const edgekv_status status = check(ctx, stream, cells, n); status != EDGEKV_OK) {
+        return status;
+    }
+    llama_edgekv_in_image(ctx->lctx, static_cast<uint32_t>(stream), cells, n, lines, columns);
 
     return EDGEKV_OK;
 }

@@ -3,7 +3,6 @@
 import gc
 import pathlib
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.models.geometry import open_model
-from edgekv.serving import identities
+from edgekv.serving import digesting, identities
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store import bound, store
 from edgekv.store.settings import StoreSettings
@@ -60,7 +59,7 @@ class Rows:
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldRows:
         return HeldRows()
 
-    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray) -> np.ndarray:
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
         self.n_placed += n
         return np.arange(first, first + n, dtype=np.uint32)
 
@@ -94,8 +93,8 @@ def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
     """Prompts before the end of the digest are read and not kept; the log says at the start what takes so long."""
     read = threading.Event()
-    digest = identities.digest_of_model
-    monkeypatch.setattr(identities, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
+    digest = digesting.digest_of_model
+    monkeypatch.setattr(digesting, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
     monkeypatch.setattr(identities, "LONG_S", 0.01)
     kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20))
     tokens = conversation(300)
@@ -103,8 +102,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
     assert kept.begin(of(0.0, tokens), 0, None).ram == 0 and not kept.stats()
     opens = threading.Thread(target=kept.open, args=(attachments.find(1),))
     opens.start()
-    while not caplog.records:
-        time.sleep(0.01)
+    until(lambda: caplog.records)
     assert opens.is_alive() and "is read once" in caplog.text
     read.set()
     opens.join(60)

@@ -16,11 +16,12 @@ struct RowList {
     int token, head;
 };
 
+// Counted head by head: the tokens of a batch read much the same rows of a head, which stay in the processor's cache from one to the next.
 inline RowList list_of(const AttendProblem & p, int index) {
-    const size_t at = static_cast<size_t>(index) * p.rows.stride;
-    const int n = p.rows.n_rows[index];
-    return {p.rows.cells + at, p.rows.weights != nullptr ? p.rows.weights + at : nullptr, n, (n + kTileCells - 1) / kTileCells,
-            index / p.n_head_kv, index % p.n_head_kv};
+    const int token = index % p.n_tokens, head = index / p.n_tokens, list = token * p.n_head_kv + head;
+    const size_t at = static_cast<size_t>(list) * p.rows.stride;
+    const int n = p.rows.n_rows[list];
+    return {p.rows.cells + at, p.rows.weights != nullptr ? p.rows.weights + at : nullptr, n, (n + kTileCells - 1) / kTileCells, token, head};
 }
 
 // Walks the tiles of all lists, one list after the other; claimed tiles come in ascending order.

@@ -140,7 +140,7 @@ private:
     void arrive(int head) const {
         uint32_t n_tiles = 0;
         for (int token = 0; token < p.n_tokens; ++token) {
-            n_tiles += static_cast<uint32_t>(list_of(p, token * p.n_head_kv + head).n_tiles);
+            n_tiles += static_cast<uint32_t>(list_of(p, head * p.n_tokens + token).n_tiles);
         }
         std::atomic<uint32_t> & arrived = reinterpret_cast<std::atomic<uint32_t> *>(workspace)[kArrivals + head];
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != n_tiles) {

@@ -1,1 +1,1 @@
-"""The laboratory: measures and studies the product, and is never imported by it. A step decodes one token."""
+"""The laboratory measures and studies the product, which never imports it. A step decodes one token."""

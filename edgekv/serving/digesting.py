@@ -1,4 +1,4 @@
-"""The digest of a model's files, computed by a thread of its own while others read the same bytes."""
+"""Computes the digest of a model's files on a thread of its own, while others read the same bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgekv.store.digests import digest_of_model, stamps_of_model
 
 
 class Digesting:
-    """Begins at once. Any thread may ask."""
+    """Begins at once. Any thread may ask for the digest."""
 
     def __init__(self, model: Path):
         self.model = model
@@ -18,7 +18,7 @@ class Digesting:
         threading.Thread(target=self._compute, name="edgekv-digest", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, well or not, after so many seconds at most."""
+        """Wait at most `seconds`; return whether it has ended, successfully or not."""
         return bool(wait([self._found], seconds).done)
 
     @property
@@ -27,17 +27,17 @@ class Digesting:
 
     @property
     def digest(self) -> bytes:
-        """32 bytes. Raises ModelError where a file cannot be read."""
+        """The digest, 32 bytes. Raises ModelError if a file cannot be read."""
         return self._found.result()[0]
 
     @property
     def unchanged(self) -> bool:
-        """Whether the files are still those that were read. Raises ModelError."""
+        """Whether the files are unchanged since they were read. Raises ModelError."""
         return stamps_of_model(self.model) == self._found.result()[1]
 
     def _compute(self) -> None:
         try:
             stamps = stamps_of_model(self.model)
             self._found.set_result((digest_of_model(self.model), stamps))
-        except BaseException as error:  # raised for whoever asks
+        except BaseException as error:  # raised again when a thread asks
             self._found.set_exception(error)

@@ -1,4 +1,4 @@
-"""Errands of other threads for the one that decodes: only that one may look at the cache or change the settings of attention."""
+"""Errands of other threads for the decoding thread, which alone may read the cache or change the settings of attention."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,19 +9,19 @@ Result = TypeVar("Result")
 
 
 class Errands:
-    """Functions that wait until nothing is computed. `ask` on any thread, `run` on the one that decodes, between two ubatches."""
+    """Functions that wait until nothing is computed. Any thread may `ask`; the decoding thread calls `run` between two ubatches."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def ask(self, function: Callable[[], Result]) -> Future[Result]:
-        """Asks for one call of `function`; the future has its result or exception. One that is cancelled before is not called."""
+        """Ask for one call of `function`; the future gets its result or exception. A call cancelled before it begins is not made."""
         future: Future[Result] = Future()
         self._waiting.append((future, function))
         return future
 
     def run(self) -> None:
-        """Call the waiting functions, in their order."""
+        """Call the waiting functions in order."""
         while self._waiting:
             future, function = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():

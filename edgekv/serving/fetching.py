@@ -1,4 +1,4 @@
-"""A thread looks up the rows that a shared server keeps of a prompt and reads them into memory; the other slots are answered meanwhile."""
+"""A thread looks up a prompt's rows on a shared server and reads them into memory; the other slots are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ POLL_S = 0.005
 
 
 class WantedPrefix(NamedTuple):
-    """The prompt whose beginning is wanted."""
+    """The prompt whose first rows are wanted."""
 
     root: bytes
-    """Of the chain."""
+    """Root of the chain."""
     tokens: np.ndarray
     """int32 [n]."""
 
@@ -31,15 +31,15 @@ class WantedPrefix(NamedTuple):
         return self.root == other.root and np.array_equal(self.tokens, other.tokens)
 
     def has_more_of(self, other: WantedPrefix, n_have: int) -> bool:
-        """Whether both share at least one block behind the first n_have tokens."""
+        """Whether both share at least one block after the first n_have tokens."""
         return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
 
 
 class Fetch:
-    """The fetch of one prompt. The decoding thread makes it, asks it and leaves it."""
+    """The fetch of one prompt. The decoding thread makes it, polls it and leaves it."""
 
     def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
-        """`worth` says how many pieces load faster than they are computed. Raises RuntimeError where no thread can be started."""
+        """`worth` gives the number of pieces that load faster than they are computed. Raises RuntimeError if no thread can be started."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth
         self._hit = PrefixHit()
@@ -49,11 +49,11 @@ class Fetch:
         self._thread.start()
 
     def ready(self, alone: bool) -> bool:
-        """Whether the result is there. alone: no slot is being answered, so waiting a moment costs nobody."""
+        """Whether the result is ready. alone: no slot is being answered, so the call may wait a moment."""
         return self._done.wait(POLL_S if alone else 0)
 
     def take(self) -> PrefixHit:
-        """The rows that were found and could be read."""
+        """The found rows that could be read."""
         self._done.wait()
         return self._hit
 

@@ -1,4 +1,4 @@
-"""Checks the kept rates of this machine against the first tokens of a loaded model."""
+"""Checks this machine's kept rates against the first tokens of a loaded model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_TOKENS = 4
 
 
 class FirstTokens:
-    """Times the first tokens that are decoded one by one, without a pause. Then it calls `done` with the fastest one's seconds, on a thread of its
+    """Times the first tokens that are decoded one by one without a pause. Then it calls `done` with the fastest token's seconds, on a thread of its
     own, and detaches. Make it while nothing decodes."""
 
     def __init__(self, runtime: Runtime, done: Callable[[float], object]):
@@ -40,7 +40,7 @@ class FirstTokens:
 
 
 def watch(runtime: Runtime, request: ContextRequest) -> None:
-    """Correct the kept rates by the first tokens on the processor. They count as tokens at depth 0: their depth is not known here, and a deeper
+    """Correct the kept rates by the first tokens on the processor. They count as tokens at depth 0: their depth is unknown here, and a deeper
     token is never faster."""
     model, kv, kept = request.model, request.kv, KeptRates(request.n_threads, _native.isa())
     if request.room is None and kept_for(model, kv, kept) is not None:

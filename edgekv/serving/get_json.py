@@ -1,4 +1,4 @@
-"""Requests of a process to its own server, over HTTP as anybody's."""
+"""Requests of a process to its own server, over HTTP like any client's."""
 
 import http.client
 import json
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def get_json(url: str, path: str, key: str | None = None) -> Any:
-    """The JSON of a GET; None where the server answers with an error. Raises OSError, HTTPException, and ValueError where it is no JSON."""
+    """The JSON of a GET; None if the server answers with an error. Raises OSError, HTTPException, and ValueError for an answer that is not JSON."""
     server = urlsplit(url)
     connection = http.client.HTTPConnection(server.hostname or "", server.port, timeout=10)
     try:

@@ -8,22 +8,22 @@ from edgekv.live.figures import Figures, coverage
 SECONDS = 1.0
 """The least time between two points."""
 LAST_SECONDS = 0.25
-"""The same for the last point before a pause."""
+"""The least time for the last point before a pause."""
 POINTS = 240
 
 
 @dataclass(frozen=True)
 class Point:
-    """One stretch of decoding. None: the stretch selected nothing, or the figure was not kept."""
+    """One stretch of decoding. None: nothing was selected in it, or the figure was not kept."""
 
     at: float
     """`time.time()` at its end."""
     tokens_per_second: float
-    """Tokens computed, of prompts and answers, in all slots."""
+    """Computed tokens of prompts and answers, in all slots."""
     read: float | None
     """Tokens read / tokens visible."""
     coverage: float | None
-    """Estimated share of the attention that these hold; 1 where everything was read."""
+    """Estimated share of the attention on the read tokens; 1 if all were read."""
     hit_rate: float | None
     """By access: tokens read from the arena / tokens read."""
     hit_rate_mass: float | None
@@ -42,8 +42,8 @@ class History:
         self._before: Figures | None = None
 
     def add(self, figures: Figures, began: bool = False, ended: bool = False) -> bool:
-        """Add figures; returns whether they made a new point. `began`: decoding goes on after a pause, which belongs to no stretch. `ended`: a pause
-        follows, so a shorter stretch makes a point too."""
+        """Add figures; returns whether they made a new point. `began`: decoding resumes after a pause, which belongs to no stretch. `ended`: a pause
+        follows, so a shorter stretch also makes a point."""
         before = self._before
         if before is None or began or figures.n_tokens < before.n_tokens:
             self._before = figures

@@ -32,14 +32,14 @@ class Identities:
         self._known: WeakKeyDictionary[Runtime, Built | None] = WeakKeyDictionary()
 
     def wait(self) -> None:
-        """Wait for the digest; the log says so where that takes long. Not for the decoding thread."""
+        """Wait for the digest; the log reports a long wait. Not for the decoding thread."""
         if not self._digest.wait(LONG_S):
             log.warning("all of %s is read once, to know whose prefixes are kept; the next start knows it", self._model)
             self._digest.wait()
 
     def of(self, runtime: Runtime) -> Built | None:
-        """What a context was built with; None before the digest is there. None for good where a context keeps something of its tokens that cannot be put
-        back, or where it is unknown what was loaded, which the log says once. For the decoding thread, or while nothing decodes."""
+        """A context's files and settings; None until the digest is ready. It stays None for a context whose kept data cannot all be put back, and
+        if the loaded files are unknown, which the log says once. For the decoding thread, or while nothing decodes."""
         if not self._digest.done:
             return None
         if runtime not in self._known:
@@ -51,7 +51,7 @@ class Identities:
         return self._known[runtime]
 
     def _files(self) -> bytes:
-        """The digest of the files a context was just loaded from."""
+        """The digest of the files from which a context was just loaded."""
         digest = self._digest.digest
         if self._digest.unchanged:
             return digest
@@ -64,13 +64,13 @@ class Built:
     """The files and settings that built one context, and the adapters that it computes with."""
 
     def __init__(self, tokens: Tokens, files: bytes, name: str):
-        """Raises NativeError where the context keeps something of its tokens that cannot be put back."""
+        """Raises NativeError if the context keeps data of its tokens that cannot be put back."""
         self._tokens = tokens
         self.identity = ModelIdentity(fingerprint(files, tokens.depends_on()), RowLayout(*tokens.row_bytes()), name)
         self._adapters: dict[int, bytes] = {}
 
     def named(self, adapters: Adapters) -> str:
-        """Adapters by content and scale, in any order; empty for none."""
+        """A name for adapters by content and scale, in any order; empty for none."""
         for address, _ in adapters:
             if address not in self._adapters:
                 self._adapters[address] = self._tokens.depends_on(address)

@@ -18,7 +18,7 @@ log = logging.getLogger("edgekv")
 T = TypeVar("T")
 
 READ_AHEAD = 4
-"""Groups of rows that one thread reads and verifies while those before are copied; the store bounds their bytes. More threads take cores from
+"""Groups of rows that one thread reads and verifies ahead of the copies; the store bounds their bytes. More threads would take cores from
 the computation (measured, LOG.md)."""
 
 
@@ -27,8 +27,8 @@ class Loading:
 
     def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
                  came: Callable[[int], None], at: np.ndarray | None = None):
-        """`cells`: uint32 [n] of each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
-        number of complete pieces. `at`: of all tokens (`Tokens.cells_of`)."""
+        """`cells`: uint32 [n] for each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
+        number of complete pieces. `at`: positions of all tokens (`Tokens.cells_of`)."""
         self._tokens, self._seq_id, self._groups, self._came, self._at = tokens, seq_id, groups, came, at
         self.pieces = pieces
         self._cells = list(cells)
@@ -36,7 +36,7 @@ class Loading:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Call it right before a decode. The decode waits in each layer for its rows, and fails where they are unusable. Raises RuntimeError where
+        """Call it right before a decode. The decode waits in each layer for its rows, and fails if they are unusable. Raises RuntimeError if
         no thread can be started."""
         self._forget_what_left()
         self._tokens.expect()
@@ -49,7 +49,7 @@ class Loading:
         self._thread = thread
 
     def finish(self) -> int:
-        """Wait for the end; returns how many pieces, from the first, are complete."""
+        """Wait for the end; returns the number of complete pieces, from the first on."""
         if self._thread is None:
             self._forget_what_left()
             self._run(False)
@@ -59,7 +59,7 @@ class Loading:
         return self._n_good
 
     def _forget_what_left(self) -> None:
-        """Leave out cells that left the sequence: another one may own them now."""
+        """Skip cells that left the sequence: another sequence may own them now."""
         end = max((piece.first + piece.n for piece in self.pieces), default=0)
         held = self._tokens.cells_of(self._seq_id, end, None if self._at is None else self._at[:, :end])
         for i, (piece, cells) in enumerate(zip(self.pieces, self._cells)):
@@ -74,24 +74,24 @@ class Loading:
         try:
             self._bring_all(awaited)
             done = True
-        except Exception:  # whatever it was, missing rows must not be read
+        except Exception:  # after any error, missing rows must not be read
             log.exception("kept prefixes could not be loaded")
         finally:
             if not done:
                 self._n_good = 0
                 if awaited:
-                    self._tokens.failed()  # or a decode would wait for ever, however this thread ends
+                    self._tokens.failed()  # otherwise a decode would wait for ever
             self._came(self._n_good)
 
     def _bring_all(self, awaited: bool) -> None:
-        """Bring rows layer by layer where a decode waits, else block by block."""
+        """Bring rows layer by layer if a decode waits, otherwise block by block."""
         pieces, groups = range(len(self.pieces)), self._groups
         order = [(i, layers) for layers in groups for i in pieces] if awaited else [(i, layers) for i in pieces for layers in groups]
         with ThreadPoolExecutor(1, thread_name_prefix="edgekv-read") as pool:
             for (i, layers), rows in zip(order, _ahead(pool, (partial(self._read, *one) for one in order))):
                 if i >= self._n_good:
                     continue
-                if rows is None:  # earlier pieces are brought all the same
+                if rows is None:  # earlier pieces still come
                     self._n_good = i
                     if awaited:
                         self._tokens.failed()

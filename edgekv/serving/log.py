@@ -1,7 +1,7 @@
 """The log of llama.cpp's server while it runs inside this process, and the meaning of its last words.
 
-The server has one log, which always goes to file descriptor 2. So that it stays off the screen, the descriptor points to a file
-while the server lives, and Python's `sys.stderr` writes to a copy of the old one.
+The server has one log, which always goes to file descriptor 2. To keep it off the screen, the descriptor points to a file
+while the server lives, and Python's `sys.stderr` writes to a copy of the old descriptor.
 """
 
 import os
@@ -21,7 +21,7 @@ _NAME = "edgekv-server-"
 _ORPHAN_S = 24 * 3600
 _PREFIX = re.compile(r"^(?:[\d.]+ )?(?P<level>[EWID]) (?P<text>.*)$")
 _MEANINGS = [
-    # (what the log says, what a person should read)
+    # (pattern in the log, sentence for people)
     (r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
     (r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
      "the model and its context do not fit in memory; use a smaller --ctx or --type-k q8_0 --type-v q8_0"),
@@ -32,7 +32,7 @@ _MEANINGS = [
 
 
 class ServerLog:
-    """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": standard error, as it was."""
+    """The log of one server. `path` None: a temporary file, which `close(keep=False)` removes; "-": standard error, unchanged."""
 
     def __init__(self, path: Path | None):
         self._temporary = path is None
@@ -63,8 +63,8 @@ class ServerLog:
             )
 
     def note(self, line: str) -> None:
-        """A line of ours, while it is open."""
-        with suppress(OSError):  # a full disk takes nothing of the server's either
+        """Write a line of ours while the log is open."""
+        with suppress(OSError):  # on a full disk the server's own lines are lost too
             os.write(_STDERR, f"edgekv: {line}\n".encode())
 
     def close(self, keep: bool) -> None:
@@ -108,9 +108,9 @@ class ServerLog:
 
 
 def _remove_orphans() -> None:
-    """Temporary logs of processes that were killed; a day is left to read why."""
+    """Remove temporary logs of killed processes after a day, which leaves time to read them."""
     for path in Path(tempfile.gettempdir()).glob(f"{_NAME}*.log"):
-        with suppress(OSError, ValueError):  # another user's, gone meanwhile, or not ours
+        with suppress(OSError, ValueError):  # another user's file, or one that is gone or not ours
             pid = int(path.name.removeprefix(_NAME).split("-")[0])
             if not psutil.pid_exists(pid) and time.time() - path.stat().st_mtime > _ORPHAN_S:
                 path.unlink()

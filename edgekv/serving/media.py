@@ -17,22 +17,22 @@ from edgekv.serving.digesting import Digesting
 log = logging.getLogger("edgekv")
 
 _NO_TOKEN = 1 << 31
-"""Set in each number: it is below 0, and no token of a vocabulary is."""
+"""Set in each number, which makes it negative; no token of a vocabulary is negative."""
 
 
 class Media:
-    """Numbers the tokens of media, for all contexts of a server. On the decoding thread, or while nothing decodes."""
+    """Numbers the tokens of media for all contexts of a server. On the decoding thread, or while nothing decodes."""
 
     def __init__(self) -> None:
         self._digests: dict[str, Digesting] = {}  # by file
         self._refused: set[str] = set()
 
     def expect(self, projector: str) -> None:
-        """Wait for the digest of a file that makes embeddings. Not for the decoding thread."""
+        """Wait for the digest of a projector's file. Not for the decoding thread."""
         self._digesting(projector).wait()
 
     def numbered(self, tokens: SequenceTokens) -> SequenceTokens:
-        """The tokens, with numbers for those of media; they end before the first medium while its projector is not known. They live on."""
+        """The tokens, with numbers for those of media; they end before the first medium until its projector's digest is known. They stay valid."""
         if not tokens.media:
             return tokens
         digest = self._digest(tokens.projector)
@@ -50,7 +50,7 @@ class Media:
         return self._digests[projector]
 
     def _digest(self, projector: str) -> bytes | None:
-        """None: not yet, or never, which the log says once."""
+        """The projector's digest; None: not ready, or impossible, which the log says once."""
         if projector in self._refused:
             return None
         digesting = self._digesting(projector)
@@ -66,8 +66,8 @@ class Media:
 
 
 def media_numbers(projector: bytes, medium: Medium) -> np.ndarray:
-    """int32 [n], all below 0: 31 bits for each token, made of the digest of the projector's files and the whole medium, so that an image
-    that differs anywhere differs in all tokens, as their rows do where they attend the tokens behind them."""
+    """int32 [n], all below 0: 31 bits for each token, from the digest of the projector's files and the whole medium. So an image
+    that differs anywhere differs in all tokens, as their rows do if they attend later tokens."""
     digest = hashlib.shake_256(b"edgekv-medium")
     for piece in (projector, medium.id.encode(), medium.n.to_bytes(8, "little")):
         digest.update(len(piece).to_bytes(8, "little") + piece)
@@ -75,5 +75,5 @@ def media_numbers(projector: bytes, medium: Medium) -> np.ndarray:
 
 
 def whole_media(media: Sequence[Medium], n: int) -> int:
-    """The most of n tokens that end within no medium."""
+    """The largest number of tokens, at most `n`, that does not end within a medium."""
     return next((medium.first for medium in media if medium.first < n < medium.first + medium.n), n)

@@ -1,4 +1,4 @@
-"""The figures in Prometheus' text format, for /metrics. Every name stands in the README beside this file.
+"""The figures in Prometheus' text format, for /metrics. The README beside this file lists every name.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -12,13 +12,13 @@ from edgekv.live.figures import Figures
 from edgekv.serving.shown import Shown, StoreFigures, TrafficFigures, tiers
 
 Value = tuple[dict[str, str], "float | Waits"]
-"""Labels and a number, or for a histogram all of its numbers."""
+"""Labels and a number, or all numbers of a histogram."""
 
 
 @dataclass(frozen=True)
 class Metric:
     name: str
-    """As in the text; a counter's ends in _total."""
+    """The name in the text; a counter's ends in _total."""
     kind: str
     """gauge, counter or histogram."""
     help: str
@@ -26,7 +26,7 @@ class Metric:
 
 
 def _one(read: Callable[[Figures], float | None]) -> Callable[[Shown], Iterable[Value]]:
-    """A number without labels; None: there is none now."""
+    """A reader of one number without labels; None: there is no number now."""
     def values(shown: Shown) -> Iterable[Value]:
         value = None if shown.figures is None else read(shown.figures)
         return [] if value is None else [({}, value)]
@@ -39,7 +39,7 @@ def _of_store(read: Callable[[StoreFigures], float]) -> Callable[[Shown], Iterab
 
 
 def _of_traffic(read: Callable[[TrafficFigures], float | Waits], model: bool = False) -> Callable[[Shown], Iterable[Value]]:
-    """model: with the model's name as its label, as vLLM has it."""
+    """A reader of TrafficFigures. model: with the model's name as label, like vLLM."""
     def values(shown: Shown) -> Iterable[Value]:
         return [] if shown.traffic is None else [({"model_name": shown.served.model} if model else {}, read(shown.traffic))]
 
@@ -47,7 +47,7 @@ def _of_traffic(read: Callable[[TrafficFigures], float | Waits], model: bool = F
 
 
 def _by_place(**fields: str) -> Callable[[Shown], Iterable[Value]]:
-    """Fields of StoreFigures, by the place that they count."""
+    """A reader of fields of StoreFigures, labelled by the place that they count."""
     return lambda shown: [] if shown.store is None else [({"place": place}, getattr(shown.store, name)) for place, name in fields.items()]
 
 
@@ -169,11 +169,11 @@ VLLM = (
     Metric("vllm:inter_token_latency_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
     Metric("vllm:time_per_output_token_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
 )
-"""The same under the names that vLLM has for them, so that what reads its metrics reads ours."""
+"""The same figures under vLLM's names, so that readers of its metrics can read ours."""
 
 
 def text(shown: Shown) -> str:
-    """All figures; one without a value is left out."""
+    """All figures that have a value."""
     lines = []
     for metric in (*METRICS, *VLLM):
         values = list(metric.read(shown))

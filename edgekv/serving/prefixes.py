@@ -1,4 +1,4 @@
-"""Prefixes of conversations for the server in this process: between its sequences and a `PrefixStore`."""
+"""Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
 
 import hashlib
 import logging
@@ -36,15 +36,15 @@ from edgekv.vocab import KvMode, PromptReading
 log = logging.getLogger("edgekv")
 
 MOST_DAMAGED = 4
-"""Snapshots that are tried for a prompt; a damaged one is removed, and the one before it is tried."""
+"""Most snapshots tried for a prompt; a damaged one is removed, and the previous one is tried."""
 
 
 class Prefixes:
     """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.KeepsPrefixes`).
 
-    K and V depend on the model's files and on the context as llama.cpp built it: all contexts that agree in that use one store. They depend
-    on a request's adapters too: these are in the root of its chains, as its namespace is, so that a request can name any without a store, a
-    thread or a scan of its own. The digest of the files is computed from now on, while the model is loaded.
+    K and V depend on the model's files and on the context as llama.cpp built it: contexts that agree in both share a store. They also depend
+    on a request's adapters. These are part of its chains' root, like its namespace, so that a request can name any adapters without a store, a
+    thread or a scan of its own. The constructor starts to compute the files' digest, while the model loads.
     """
 
     def __init__(self, model: Geometry, where: StoreSettings):
@@ -61,15 +61,15 @@ class Prefixes:
         self._fetches: dict[int, Fetch] = {}  # by sequence
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
-        """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an address that is none."""
+        """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""
         self._identities.wait()
         if projector:
             self._media.expect(projector)
         self._store(runtime)
 
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """False while rows that the prompt begins with, or rows in its place, are being saved, or come from a shared server. alone: no slot is being
-        answered, so waiting a moment costs nobody."""
+        """Whether the prompt can begin. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
+        from a shared server. alone: no slot is being answered, so the call may wait a moment."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
@@ -82,9 +82,9 @@ class Prefixes:
             if not store.has_far or len(prompt.tokens) <= n_have + 1:
                 return True
             if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
-                return False  # its blocks are in RAM once the batch is computed
+                return False  # the other prompt's blocks are in RAM once the batch is computed
             same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
-            if same:  # it brings these blocks too; they are found once it has begun
+            if same:  # the other fetch brings these blocks too; they are found once its prompt has begun
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
@@ -94,7 +94,7 @@ class Prefixes:
         return fetch.ready(alone)
 
     def leave(self, seq_id: int) -> None:
-        """Give up what a sequence waits for."""
+        """Stop a sequence's waits."""
         self._saver.leave(seq_id)
         self._leave_fetch(seq_id)
 
@@ -104,7 +104,7 @@ class Prefixes:
             fetch.leave()
 
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
-        """The fetched rows, or those of this machine, which may be more by now."""
+        """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
         near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True, goes_on=goes_on)
         if fetch is None:
@@ -117,7 +117,7 @@ class Prefixes:
         return fetched
 
     def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
-        """Put the blocks that continue the first n_have tokens of a prompt into its sequence; where the context keeps snapshots, up to one."""
+        """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return CachedTokens()
@@ -152,7 +152,7 @@ class Prefixes:
 
     def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int,
                            goes_on: int) -> CachedTokens:
-        """Begin at the furthest snapshot that can be used, or where the sequence goes on by itself."""
+        """Begin at the furthest usable snapshot, or where the sequence can continue without one."""
         cached = CachedTokens(slot=goes_on)
         for _ in range(MOST_DAMAGED):
             hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
@@ -176,11 +176,11 @@ class Prefixes:
 
     @staticmethod
     def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
-        """Cells for as many pieces of a prompt's tokens as there are any: uint32 [n] of each."""
+        """Place cells for a prompt's pieces, as many as are free: uint32 [n] for each piece."""
         placed: list[np.ndarray] = []
         for piece in pieces:
             part, first, at = slice(piece.first, piece.first + piece.n), piece.first, None
-            if prompt.at is not None:  # a later piece may go on within an image, at the same position
+            if prompt.at is not None:  # a later piece may continue an image, at the same position
                 at = np.ascontiguousarray(prompt.at[:, part])
                 first = -1 if placed else int(at[0, 0])
             try:
@@ -204,18 +204,18 @@ class Prefixes:
         return first, _count(pieces_up_to(loading.pieces[:n_good], first))
 
     def snapshot(self, held: SequenceTokens) -> None:
-        """Keep what a sequence keeps besides rows, which has these tokens and no others."""
+        """Keep a snapshot of a sequence with exactly these tokens."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = _read_with(runtime)  # before the labels, or settings that change meanwhile would pass for these
+        read_with = _read_with(runtime)  # before the labels: settings that change later must not pass for these
         n_held, held = len(held.tokens), self._media.numbered(held)
         places, readings = _places(runtime, held)
         if len(places) == n_held:
             self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), read_with)
 
     def keep(self, held: SequenceTokens) -> None:
-        """Keep what a sequence holds, up to the first gap. Rows are copied while others are computed; on a device they are copied first."""
+        """Keep a sequence's tokens up to the first gap. Rows are copied while later ones are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
@@ -232,7 +232,7 @@ class Prefixes:
 
         try:
             rows = runtime.tokens.hold(held.seq_id, places)
-        except NativeError:  # not in host memory
+        except NativeError:  # rows are not in host memory
             save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
             return
 
@@ -245,8 +245,8 @@ class Prefixes:
         self._saver.add(held.seq_id, root, tokens, copy)
 
     def forget(self, conversation: str) -> int:
-        """Remove from RAM and the folder what only this conversation uses; returns the bytes removed from the folder. Any thread but the decoding one
-        may call it. Raises EdgeKVError where the folder cannot be written to."""
+        """Remove blocks that only this conversation uses from RAM and the folder; returns the bytes removed from the folder. Any thread except the
+        decoding one may call it. Raises EdgeKVError if the folder is not writable."""
         folder = self._where.folder
         if folder is None:
             return 0
@@ -258,7 +258,7 @@ class Prefixes:
             return conversations.forget(folder, conversation)
 
         self._saver.flush()
-        return self._claims.submit(forget).result()  # after its newest blocks were noted
+        return self._claims.submit(forget).result()  # after the conversation's newest blocks are noted
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
@@ -283,10 +283,10 @@ class Prefixes:
         return [store.stats() for store in self._stores.values()]
 
     def figures(self) -> StoreFigures:
-        """What the endpoint shows, of all stores together."""
+        """The endpoint's figures, over all stores."""
         all_stats = self.stats()
         return StoreFigures(
-            # each counts all of the RAM, and the whole folder
+            # each store counts the whole RAM and the whole folder
             ram_bytes=max((stats.ram.n_bytes for stats in all_stats), default=0), ram_limit_bytes=self._where.ram_bytes,
             disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),
             disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
@@ -321,7 +321,7 @@ class Prefixes:
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
     try:
         conversations.add_blocks(folder, conversation, keys)
-    except OSError as error:  # then the folder has no blocks of it either
+    except OSError as error:  # then the folder has no blocks of the conversation either
         log.warning("what is kept of a conversation is not noted in %s: %s", folder, error.strerror)
 
 
@@ -329,7 +329,7 @@ _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cel
 
 
 def _whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:
-    """Pieces up to the last token that ends within no medium."""
+    """The pieces, cut at the beginning of a medium in which they end."""
     return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
 
 
@@ -349,7 +349,7 @@ def _found(pieces: Sequence[BlockPiece], hit: PrefixHit) -> CachedTokens:
 
 
 def _worth(hit: PrefixHit) -> PrefixHit:
-    """Drop the end that is faster to compute than to load, by the rates seen so far."""
+    """Drop the end of a hit that is faster to compute than to load, by the rates measured so far."""
     n = hit.worth(native.reading_s)
     if n == len(hit.pieces):
         return hit
@@ -361,7 +361,7 @@ def _worth(hit: PrefixHit) -> PrefixHit:
 
 
 def _accepted(runtime: Runtime) -> Reading:
-    """The worst reading that a context may take: what it would compute itself."""
+    """The worst reading that a context accepts: the one that it would compute itself."""
     if runtime.mode is not KvMode.SPARSE:
         return Reading.EXACT
     return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
@@ -376,7 +376,7 @@ def _read_with(runtime: Runtime) -> ReadWith:
 
 
 def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of a sequence's tokens, uint32 [n], and how they were read, uint8 [n] of Reading; up to those that were sampled by forgotten settings."""
+    """Cells of a sequence's tokens, uint32 [n], and their readings, uint8 [n] of Reading; up to the first token sampled with earlier settings."""
     places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
     labels = runtime.tokens.labels(held.seq_id, places)
     earlier = np.flatnonzero(labels & cells.EARLIER)
@@ -385,10 +385,10 @@ def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndar
 
 
 def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
-    """uint8 [n] of Reading, by the labels of the tokens' cells."""
+    """Readings, uint8 [n], from the labels of the tokens' cells."""
     readings = np.full(len(labels), Reading.EXACT, np.uint8)
     readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
     readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
     if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:
-        np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not say which of its steps sampled
+        np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not tell which of its steps sampled
     return readings

@@ -1,4 +1,4 @@
-"""Takes a running server's figures and publishes them: once a second, and more often while somebody watches."""
+"""Takes a running server's figures and publishes them: once a second, and more often while a client watches."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
 JSON = "application/json; charset=utf-8"
 
 WATCHED_MS = 3000
-"""After a request for figures, somebody counts as watching for this long."""
+"""A request for figures counts as watching for this long."""
 LIVE_S = 0.2
-"""The least time between two sets of figures while somebody watches."""
+"""The least time between two sets of figures while a client watches."""
 QUIET_S = 1.0
-"""The same while nobody watches: the curves need points all the same."""
+"""The least time while nobody watches: the curves still need points."""
 SHARE = 1 / 125
-"""Taking a set may use at most this share of the time between two."""
+"""Taking figures may use at most this share of the time."""
 AGAIN_S = 0.02
-"""Requests that come this close together share one set."""
+"""Requests this close together share one set of figures."""
 
 
 class Publisher:
-    """Publishes for one server. `begin` and `end` on the thread that starts and stops it; everything else on the one that decodes.
+    """Publishes for one server. Call `begin` and `end` on the thread that starts and stops it, everything else on the decoding thread.
 
-    store, traffic: called for each set of figures, and set by who knows; None: nobody does.
+    store, traffic: functions called for each set of figures; None: such figures are unknown.
     """
 
     def __init__(self, served: Served, runtime: Callable[[], Runtime | None]):
         self.store: Callable[[], StoreFigures | None] | None = None
         self.traffic: Callable[[], TrafficFigures] | None = None
         self.shown = Shown(served)
-        """The latest."""
+        """The latest figures."""
         self.errands = Errands()
         self.seconds = 0.0
-        """Spent on figures so far."""
+        """Seconds spent on figures so far."""
         self._runtime = runtime
         self._history = History()
         self._maps = MapMaker()
-        self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells, when its map was drawn
+        self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells at the drawing of its map
         self._growing = False
-        self._n_steps = self._n_steps_taken = 0  # so far, and up to the latest figures
+        self._n_steps = self._n_steps_taken = 0  # so far, and at the latest figures
         self._taken = 0.0  # time.perf_counter()
         self._cost = 0.0
 
     def begin(self) -> None:
-        """Publish the figures that are known already, and take more from now on."""
+        """Publish the known figures, and take more from now on."""
         self.shown = Shown(self.shown.served)
         self._history, self._maps, self._drawn = History(), MapMaker(), {}
         native.publish("/edgekv", "text/html; charset=utf-8", page.document())
@@ -70,17 +70,17 @@ class Publisher:
             self.follow(runtime)
 
     def follow(self, runtime: Runtime) -> None:
-        """Take figures while this one's context decodes."""
+        """Take figures while this Runtime's context decodes."""
         runtime.after_step = self.after_step
 
     def end(self) -> None:
-        """Show nothing any more. Call it after the server has ended."""
+        """Withdraw all figures. Call it after the server has ended."""
         native.withdraw()
 
     # ---- on the thread that decodes ------------------------------------------------------------------------------------------
 
     def after_step(self) -> None:
-        """Called after each step of the Runtime; nearly always there is nothing to do."""
+        """Called after each step of the Runtime; nearly always does nothing."""
         self.errands.run()
         self._n_steps += 1
         now = time.perf_counter()
@@ -89,12 +89,12 @@ class Publisher:
         watched = 0 <= native.asked_ms("/edgekv/state") < WATCHED_MS
         runtime = self._runtime()
         if runtime is not None:
-            runtime.follow(watched)  # a run of the policy can take longer than a person wants to wait
+            runtime.follow(watched)  # a run of the policy can be longer than a watcher wants to wait
         if watched or now - self._taken >= max(QUIET_S, self._cost / SHARE):
             self._take(busy=True)
 
     def refresh(self, idle: bool) -> None:
-        """Bring the figures up to date, between two batches: somebody asked, or (idle) nothing is left to do. A request during a batch gets the
+        """Bring the figures up to date between two batches: for a request, or (idle) when nothing is left to do. A request during a batch gets the
         latest figures instead."""
         self.errands.run()
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
@@ -133,7 +133,7 @@ class Publisher:
         native.publish("/edgekv/history", JSON, json.dumps(shown.history(self._history)))
 
     def _draw(self, runtime: Runtime, figures: Figures, busy: bool) -> None:
-        """Redraw the maps that somebody watches. When idle, redraw every outdated map: a request cannot trigger one."""
+        """Redraw the watched maps. When idle, redraw every outdated map: a request cannot trigger one."""
         if not runtime.cells.known:
             return
         drawn: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""A server's need of the machine's memory."""
+"""A server's need for memory."""
 
 from dataclasses import replace
 
@@ -11,8 +11,8 @@ from edgekv.serving.server_options import ServerOptions, later_bytes, shares_cel
 
 
 def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
-    """The context to open, and the memory that is free for it now. Where some layers lie off the GPU the processor attends. Raises CudaUnavailable
-    where a GPU was asked for and cannot be used."""
+    """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends. Raises CudaUnavailable
+    if a GPU was requested and cannot be used."""
     room, later, gpu_layers = devices.place(options.kv).room, later_bytes(options.extra), options.n_gpu_layers
     if room is None:
         gpu_layers = 0

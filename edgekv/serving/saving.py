@@ -1,4 +1,4 @@
-"""Saves beside the decoding: threads copy finished rows out while other tokens are computed."""
+"""Saves beside the decoding: threads copy finished rows while other tokens are computed."""
 
 import logging
 import threading
@@ -14,10 +14,10 @@ from edgekv.store.blocks import n_common
 log = logging.getLogger("edgekv")
 
 MOST_WAIT_S = 1.0
-"""A prompt waits this long for rows that it begins with and that are being copied; then they are computed."""
+"""A prompt waits this long for a copy of its first rows before it computes them."""
 
 LEAST_SHARED = 64
-"""The fewest tokens worth waiting for: fewer are computed as quickly."""
+"""Fewest tokens worth a wait: fewer are computed as quickly."""
 
 
 class Pending(NamedTuple):
@@ -29,16 +29,16 @@ class Pending(NamedTuple):
 
 
 class Saver:
-    """Saves the rows of sequences, each on a thread of its own and in order: a slot whose rows must go waits for its own copy alone. The decoding
-    thread calls `add` and `ready`."""
+    """Saves the rows of sequences, each on a thread of its own and in order, so that a slot whose rows must go waits only for its own copy. The
+    decoding thread calls `add` and `ready`."""
 
     def __init__(self) -> None:
         self._threads: dict[int, ThreadPoolExecutor] = {}  # by sequence
         self._pending: list[Pending] = []
-        self._waits: dict[int, float] = {}  # by sequence: until when it waits for rows of another
+        self._waits: dict[int, float] = {}  # by sequence: the end of its wait for another sequence's rows
 
     def add(self, seq_id: int, root: bytes, tokens: np.ndarray, save: Callable[[], None]) -> None:
-        """Run `save` on the sequence's thread, or here where none can be started. What it raises is logged."""
+        """Run `save` on the sequence's thread, or here if none can be started. Logs its exceptions."""
         taken = threading.Lock()
 
         def work() -> None:
@@ -54,12 +54,12 @@ class Saver:
             self._threads[seq_id] = ThreadPoolExecutor(1, thread_name_prefix=f"edgekv-save-{seq_id}")
         try:
             self._pending.append(Pending(seq_id, root, tokens, self._threads[seq_id].submit(work)))
-        except RuntimeError:  # no more threads, or closed; the pool may still have the work
+        except RuntimeError:  # no more threads, or the pool is closed; it may still have the work
             work()
 
     def ready(self, seq_id: int, root: bytes, tokens: np.ndarray, n_have: int, moment_s: float) -> bool:
-        """Whether a sequence that holds the first n_have of these tokens can go on. It waits until its other rows are saved, because they must go;
-        and at most `MOST_WAIT_S` for saves that begin with these tokens, because it can load those. `moment_s`: how long this call may wait."""
+        """Whether a sequence with the first n_have of these tokens can go on. It waits until its other rows are saved, because they must go. It
+        also waits, at most `MOST_WAIT_S`, for saves that begin with these tokens, because it can load them. `moment_s`: longest wait of this call."""
         running = [one for one in self._pending if not one.done.done()]
         needed = [one.done for one in running if one.seq_id == seq_id and len(one.tokens) > n_have]
         alike = [one.done for one in running if one.root == root and n_common(one.tokens, tokens) >= n_have + LEAST_SHARED]

@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from edgekv.serving.prefixes import Prefixes
 
 BATCH_TOKENS = 512
-"""Prompt tokens between two looks at the outside world: a cancelled request stops, and progress is told, this often. On a device what its
-plan computes at once."""
+"""Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
+once."""
 
 _POLL_S = 0.02
 _STOP_S = 60.0
 _DAWDLE_S = 30
-"""A client that neither sends the rest of its request nor takes its answer is waited for so long, also when the server stops."""
+"""The server waits so long for a client that neither sends the rest of its request nor takes its answer, also when stopping."""
 _INTERRUPTIBLE_S = 0.5
 
 
 class Server:
-    """One llama.cpp server in this process; also a context manager. Only one can run at a time, one after the other is fine.
+    """One llama.cpp server in this process; also a context manager. Only one server can run at a time.
 
-    Signals stay Python's: whoever wants one to end the server calls `stop()`. KV tiering attaches to the server's context by itself, with `options.kv`.
+    Signals stay Python's: a handler that should end the server calls `stop()`. KV tiering attaches to the server's context with `options.kv`.
     """
 
     def __init__(self, options: ServerOptions):
@@ -70,12 +70,12 @@ class Server:
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
         keys = options.api_keys()
-        # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
+        # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()
         self.port = options.port
-        # An event, not the thread: an interrupt during Thread.join() makes Python believe that the thread has ended (bpo-45274).
+        # An event instead of Thread.join(): an interrupt during the join makes Python believe that the thread has ended (bpo-45274).
         self._ended = threading.Event()
         self._ended.set()
         self._log: ServerLog | None = None
@@ -85,19 +85,19 @@ class Server:
         self._runtime: Runtime | None = None
         self._prefixes: Prefixes | None = None
         self.figures = Publisher(self._served(), lambda: self.runtime)
-        """What the endpoint shows of the KV hierarchy."""
+        """The endpoint's figures of the KV hierarchy."""
 
     def _choose_context(self) -> ContextChoice:
-        """Raises DoesNotFit."""
+        """Choose the context's size and device. Raises DoesNotFit."""
         choice, kv = choose_context(self.request), self.options.kv
-        # an automatic budget would take what is free before a draft model is loaded
+        # an automatic budget would take the memory that a draft model needs later
         if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:
             kv = kv.with_(kv_vram=choice.device.budget)
             self.options = replace(self.options, kv=kv)
         return choice
 
     def parts(self) -> list[MemoryPart]:
-        """The memory that the context takes, by estimate."""
+        """The context's estimated memory, by part."""
         return self.request.parts(self.context.n_ctx, self.options.kv)
 
     @property
@@ -114,13 +114,13 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Base address, without a path; an address that listens everywhere is reached through the loopback."""
+        """Base address, without a path; a server that listens everywhere is reached through the loopback."""
         host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.options.host, self.options.host)
         return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
 
     @property
     def is_public(self) -> bool:
-        """Whether other machines can reach it."""
+        """Whether other machines can reach the server."""
         return is_public(self.options.host)
 
     @property
@@ -134,12 +134,12 @@ class Server:
 
     @property
     def runtime(self) -> Runtime | None:
-        """The Runtime of the context that answers; None where none is attached, and while the server is not ready."""
+        """The Runtime of the answering context; None if none is attached, and until the server is ready."""
         return None if self._runtime is None or self._runtime.closed else self._runtime
 
     @property
     def prefixes(self) -> Prefixes | None:
-        """The keeper of prefixes; None where there is none."""
+        """The keeper of prefixes, or None."""
         return self._prefixes
 
     @property
@@ -147,15 +147,15 @@ class Server:
         return self._log.path if self._log else None
 
     def note(self, line: str) -> None:
-        """Write a line into the log, while the server runs."""
+        """Write a line into the log while the server runs."""
         if self._log is not None:
             self._log.note(line)
 
     def start(self) -> Server:
-        """Load the model and return when requests are answered.
+        """Load the model; return when the server answers requests.
 
-        Raises ConfigError for a busy port or an option that is not allowed, EdgeKVError when the server gives up while it starts.
-        An interrupt while the model loads cannot stop the load: `stop()` then waits for its end.
+        Raises ConfigError for a busy port or a forbidden option, EdgeKVError if the server fails to start.
+        An interrupt cannot stop the load of a model: `stop()` then waits for its end.
         """
         global _active
         if _active is not None:
@@ -186,11 +186,11 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Stop and wait for the end of it; safe to call twice, and after a server that failed."""
+        """Stop the server and wait for its end; safe to call twice, and after a failure."""
         if _active is not self:
             return
         if not self._ready and self.alive:
-            self._wait_until_ready()  # before that there is nothing to tell it to stop
+            self._wait_until_ready()  # only a ready server can be told to stop
         if self.alive:
             from edgekv._native import http_server as native
 
@@ -200,18 +200,18 @@ class Server:
         self._release(failed=self._exit != 0)
 
     def abandon(self) -> None:
-        """For a process that leaves and cannot wait for `stop()`: give standard error back and remove a temporary log."""
+        """For a process that exits and cannot wait for `stop()`: restore standard error and remove a temporary log."""
         if self._log is not None:
             self._log.close(keep=False)
 
     def wait(self) -> None:
-        """Block until the server ends by itself, which it should not. Raises EdgeKVError with the reason. Interruptible."""
+        """Block until the server ends by itself, which is an error. Raises EdgeKVError with the reason. Interruptible."""
         while not self._ended.wait(_INTERRUPTIBLE_S):
             pass
         raise EdgeKVError(self.why_stopped())
 
     def why_stopped(self) -> str:
-        """One sentence about a server that ended without being told to."""
+        """One sentence about a server that ended by itself."""
         if isinstance(self._exit, EdgeKVError):
             return str(self._exit)
         if isinstance(self._exit, BaseException):
@@ -232,14 +232,14 @@ class Server:
             "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
-            "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
+            "--fit", "off",  # never fewer layers or tokens than requested: an error instead
             "--cache-ram", str(self._llama_cache_mib),
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
-            "--metrics",  # costs nothing while nobody asks
+            "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
         ]
         if options.weights_from_disk:
-            argv.append("--no-repack")  # or what the kernels like better is a copy in memory
+            argv.append("--no-repack")  # otherwise repacked weights would be a copy in memory
         if kv.placement.device == DeviceKind.HOST.value:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:
@@ -252,7 +252,7 @@ class Server:
 
     @property
     def _llama_cache_mib(self) -> int:
-        """For llama.cpp's own cache of whole conversations, up to 8 GiB by default: only where prefixes cannot be kept."""
+        """The size of llama.cpp's own cache of whole conversations, by default up to 8 GiB; 0 if prefixes can be kept."""
         store = self.options.store
         return store.ram_bytes >> 20 if store is not None and not keeps_prefixes(self.model) else 0
 
@@ -264,7 +264,7 @@ class Server:
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
     def _open_prefixes(self) -> None:
-        """In mode evict what is dropped cannot be kept."""
+        """Open the store of prefixes, except in mode evict, whose dropped tokens cannot be kept."""
         from edgekv._native import prefix_callbacks as native
         from edgekv.serving.prefixes import Prefixes
 
@@ -294,7 +294,7 @@ class Server:
         self.figures.traffic = traffic
         try:
             self._exit = native.run(argv)
-        except BaseException as error:  # told by why_stopped()
+        except BaseException as error:  # why_stopped() reports it
             self._exit = error
         finally:
             self._ended.set()
@@ -312,17 +312,17 @@ class Server:
         if self._runtime is not None:
             first_tokens.watch(self._runtime, self.request)
         self.figures.begin()
-        self._answers("/lora-adapters")  # passes through the task loop, which takes the first figures
+        self._answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
 
     def _attached(self, made: Runtime) -> None:
-        """A context was made. The server's thread makes the one that answers before others (a draft model's), and anew where it slept."""
+        """A context was made. The server's thread makes the answering context before others (a draft model's), and again after sleep."""
         if threading.current_thread() is self._thread and (self._runtime is None or self._runtime.closed):
             self._runtime = made
             if self._ready:
                 self.figures.follow(made)
 
     def _check_runtime(self) -> None:
-        """Mode evict needs what hangs on the context: its cache is smaller than the context, and full before long where nothing makes
+        """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes
         room."""
         from edgekv._native import http_server
         from edgekv.live import runtime
@@ -339,18 +339,18 @@ class Server:
                 raise
 
     def settle(self) -> None:
-        """Return once the rows of all answers so far are kept: the last ones are taken right after the answer went out."""
-        self._answers("/lora-adapters")  # passes through the task loop
+        """Return once the rows of all answers so far are kept: the newest are kept only after the answer was sent."""
+        self._answers("/lora-adapters")  # the request passes through the task loop
 
     def between_batches(self, function: Callable[[], Result]) -> Result:
-        """Call `function` on the thread that decodes, while it computes nothing, and return what it returns: a request that a client left is
-        computed for up to a second more. Not from that thread. Raises what it raises, and EdgeKVError where the server is gone."""
+        """Call `function` on the decoding thread, while nothing is computed, and return its result. A request that a client left is
+        computed for up to a second more. Not for the decoding thread. Raises the function's exceptions, and EdgeKVError if the server is gone."""
         future = self.figures.errands.ask(function)
         try:
             while not future.done():
                 if not self.alive:
                     raise EdgeKVError(self.why_stopped())
-                self._answers("/metrics")  # where nothing is computed, this is what has it look
+                self._answers("/metrics")  # makes an idle server look for errands
                 wait([future], timeout=_POLL_S)
         finally:
             future.cancel()
@@ -363,7 +363,7 @@ class Server:
             return False
 
     def get(self, path: str) -> Any:
-        """The JSON of a GET; None where the server answers with an error."""
+        """The JSON of a GET; None if the server answers with an error."""
         return get_json(self.url, path, self._keys[0] if self._keys else None)
 
     def _release(self, failed: bool) -> None:
@@ -374,12 +374,12 @@ class Server:
         self._close_prefixes()
         self.figures.end()
         if (llama := sys.modules.get("edgekv.llama")) is not None:
-            llama.listen()  # again: the server's log has ended
+            llama.listen()  # Python takes the log back from the server
         if self._log is not None:
             self._log.close(keep=failed)
         crash.details_in(None)
         self._thread = self._runtime = None
-        runtime.set_defaults(None)  # contexts that others make are not the server's
+        runtime.set_defaults(None)  # later contexts are not the server's
         _active = None
 
 
@@ -387,7 +387,7 @@ _active: Server | None = None
 
 
 def active() -> Server | None:
-    """The server of this process, if one runs or is being loaded."""
+    """The server of this process, if one runs or loads."""
     return _active
 
 

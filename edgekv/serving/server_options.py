@@ -1,4 +1,4 @@
-"""The options of a server, and checks of those that would make llama.cpp's server end the process."""
+"""The options of a server, and checks against those that would make llama.cpp's server end the process."""
 
 import errno
 import hashlib
@@ -26,9 +26,9 @@ LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
 _LLAMA_KEYS = "LLAMA_API_KEY"
 LOCALHOST = "localhost"
-"""The CORS origin of pages of this machine, on any port."""
+"""The CORS origin for pages of this machine, on any port."""
 
-# Options that the server object sets itself, and needs to be as it set them; the right-hand side says what to use.
+# Options that only the server object may set; the right-hand side says what to use instead.
 _OWNED = {
     **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "MODEL"),
     "--host": "--host before the --", "--port": "--port before the --",
@@ -60,10 +60,10 @@ class ServerLimits:
     """Bounds on the cost of one request to others."""
 
     max_gap_s: float = 0.5
-    """What a running answer may wait for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;
+    """Longest wait of a running answer for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;
     0: prompts are read at full speed."""
     max_queue: int | None = None
-    """Requests that wait for a slot; more are refused. None: `queue_for` the slots."""
+    """Most requests that wait for a slot; further ones are refused. None: `queue_for` the slots."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_gap_s < math.inf:
@@ -77,15 +77,15 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What to serve, and where. `port` 0 picks a free one; `n_ctx` is the context of each of the `n_slots` slots."""
+    """The model to serve, and the address. `port` 0 picks a free one; `n_ctx` is the context of each of the `n_slots` slots."""
 
     model: Path
     kv: KvOptions = field(default_factory=KvOptions)
     n_ctx: int | None = None  # tokens; None: see edgekv.memory.context.choose_context
     n_threads: int | None = None  # None: one for each core
-    n_gpu_layers: int | None = None  # layers in GPU memory; None: all where there is a GPU
-    weights_from_disk: bool = False  # weights that are larger than the free memory are read again for every token, not refused
-    alias: str | None = None  # the name clients see; None: the file's
+    n_gpu_layers: int | None = None  # layers in GPU memory; None: all, if there is a GPU
+    weights_from_disk: bool = False  # weights larger than the free memory are read again for every token instead of being refused
+    alias: str | None = None  # the model's name for clients; None: the file's
     host: str = LOOPBACK
     port: int = 0
     n_slots: int = 1  # requests answered at the same time
@@ -93,10 +93,10 @@ class ServerOptions:
     when_full: WhenFull = WhenFull.STOP
     store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
     api_key: str | None = None
-    api_key_file: Path | None = None  # more keys, one a line; # begins a comment
+    api_key_file: Path | None = None  # more keys, one per line; # begins a comment
     cache_shared: bool = False  # requests with different keys begin with each other's tokens
-    cors: str = LOCALHOST  # the origin whose pages may ask; "*": any
-    allow_host: tuple[str, ...] = ()  # names under which it may be asked besides its own, as edgekv.serving.sites.parse_hosts gives them
+    cors: str = LOCALHOST  # the origin whose pages may send requests; "*": any
+    allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.serving.sites.parse_hosts returns them
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
 
@@ -107,7 +107,7 @@ class ServerOptions:
             raise ConfigError(f"{self.cors!r} is no origin; write one such as https://example.org, without a path, or * for any")
 
     def api_keys(self) -> tuple[str, ...]:
-        """Every key that opens the server; none where anybody may ask. Raises ConfigError where the file of keys cannot be used."""
+        """Every key of the server; empty if requests need none. Raises ConfigError if the file of keys cannot be used."""
         keys = [] if self.api_key is None else [self.api_key]
         if self.api_key_file is not None:
             keys += _keys_in(self.api_key_file)
@@ -118,14 +118,14 @@ class ServerOptions:
 
 
 def spaces_of(keys: Iterable[str]) -> dict[str, str]:
-    """The namespace of each key, also of those that llama.cpp takes from LLAMA_API_KEY: hexadecimal, the same at each start. A namespace does not
-    reveal its key."""
+    """The namespace of each key, including keys that llama.cpp takes from LLAMA_API_KEY: hexadecimal, and the same at each start. A namespace does
+    not reveal its key."""
     all_keys = [*keys, *os.environ.get(_LLAMA_KEYS, "").split(",")]
     return {key: hashlib.blake2b(key.encode(), digest_size=16, person=b"edgekv-space").hexdigest() for key in all_keys if key}
 
 
 def llama_has_keys() -> bool:
-    """Whether a variable gives llama.cpp's server keys."""
+    """Whether a variable gives keys to llama.cpp's server."""
     return bool(os.environ.get(_LLAMA_KEYS))
 
 
@@ -150,18 +150,18 @@ _NOT_WHILE_EVICTING = {
 
 _PROJECTOR = ("-mm", "--mmproj")
 _LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", *_PROJECTOR)
-_WORK_SHARE = 1 / 4  # estimated: caches and work buffers of what is loaded later, of its file's bytes
+_WORK_SHARE = 1 / 4  # estimate: caches and work buffers of a later model, as a share of its file's bytes
 
 
 def later_bytes(extra: tuple[str, ...]) -> int:
-    """GPU memory for what llama.cpp's server loads behind the model, a draft model or a projector, estimated from its files. Files that
-    are not there count nothing: the server says so."""
+    """GPU memory for a draft model or a projector, which llama.cpp's server loads after the model, estimated from their files. Missing files
+    count nothing: the server reports them."""
     named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
     return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
 
 
 def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of llama.cpp's server with a file that makes embeddings of images and sound. Raises ConfigError where they name one too."""
+    """Options of llama.cpp's server with a file that makes embeddings of images and sound. Raises ConfigError if `extra` names one too."""
     if projector is None:
         return extra
     if set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra}:
@@ -170,7 +170,7 @@ def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str,
 
 
 def _check_projector(path: Path) -> None:
-    """Raises ModelError."""
+    """Check a projector's file. Raises ModelError."""
     reader = open_gguf(path)
     if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
         raise ModelError(f"{path} is no projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
@@ -182,13 +182,13 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
 
 
 def keeps_prefixes(model: Geometry) -> bool:
-    """Whether what a model keeps of its tokens can be taken out and put back: rows with the keys of an index, windows and states. What llama.cpp keeps
-    otherwise (rows of several tokens) it keeps as whole conversations in RAM."""
+    """Whether a model's kept data can be read and put back: rows with the keys of an index, windows and states. Of models with other data (rows of
+    several tokens) llama.cpp keeps whole conversations in RAM."""
     return model.architecture not in ROWS_OF_SEVERAL
 
 
 def check_evict(options: ServerOptions) -> None:
-    """Raise ConfigError for what mode evict cannot serve."""
+    """Raise ConfigError for options that mode evict cannot serve."""
     if options.kv.mode is not KvMode.EVICT:
         return
     if options.when_full is WhenFull.ROLL:
@@ -202,7 +202,7 @@ def check_evict(options: ServerOptions) -> None:
 
 
 def check_extra(extra: tuple[str, ...]) -> None:
-    """Raise ConfigError for options that cannot be passed on, and for values that would end this process."""
+    """Raise ConfigError for options that cannot be passed on, and for values that would end the process."""
     for argument in extra:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _OWNED:
@@ -221,14 +221,14 @@ def check_extra(extra: tuple[str, ...]) -> None:
 
 
 def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Let a child process parse the options: some make llama.cpp's server print something, or complain, and call exit()."""
+    """Let a child process parse the options: some make llama.cpp's server print a text and call exit()."""
     argv = ["llama-server", "--model", "no such file", "--host", LOOPBACK, "--port", "0", "--offline", "--no-ui", *extra]
     command = [sys.executable, "-c", _TRIAL.format(sys.path), *argv]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 def free_port(host: str, port: int) -> int:
-    """A port that can be bound now: `port`, or a free one for 0. Raises ConfigError with a sentence."""
+    """A port that can be bound now: `port`, or a free one for 0. Raises ConfigError."""
     no_address = f"{host} is not an address of this machine; use --host {LOOPBACK}, or 0.0.0.0 for all of its addresses"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -238,7 +238,7 @@ def free_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
-            if port:  # with SO_REUSEADDR a bind alone can pass beside a listener
+            if port:  # with SO_REUSEADDR a bind can succeed despite a listener
                 probe.listen(1)
         except PermissionError:
             raise ConfigError(f"port {port} is reserved for the system; use one from 1024 on") from None

@@ -13,7 +13,7 @@ from edgekv.vocab import KvMode
 
 @dataclass(frozen=True)
 class Served:
-    """Facts that stay while a server lives."""
+    """Facts that do not change while a server lives."""
 
     model: str
     n_slots: int
@@ -34,44 +34,44 @@ class StoreFigures:
     disk_bytes: int
     disk_limit_bytes: int
     n_blocks: int
-    """In RAM and on disk."""
+    """Blocks in RAM and on disk."""
     n_hits: int
     """Prompts that began with tokens from the store."""
     n_misses: int
     n_tokens_loaded: int
-    """Prompt tokens that came from the store and were not computed."""
+    """Prompt tokens that came from the store instead of being computed."""
     n_waiting_writes: int = 0
     """Blocks that wait to be written below RAM."""
     n_dropped: int = 0
-    """Blocks that RAM had no room for before they were written."""
+    """Blocks dropped for lack of room in RAM before they were written."""
     ram_evicted: int = 0
-    """Blocks that made room for others in RAM; on disk."""
+    """Blocks evicted from RAM; from disk."""
     disk_evicted: int = 0
     disk_refused: int = 0
-    """Blocks on disk that were damaged, truncated or foreign; on a shared server."""
+    """Damaged, truncated or foreign blocks on disk; on a shared server."""
     remote_refused: int = 0
     disk_outages: int = 0
-    """Times that the disk could not be used; the shared server."""
+    """Number of outages of the disk; of the shared server."""
     remote_outages: int = 0
 
 
 @dataclass(frozen=True)
 class TrafficFigures:
-    """Requests, and what they wait for."""
+    """Requests and their waits."""
 
     n_running: int
-    """Slots at work when the newest batch began."""
+    """Busy slots when the newest batch began."""
     n_waiting: int
-    """Requests that have no slot."""
+    """Requests without a slot."""
     n_refused: int
     worst_gap: float
     """Seconds: the longest pause between two tokens of a running answer."""
     queue: Waits
-    """For a slot."""
+    """Waits for a slot."""
     first_token: Waits
-    """From the request to the first token of its answer."""
+    """Waits from the request to the answer's first token."""
     gaps: Waits
-    """Between two tokens of an answer."""
+    """Waits between two tokens of an answer."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Shown:
 
     served: Served
     figures: Figures | None = None
-    """None: the context has no Runtime, because stock llama.cpp serves it; or nobody has asked yet."""
+    """None: the context has no Runtime, because stock llama.cpp serves it, or no figures were requested yet."""
     busy: bool = False
     """Whether a ubatch was computed since the server last had nothing to do."""
     tokens_per_second: float = 0.0
     store: StoreFigures | None = None
     traffic: TrafficFigures | None = None
-    """None: it is not counted."""
+    """None: not counted."""
 
     @property
     def mode(self) -> KvMode:
@@ -153,7 +153,7 @@ def store(shown: Shown) -> dict[str, int] | None:
 
 
 def state(shown: Shown) -> dict[str, Any]:
-    """The document /edgekv/state: all that the page shows but curves and maps."""
+    """The document /edgekv/state: all figures of the page except curves and maps."""
     served, figures = shown.served, shown.figures
     found: dict[str, Any] = {
         "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
@@ -193,5 +193,5 @@ def history(past: History) -> dict[str, list[float | None]]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Enough for a curve."""
+    """A value rounded for a curve."""
     return None if value is None else float(f"{value:.4g}") if abs(value) < 1e9 else round(value, 1)

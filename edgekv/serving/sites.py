@@ -1,5 +1,5 @@
-"""The names under which a server answers. A page of another site can give its own name our address (DNS rebinding): then the browser takes
-the server for that page's, and only the name in the Host header tells them apart."""
+"""The names under which a server answers. Another site can give its own name our address (DNS rebinding): then the browser takes
+our server for that site's, and only the name in the Host header tells them apart."""
 
 import ipaddress
 import re
@@ -14,16 +14,16 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Admitted:
-    """localhost and the loopback's addresses always, and besides:"""
+    """The hosts that requests may name besides localhost and the loopback's addresses."""
 
     names: tuple[str, ...] = ()
     """Names and addresses, in lower case; an IPv6 address without brackets."""
     any_address: bool = False
-    """Every IP address. One cannot be given to somebody else, as a name can."""
+    """Every IP address: unlike a name, it cannot be pointed elsewhere."""
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Names of a list with commas, as `Admitted` has them. Raises ConfigError for what is no name and no address."""
+    """The names of a list with commas, as in `Admitted`. Raises ConfigError for an entry that is neither a name nor an address."""
     return tuple(_parse_host(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -38,7 +38,7 @@ def _parse_host(text: str) -> str:
 
 
 def is_public(host: str) -> bool:
-    """Whether other machines can reach what listens on `host`."""
+    """Whether other machines can reach a server that listens on `host`."""
     try:
         return not ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):  # an IPv6 address
@@ -46,8 +46,8 @@ def is_public(host: str) -> bool:
 
 
 def admitted(host: str, allowed: tuple[str, ...], is_public: bool) -> Admitted:
-    """For a server that listens on `host`. One that other machines reach has addresses and names there: any address, and the machine's own
-    name."""
+    """The admitted hosts of a server that listens on `host`. If other machines can reach it, any address and the machine's own name are
+    admitted too."""
     names = {*allowed} if host in _EVERYWHERE else {*allowed, *parse_hosts(host)}
     if is_public:
         own = socket.gethostname().lower()

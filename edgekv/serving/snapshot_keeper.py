@@ -1,4 +1,4 @@
-"""Snapshots of the server's sequences: how densely they are taken, taking one, and beginning a prompt behind one."""
+"""Snapshots of the server's sequences: chooses their spacing, takes them, and begins prompts after one."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from edgekv.store.results import BlockPiece, PrefixHit
 from edgekv.store.store import PrefixStore
 
 LEAST_SPACING = 512
-"""Tokens between two snapshots in the middle of a prompt, at least."""
+"""Fewest tokens between two snapshots in the middle of a prompt."""
 MOST_SHARE = 0.05
-"""Of the time that reading these tokens takes, for the copy."""
+"""Most time of the copy, as a share of the time that reading these tokens takes."""
 COPY_RATE = 1e9
-"""Bytes that one thread copies in a second, estimated low."""
+"""Bytes that one thread copies per second, a low estimate."""
 
 
 class SnapshotKeeper:
-    """For one model's contexts. Call everything on the decoding thread."""
+    """Keeps snapshots of one model's contexts. Call everything on the decoding thread."""
 
     def __init__(self, model: Geometry):
         self._model = model
 
     def spacing(self, runtime: Runtime) -> int:
-        """Tokens between two snapshots in the middle of a long prompt: their rows take at least as many bytes as a snapshot, so that the store at most
-        doubles, and reading them takes 20 times as long as its copy."""
+        """Tokens between two snapshots in the middle of a long prompt. Their rows take at least a snapshot's bytes, so that the store at most
+        doubles, and reading them takes 20 times as long as the snapshot's copy."""
         cache = runtime.options.cache
         types = (cache.type_k.value, cache.type_v.value)
         n_bytes = self._model.snapshot_bytes(*types)
         row_bytes = self._model.row_bytes(*types)
-        by_bytes = n_bytes / row_bytes if row_bytes else 0.0  # else every layer slides, or keeps a state
-        reading_s = native.reading_s(0, LEAST_SPACING) / LEAST_SPACING  # 0: nothing was read yet
+        by_bytes = n_bytes / row_bytes if row_bytes else 0.0  # without rows every layer slides or keeps a state
+        reading_s = native.reading_s(0, LEAST_SPACING) / LEAST_SPACING  # 0: no prompt was read yet
         by_time = n_bytes / COPY_RATE / MOST_SHARE / reading_s if reading_s > 0 else 0.0
         wanted = max(LEAST_SPACING, by_bytes, by_time)
         return -(-int(wanted) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def take(self, runtime: Runtime, store: PrefixStore, seq_id: int, tokens: np.ndarray, readings: np.ndarray, root: bytes,
              read_with: ReadWith) -> None:
-        """Keep what a sequence of exactly these tokens (int32 [n], with their Reading, uint8 [n]) keeps besides rows, where the store lacks it."""
+        """Keep a snapshot of a sequence of exactly these tokens (int32 [n], with their Reading, uint8 [n]) if the store lacks it."""
         if not store.has_snapshot(tokens, readings, root, read_with):
             store.save_snapshot(tokens, readings, runtime.tokens.snapshot(seq_id), root, read_with)
 
     def put(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit,
             place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:
-        """Begin a prompt's sequence behind a hit's snapshot: its rows, then the snapshot. False: something of it is damaged, or there is no room; look
-        again. `place`: cells for pieces, as many as there are any. Raises NativeError where the snapshot cannot be used; the sequence is empty then."""
+        """Begin a prompt's sequence after a hit's snapshot: put in its rows, then the snapshot. False: a part is damaged, or there is no room; look
+        up again. `place`: places cells for pieces, as many as are free. Raises NativeError for an unusable snapshot; the sequence is then empty."""
         seq_id, at = prompt.seq_id, prompt.at
         done = False
         try:
@@ -72,4 +72,4 @@ class SnapshotKeeper:
 
 
 def _ignore(n_pieces: int) -> None:
-    """The pieces count as come once the snapshot is in."""
+    """Ignore the pieces: they count only once the snapshot is in."""

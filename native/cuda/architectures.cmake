@@ -1,12 +1,12 @@
-# Which architectures a CUDA build is for. Numbers as CMake has them: 89 is compute capability 8.9.
-set(EDGEKV_SERVED_ARCHITECTURES 80 86 89 90 120) # what our kernels are written and compiled for in CI
+# The architectures of a CUDA build, in CMake's numbers: 89 is compute capability 8.9.
+set(EDGEKV_SERVED_ARCHITECTURES 80 86 89 90 120) # CI compiles our kernels for these
 
 # edgekv_cuda_architectures(WANTED CARDS KNOWN GGML OURS)
-#   wanted  EDGEKV_CUDA_ARCHITECTURES: numbers, with CMake's suffixes where there are any; native or empty: the cards of this machine
-#   cards   compute capabilities of those, as nvidia-smi gives them (8.9); empty: there are none
-#   known   what the toolkit compiles for, as `nvcc --list-gpu-arch` gives it (compute_89)
-# sets in the caller GGML, for ggml-cuda, and OURS, for our kernels, which need 8.0: an older card keeps stock attention, and is told so
-# when a context is made. A card that is newer than the toolkit gets the newest architecture, whose PTX the driver compiles again.
+#   wanted  EDGEKV_CUDA_ARCHITECTURES: numbers, optionally with CMake's suffixes; native or empty: the cards of this machine
+#   cards   this machine's compute capabilities, as nvidia-smi gives them (8.9); empty: no card
+#   known   the toolkit's targets, as `nvcc --list-gpu-arch` gives them (compute_89)
+# sets GGML (for ggml-cuda) and OURS (for our kernels) in the caller. Our kernels need 8.0: an older card keeps stock attention, and a new
+# context says so. A card newer than the toolkit gets the newest known architecture; the driver compiles its PTX for the card.
 function(edgekv_cuda_architectures wanted cards known ggml ours)
     string(REGEX MATCHALL "[0-9]+" known "${known}")
     if(NOT known) # a compiler that cannot be asked
@@ -50,13 +50,13 @@ function(edgekv_cuda_architectures wanted cards known ggml ours)
     set(new "")
     foreach(arch IN LISTS all)
         if(NOT arch MATCHES "^[0-9]+")
-            list(APPEND new ${served}) # all, all-major
+            list(APPEND new ${served}) # "all" or "all-major"
         elseif(CMAKE_MATCH_0 GREATER_EQUAL 80)
             list(APPEND new ${arch})
         endif()
     endforeach()
     if(new STREQUAL "")
-        list(GET served 0 new) # the library must be there to say why the card is not served
+        list(GET served 0 new) # without the library nothing could say why the card is not served
     endif()
     list(REMOVE_DUPLICATES new)
     set(${ggml} "${all}" PARENT_SCOPE)

@@ -34,13 +34,13 @@ CUBLAS = ("nvidia-cublas",)
 
 
 class CannotCheckError(Exception):
-    """Nothing to compile with; one sentence."""
+    """No compiler or headers; the message is one sentence."""
 
 
 @dataclasses.dataclass
 class Toolkit:
     nvcc: Path
-    includes: list[Path]  # beside the compiler's own
+    includes: list[Path]  # besides the compiler's own
     version: str
 
 
@@ -48,10 +48,10 @@ class Toolkit:
 class Result:
     file: Path
     seconds: float = 0.0
-    registers: int = 0  # the most of any kernel
+    registers: int = 0  # of the kernel that uses most
     spilled_bytes: int = 0  # stores and loads, over all kernels and architectures
     kernels: int = 0  # of one architecture
-    message: str = ""  # what nvcc said, where it failed
+    message: str = ""  # nvcc's words, if it failed
     warnings: str = ""
     cached: bool = False
 
@@ -60,9 +60,9 @@ class Result:
 
 
 def installed(names: tuple[str, ...], folder: Path) -> Path:
-    """The root (bin, include, ...) of those packages below `folder`, which pip fills if it is empty; raises CannotCheckError.
+    """The root (bin, include, ...) of the packages `names` below `folder`; pip installs them if there is no such folder. Raises CannotCheckError.
 
-    A folder for each set: pip adds nothing to a package folder that is already in its target.
+    Each set needs a folder of its own: pip adds nothing to a package folder that its target already has.
     """
     if not folder.is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -110,10 +110,10 @@ def includes_header(toolkit: Toolkit, header: str) -> bool:
 
 
 def flags(file: Path, architectures: list[str], toolkit: Toolkit, ggml: Path | None) -> list[str]:
-    """As the build sets them."""
+    """The flags that the build sets."""
     out = ["-std=c++17", "-O3", "-Xptxas", "-v"]
     if ggml is not None and ggml in file.parents:
-        # upstream takes the architecture-specific code of 12X
+        # upstream compiles 12X as architecture-specific code
         architectures = [arch + "a" if re.fullmatch(r"12\d", arch) else arch for arch in architectures]
         out += ["-use_fast_math", "-extended-lambda", "-Xcompiler", "-Wno-pedantic"]
         out += ["-DGGML_CUDA_USE_GRAPHS", "-DGGML_SCHED_MAX_COPIES=4"]
@@ -127,7 +127,7 @@ def flags(file: Path, architectures: list[str], toolkit: Toolkit, ggml: Path | N
 
 
 def read_ptxas(text: str, result: Result) -> None:
-    """Fills in what `ptxas -v` says about each kernel."""
+    """Adds the figures of `ptxas -v` to `result`."""
     counts: dict[str, int] = {}
     for line in text.splitlines():
         if entry := re.search(r"Compiling entry function '.*' for '(\w+)'", line):
@@ -138,11 +138,11 @@ def read_ptxas(text: str, result: Result) -> None:
             result.spilled_bytes += int(spilled[1]) + int(spilled[2])
     result.kernels = max(counts.values(), default=0)
     warnings = (line for line in text.splitlines() if "warning" in line and "ptxas info" not in line)
-    result.warnings = "\n".join(dict.fromkeys(warnings))  # once, and not for each architecture
+    result.warnings = "\n".join(dict.fromkeys(warnings))  # once, not again for each architecture
 
 
 def compile_file(file: Path, root: Path, command: list[str], key: str, cache: Path) -> Result:
-    """`root`: what lies below it counts by name and content, all else by the compiler's version."""
+    """Compiles `file`, or returns the cached result. Files below `root` are compared by name and content, all others by the compiler's version."""
     stamp = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     if known := fresh(stamp, root):
         return Result(file=file, cached=True, **known)
@@ -172,7 +172,7 @@ def digest(path: Path) -> str:
 
 
 def fresh(stamp: Path, root: Path) -> dict | None:
-    """What was found for the same bytes before."""
+    """An earlier result for the same bytes; None without one."""
     try:
         kept = json.loads(stamp.read_text())
         if all(digest(root / name) == value for name, value in kept["files"].items()):

@@ -8,11 +8,11 @@
 // The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, static __shared__ variables, __syncthreads,
 // __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Max/Min/Or/CAS/Exch,
 // __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
-// forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn) and __expf/__logf. Warps have 32 threads; blocks are one-dimensional.
+// forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn), __expf and __logf. Warps have 32 threads; blocks are one-dimensional.
 //
 // Errors. Functions that can fail return false and leave the sentence in last_error() (per thread). Launches report at the next
-// stream_sync() or check(). Nothing throws. The CUDA runtime keeps one last error for all who use it on a thread, and ggml asks for it
-// after each of its nodes: an error that stands there before a call of ours stays, and the call takes away only its own.
+// stream_sync() or check(). Nothing throws. The CUDA runtime keeps one last error per thread for all its users, and ggml asks for it
+// after each of its nodes. So our calls clear only errors of their own: an earlier error stays.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ constexpr int kWarp = 32;
 
 // ---- launches ----------------------------------------------------------------------------------------------------------------
 
-// arguments are copied to the device byte by byte; CUDA takes 4 KiB of them everywhere
+// a launch copies its arguments byte by byte; every CUDA version takes 4 KiB of them
 template <class... P>
 constexpr bool launchable = (std::is_trivially_copyable_v<P> && ...) && (sizeof(P) + ... + 0) <= 4096;
 
@@ -48,10 +48,10 @@ constexpr bool launchable = (std::is_trivially_copyable_v<P> && ...) && (sizeof(
 extern __shared__ __align__(16) char edgekv_shared_memory[];
 __device__ inline char * shared_memory() { return edgekv_shared_memory; }
 
-// more than 48 KiB of dynamic shared memory has to be asked for once; false: this card has not so much
+// a kernel must ask once for more than 48 KiB of dynamic shared memory; false: this card has less than n_bytes
 bool allow_shared(const void * kernel, size_t n_bytes);
 
-// around a launch, whose error is its own where none stood there before
+// around a launch; the launch owns an error that appears only if none stood before
 bool launch_begins();
 void launch_ends(bool none_stood);
 
@@ -74,7 +74,7 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
 }
 #endif
 
-// A kernel counts the bytes of home that it reads in place, which come over the link to a card. The emulated device adds them up.
+// A kernel counts the bytes of home that it reads in place: on a card they cross the link. The emulated device adds them up.
 #if defined(__CUDACC__)
 __device__ __forceinline__ void reads_home(size_t) {}
 #else
@@ -87,7 +87,7 @@ struct Device {
     std::string name;
     int arch      = 0;   // 89: compute capability 8.9; 0: emulated
     int n_sm      = 0;
-    int driver    = 0;   // CUDA version that the driver supports, as 13000; 0: emulated
+    int driver    = 0;   // newest CUDA version that the driver supports: 13000 is 13.0; 0: emulated
     int runtime   = 0;
     size_t total_bytes = 0;
     size_t free_bytes  = 0;
@@ -100,8 +100,8 @@ bool device(int index, Device & out);
 bool use_device(int index);  // for this thread
 const char * last_error();
 bool check();                // false: an earlier launch failed; clears it
-std::string take_failure();  // the first since the call before, of any function here or launch, on this thread; "": none
-bool error_stands();         // another library's, which has not asked for it yet
+std::string take_failure();  // this thread's first failure, of a function here or a launch, since the last take_failure(); "": none
+bool error_stands();         // another library left an error that it has not asked for yet
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
@@ -120,14 +120,14 @@ bool zero_async(void * dst, size_t n_bytes, Stream stream);
 bool stream_create(Stream * out, bool urgent = false);  // does not wait for the default stream
 void stream_destroy(Stream stream);
 bool stream_sync(Stream stream);
-// whether the stream records a CUDA graph now, and which: the same number for what one graph holds
+// whether the stream records a CUDA graph now, and its number: one per graph
 bool stream_capturing(Stream stream, uint64_t * id);
 
 bool event_create(Event * out, bool timed = false);
 void event_destroy(Event event);
 bool event_record(Event event, Stream stream);
-bool event_wait(Stream stream, Event event);  // later work on the stream waits; an event never recorded is over
+bool event_wait(Stream stream, Event event);  // later work on the stream waits for the event; an event never recorded counts as over
 bool event_sync(Event event);
-float event_ms(Event from, Event to);         // both timed and over
+float event_ms(Event from, Event to);         // both events must be timed and over
 
 }  // namespace edgekv::gpu

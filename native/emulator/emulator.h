@@ -1,17 +1,17 @@
 // The emulated device: CUDA C++ for the host compiler, and a device that runs it on one host thread.
 //
-// Blocks. Every thread of a block is a fiber; it runs until it waits for others (a barrier, a warp's collective) or ends. Blocks
-// of a launch run one after another in a shuffled order, and so do the threads of a block between two barriers, so that what
-// depends on the order shows as different results of different seeds. What a GPU leaves undefined ends the process with a
-// sentence: threads of a warp at different collectives, threads that have left while others wait, a barrier that not all reach,
-// writes behind dynamic shared memory, accesses outside device memory (guard pages) and after its release.
+// Blocks. Every thread of a block is a fiber; it runs until it waits for others (a barrier, a warp's collective) or ends. The blocks
+// of a launch run one after another in a shuffled order, and so do the threads of a block between two barriers. A result that
+// depends on the order therefore differs between seeds. Undefined behaviour on a GPU ends the process with a
+// sentence: threads of a warp at different collectives, threads that left while others wait, a barrier that not all reach,
+// writes past dynamic shared memory, accesses outside device memory (guard pages) or after its release.
 //
-// Streams. Operations are queued and run only when somebody waits or asks, in an order drawn from a seed, within CUDA's rules.
+// Streams. Operations are queued and run only when a caller waits or asks, in an order drawn from the seed, within CUDA's rules.
 //
-// One lock stands around everything: host threads may share the device, and run its kernels in turn.
+// One lock protects everything: host threads may share the device and run its kernels in turn.
 //
 // Environment: EDGEKV_EMULATOR_SEED=n picks the seed (1 otherwise); EDGEKV_EMULATOR_STRICT=1 makes device memory inaccessible
-// except while operations run, so that a host access to it is found.
+// except while operations run, which finds host accesses to it.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@
 #    pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll
 #endif
 
-// of the thread that runs now; blocks run under the lock
+// these describe the thread that runs now; blocks run under the lock
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace edgekv::gpu {
@@ -46,25 +46,25 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
 
 constexpr long kNever = -1;
 
-// What the device has, and when it begins to fail. Counts run down with each call; kNever: it never fails.
+// The device's resources, and when it begins to fail. Counts run down with each call; kNever: it never fails.
 struct Limits {
     size_t device_bytes = size_t(8) << 30;
-    size_t shared_bytes = 99 * 1024;  // of a block: what the smallest card we build for can give
+    size_t shared_bytes = 99 * 1024;  // of a block, as on the smallest card that we build for
     bool pins = true;     // alloc_pinned() succeeds
-    long allocs_left = kNever;   // alloc() succeeds so often
-    long copies_left = kNever;   // copy functions succeed so often, then refuse at once
-    long operations_left = kNever;  // operations run so often; the next is lost, and the next sync or check() says so
+    long allocs_left = kNever;   // so many alloc() calls succeed
+    long copies_left = kNever;   // so many copies succeed; later ones refuse at once
+    long operations_left = kNever;  // so many operations run; the next is lost, and the next sync or check() says so
 };
 
 void set_limits(const Limits & limits);
-void leave_error(bool there);  // as if somebody else's call had failed on this thread, who has not asked for it yet
-void set_seed(uint64_t seed);  // of everything random from here on
-size_t n_queued();             // operations that wait
-size_t link_bytes();           // read from host memory, by copies and by kernels in place, since the process began
+void leave_error(bool there);  // as if another library's call had failed on this thread and it had not asked for the error yet
+void set_seed(uint64_t seed);  // seeds everything random from here on
+size_t n_queued();             // waiting operations
+size_t link_bytes();           // bytes that copies and kernels read from host memory since the process began
 void check_guards();           // ends the process where memory around an allocation was written
 
-// CUDA graphs: what is queued on the stream, and on streams that join it through events, is recorded and does not run. The graph
-// replays it with the arguments as they were.
+// CUDA graphs: operations queued on the stream, and on streams that join it through events, are recorded and do not run. The graph
+// replays them with the recorded arguments.
 bool capture_begin(void * stream, uint64_t id);
 void * capture_end(void * stream);  // null: nothing was being captured
 bool graph_launch(void * graph, void * stream);
@@ -76,11 +76,11 @@ enum class Collective : int {
     none, syncthreads, syncwarp, shfl, shfl_xor, shfl_up, shfl_down, ballot, any, all, reduce_add
 };
 
-// The calling thread waits until all that take part have come; its result. `file` and `line`: where in the source, for the check
-// that all are at the same place.
+// The calling thread waits until all participants have come; returns its result. `file` and `line` serve to check that all are at the
+// same place of the source.
 uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line);
 void block_barrier(const char * file, int line);
-void atomic_point();  // lets other threads run, sometimes
+void atomic_point();  // sometimes lets other threads run
 void count_link(size_t n_bytes);
 
 template <class T>

@@ -1,4 +1,4 @@
-// A block's threads: who runs next, and what a launch does with its blocks.
+// Schedules the threads of a block, and runs the blocks of a launch.
 #include "emulator/emulator_block.h"
 
 #include <algorithm>
@@ -111,7 +111,7 @@ void leave(Block & b) {
     ++b.n_left;
 }
 
-// A context runs one thread after another; it is switched away from for good only between two.
+// A context runs one thread after another; only between two of them can it return to the pool.
 void thread_entry() {
     context_entered(nullptr);
     Block & b = block();
@@ -200,7 +200,7 @@ void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::funct
     blockDim = dim3(threads);
     b.running = true;
 
-    // the k-th block is (begin + k * step) mod n, with step prime to n: shuffled enough, and nothing has to be stored
+    // the k-th block is (begin + k * step) mod n, with step prime to n: shuffled enough, without storing the order
     const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
     uint64_t step = n > 2 ? 1 + random().next() % (n - 1) : 1;
     while (std::gcd(step, n) != 1) {

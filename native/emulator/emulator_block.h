@@ -1,4 +1,4 @@
-// The block that runs on the emulated device, and its threads. Used under lock(); one block runs at a time.
+// The running block of the emulated device, and its threads. Callers hold lock(); one block runs at a time.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace edgekv::gpu::emulator {
 
 constexpr unsigned kMaxWarps = 32;
-constexpr size_t   kSharedGuard = 256;  // bytes before and behind dynamic shared memory
+constexpr size_t   kSharedGuard = 256;  // bytes before and after dynamic shared memory
 
 struct Site {
     Collective kind = Collective::none;
@@ -20,7 +20,7 @@ struct Site {
 };
 
 struct Thread {
-    Context * context = nullptr;  // null: has not begun
+    Context * context = nullptr;  // null: the thread has not begun
     Site site;
     uint64_t value = 0, result = 0;
     int argument = 0, width = 0;
@@ -28,14 +28,14 @@ struct Thread {
 
 struct Warp {
     unsigned there = 0, ready = 0, waiting = 0, left = 0;  // lanes
-    unsigned turn = 0;                                     // which lane is first, and whether they run up or down
+    unsigned turn = 0;                                     // the first lane, and whether lanes run up or down
 };
 
 struct Block {
     const std::function<void()> * kernel = nullptr;
     unsigned n_threads = 0, n_left = 0, n_waiting = 0;  // n_waiting: at the barrier
-    unsigned ready = 0;                                 // warps that have ready lanes
-    unsigned current = 0;                               // thread
+    unsigned ready = 0;                                 // warps with ready lanes
+    unsigned current = 0;                               // the running thread
     Site barrier;
     bool running = false;
     Warp warps[kMaxWarps];
@@ -56,6 +56,6 @@ std::string describe(const Site & site);
 bool same(const Site & a, const Site & b);
 
 void make_ready(Block & b, unsigned warp, unsigned lanes);
-void wait(Block & b, unsigned self);  // the calling thread, until it is ready and picked
+void wait(Block & b, unsigned self);  // the calling thread waits until it is ready and picked
 
 }  // namespace edgekv::gpu::emulator

@@ -62,7 +62,7 @@ void complete(Block & b, unsigned warp, const Site & site) {
         Thread & t = lanes[lane];
         t.site.kind = Collective::none;
         if (site.kind == Collective::shfl_xor && site.mask == ~0u && t.width == 32 && static_cast<unsigned>(t.argument) < 32) {
-            t.result = lanes[lane ^ static_cast<unsigned>(t.argument)].value;  // nearly all there is
+            t.result = lanes[lane ^ static_cast<unsigned>(t.argument)].value;  // nearly all shuffles in use
         } else {
             t.result = shuffle ? shuffled(lanes, lane, site) : all;
         }
@@ -110,7 +110,7 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
         fault("the width %d of %s is not a power of two up to 32", width, describe(site).c_str());
     }
     if (const unsigned others = w.waiting & mask) {
-        // one that waits for others only may still come; what is missed here ends as a block that cannot go on
+        // a thread that waits only for others may still come; if it does not, the block ends as one that cannot go on
         const unsigned other = warp * 32 + static_cast<unsigned>(__builtin_ctz(others));
         if ((b.threads[other].site.mask >> lane & 1u) && !same(b.threads[other].site, site)) {
             fault("threads of a warp are at different places: this one at %s, thread %u at %s", describe(site).c_str(), other,
@@ -159,7 +159,7 @@ void block_barrier(const char * file, int line) {
         for (unsigned w = 0; w * 32 < b.n_threads; ++w) {
             make_ready(b, w, b.warps[w].there);
         }
-        b.current = random().below(b.n_threads);  // whose warp goes on is open
+        b.current = random().below(b.n_threads);  // any warp may go on next
     }
     wait(b, self);
 }

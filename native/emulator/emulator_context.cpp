@@ -36,8 +36,8 @@ bool         entered_from_host = false;
 #        define EDGEKV_SYMBOL_TYPE ".hidden " EDGEKV_SYMBOL "\n.type " EDGEKV_SYMBOL ", %function\n"
 #    endif
 
-// saves what a function must preserve, stores the stack pointer to *from, takes the other's and returns there. The jump through a
-// register in place of `ret`: the processor would predict a return to where it was called from.
+// Saves the registers that a function must preserve, stores the stack pointer to *from, takes the other stack pointer and returns there.
+// It jumps through a register instead of `ret`, for which the processor would predict the wrong target.
 extern "C" void edgekv_emulator_switch(void ** from, void * to);
 #    if defined(__x86_64__)
 asm(".text\n.globl " EDGEKV_SYMBOL "\n" EDGEKV_SYMBOL_TYPE EDGEKV_SYMBOL ":\n"
@@ -73,7 +73,7 @@ Context * context_create(void (*entry)()) {
     context->stack = static_cast<char *>(p) + kStackGuardBytes;
 #if EDGEKV_EMULATOR_SWITCH
     static_assert(kEntry < kFrame && kSaved <= kFrame, "the frame holds what is saved");
-    // stacks begin at different places in their pages, since equal ones would share a few lines of the cache
+    // stacks begin at different places in their pages: at equal places they would compete for a few cache lines
     const size_t colour = contexts().size() % 64 * 448;
     void ** frame = reinterpret_cast<void **>(context->stack + kStackBytes - 64 - colour) - kFrame;
     for (size_t i = 0; i < kFrame; ++i) {

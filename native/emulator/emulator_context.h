@@ -1,5 +1,5 @@
-// A stack on which a thread of a block runs, and the switch between two of them. Contexts are pooled; the switch is a few
-// instructions where we know the processor, ucontext elsewhere.
+// A context is a stack on which a thread of a block runs. Contexts are pooled. The switch between two takes a few
+// instructions on processors that we know, and ucontext elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace edgekv::gpu::emulator {
 
 constexpr size_t kStackBytes = 256 * 1024;
-constexpr size_t kStackGuardBytes = 1024 * 1024;  // below it, out of reach; more than any frame that a thread may ask for at once
+constexpr size_t kStackGuardBytes = 1024 * 1024;  // inaccessible, below the stack; larger than any single frame
 
 struct Context {
 #if EDGEKV_EMULATOR_SWITCH
@@ -25,7 +25,7 @@ struct Context {
     void * fake_stack = nullptr;  // AddressSanitizer's
 };
 
-// a stack that enters `entry` (which never returns) at the first switch to it
+// makes a stack whose first switch enters `entry`, which never returns
 Context * context_create(void (*entry)());
 void context_switch(Context & from, Context & to);
 void context_entered(const Context * self);  // `entry` calls it first

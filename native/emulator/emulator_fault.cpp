@@ -1,4 +1,4 @@
-// Reports: a sentence for the caller, and the end of the process where a GPU would leave the result undefined.
+// Reports: a sentence for the caller, and the end of the process on behaviour that a GPU leaves undefined.
 #include <signal.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ bool is_sticky = false;
 
 struct sigaction before_segv, before_bus;
 
-// A fault that is ours to explain is explained; then the handler that was there before gets it.
+// Explains a fault in our memory or in a kernel, then leaves every fault to the earlier handler.
 void on_signal(int number, siginfo_t * info, void *) {
     const std::string memory = memory_explain(info->si_addr);
     const char * what = "";
@@ -37,7 +37,7 @@ void on_signal(int number, siginfo_t * info, void *) {
 
 void install_fault_handler() {
     static const bool once = [] {
-        // a stack of its own for the handler, since a thread's may be what overflowed
+        // the handler has a stack of its own: a thread's stack may be the one that overflowed
         static char stack[64 * 1024];
         stack_t alternative{};
         alternative.ss_sp = stack;

@@ -4,7 +4,7 @@
 namespace edgekv::gpu::emulator {
 namespace {
 
-// The stream that began a recording has waited for all that the others did in it.
+// Whether the stream that began a recording has waited for all work of the other streams in it.
 bool is_joined(const Capture & capture) {
     const Known & joined = capture.streams.at(capture.origin);
     for (const auto & [stream, known] : capture.streams) {
@@ -57,7 +57,7 @@ void * capture_end(void * stream) {
         return nullptr;
     }
     Capture * graph = new Capture(*ended);
-    ended->operations.clear();  // their tickets hold it
+    ended->operations.clear();  // breaks a cycle: their tickets hold `ended`
     queues().graphs.insert(graph);
     return graph;
 }

@@ -1,5 +1,5 @@
-// CUDA's arithmetic and bit intrinsics for the host compiler. Part of emulator.h. Compile with -ffp-contract=off: then a product
-// and a sum stay two operations, as the _rn intrinsics promise.
+// CUDA's arithmetic and bit intrinsics for the host compiler. Part of emulator.h. Compile with -ffp-contract=off to keep a product
+// and a sum two operations, as the _rn intrinsics promise.
 #pragma once
 
 #include <math.h>
@@ -22,7 +22,7 @@ inline float __expf(float a) { return expf(a); }
 inline float __logf(float a) { return logf(a); }
 
 namespace edgekv::gpu::emulator {
-// to an integer, as the GPU does it: clamped, NaN becomes 0
+// converts to an integer as a GPU does: clamped, NaN becomes 0
 inline int to_int(float rounded) {
     return rounded >= 0x1p31f ? INT32_MAX : rounded < -0x1p31f ? INT32_MIN : rounded == rounded ? static_cast<int>(rounded) : 0;
 }
@@ -33,7 +33,7 @@ inline int __float2int_rn(float a) { return edgekv::gpu::emulator::to_int(rintf(
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-// selector: four nibbles, 0..7 a byte of (high, low), with bit 3 its sign over all eight bits
+// selector: four nibbles; 0..7 name a byte of (high, low), bit 3 repeats its sign bit over all eight bits
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
     unsigned out = 0;
@@ -57,7 +57,7 @@ inline int __dp4a(int a, int b, int sum) {
 }
 template <class T> inline T __ldg(const T * p) { return *p; }
 
-// CUDA's overloads and no others: a call that is ambiguous for nvcc is so here
+// exactly CUDA's overloads: a call that is ambiguous for nvcc is ambiguous here
 #define EDGEKV_MIN_MAX(result, a_type, b_type)                                                           \
     inline result min(a_type a, b_type b) {                                                              \
         return static_cast<result>(a) < static_cast<result>(b) ? static_cast<result>(a) : static_cast<result>(b); \

@@ -1,5 +1,5 @@
-// Device memory and pinned memory. Each allocation lies between two pages that nobody may touch; what its size leaves of the
-// pages beside it is filled and checked. A released allocation keeps its addresses for a while, inaccessible, so that late uses
+// Device memory and pinned memory. Each allocation lies between two inaccessible pages; the rest of its own pages is filled
+// with a pattern and checked. A released allocation keeps its addresses for a while, inaccessible, so that late uses
 // are found.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kAlign = 256;  // as cudaMalloc's
 constexpr char   kGuard = '\xa5';
-constexpr size_t kReleased = 1024;  // how many released allocations are remembered
+constexpr size_t kReleased = 1024;  // released allocations that keep their addresses
 
 struct Allocation {
     Kind kind;
@@ -76,7 +76,7 @@ __attribute__((no_sanitize("address"))) void check(char * p, const Allocation & 
 std::map<char *, Allocation>::iterator holder(std::map<char *, Allocation> & all, const void * address) {
     char * c = static_cast<char *>(const_cast<void *>(address));
     const auto holds = [c](const Allocation & a) { return c >= a.pages && c < a.pages + a.n_pages_bytes; };
-    auto it = all.upper_bound(c);  // the mapping of the next may begin below its data
+    auto it = all.upper_bound(c);  // keys are data addresses: the next allocation's mapping may begin below its key
     if (it != all.end() && holds(it->second)) {
         return it;
     }
@@ -95,7 +95,7 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
     }
     char * pages = static_cast<char *>(mapped);
     char * end = pages + n_pages_bytes - page();
-    char * p = end - data;  // its end meets the guard page, as near as the alignment lets it
+    char * p = end - data;  // the data ends as near to the guard page as the alignment allows
     std::memset(pages + page(), kGuard, static_cast<size_t>(p - pages) - page());
     std::memset(p + n_bytes, kGuard, data - n_bytes);
     mprotect(pages, page(), PROT_NONE);

@@ -20,7 +20,7 @@ bool stream_create(Stream * out, bool urgent) {
 void stream_destroy(Stream stream) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     StreamState * s = stream ? find_stream(stream) : nullptr;
-    if (s) {  // CUDA lets what is queued finish by itself; whoever looks cannot tell
+    if (s) {  // CUDA lets queued operations finish later; the result is the same
         run_towards([s] { return s->queue.empty(); }, s);
         queues().streams.erase(stream);
     }
@@ -99,7 +99,7 @@ bool event_wait(Stream stream, Event event) {
         for (const auto & [other, n] : e->newest->known) {
             known[other] = std::max(known[other], n);
         }
-        known[stream] += s->capture == nullptr;  // a fork is to be joined, whatever it does
+        known[stream] += s->capture == nullptr;  // every fork must be joined, even one without operations
         s->capture = of;                         // the stream joins the graph
         return true;
     }

@@ -12,7 +12,7 @@
 
 namespace edgekv::gpu::emulator {
 
-// xorshift64*; the order of everything comes from it
+// xorshift64*; it decides every order
 class Random {
 public:
     explicit Random(uint64_t seed) { set(seed); }
@@ -36,36 +36,36 @@ bool strict();
 
 // ---- faults ------------------------------------------------------------------------------------------------------------------
 
-// says where in which block, and ends the process
+// prints the sentence with block and thread, and ends the process
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char * format, ...);
-void install_fault_handler();  // explains accesses outside memory; keeps the handler that was there for all others
-bool fail(const std::string & sentence);  // for last_error() of this thread; returns false
+void install_fault_handler();  // explains accesses outside memory; the earlier handler gets all other faults
+bool fail(const std::string & sentence);  // keeps it for this thread's last_error(); returns false
 const char * last_failure();
 std::string take_first_failure();
 bool foreign_error();  // see leave_error()
 void set_sticky(const std::string & sentence);  // an operation failed: the next sync or check() says so
-bool take_sticky();                             // false, with its sentence, where one was set; clears it
+bool take_sticky();                             // false, with its sentence, if one was set; clears it
 
 // ---- blocks ------------------------------------------------------------------------------------------------------------------
 
 void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::function<void()> & kernel);
 bool running();                                 // a kernel
 std::string place();                            // "block (0, 0, 0), thread 3"
-bool in_fiber_guard(const void * address);      // below a thread's stack
+bool in_fiber_guard(const void * address);      // the address is in the guard below a thread's stack
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 
 enum class Kind { device, pinned };
 
-void * memory_alloc(Kind kind, size_t n_bytes);  // zeroed, 256-byte aligned, between guards; null: the system has none
+void * memory_alloc(Kind kind, size_t n_bytes);  // zeroed, 256-byte aligned, between guards; null: out of memory
 bool memory_free(Kind kind, void * p);           // checks the guards; false: no such allocation
 size_t memory_bytes(Kind kind);
 void memory_check();
 
 enum class Range { device, pinned, pageable, bad };
-Range memory_range(const void * p, size_t n_bytes);    // bad: it leaves its allocation
-std::string memory_explain(const void * address);      // "" where the address is not near our memory
-void memory_open();                                    // strict: operations run; nests
+Range memory_range(const void * p, size_t n_bytes);    // bad: the range leaves its allocation
+std::string memory_explain(const void * address);      // "": the address is not near our memory
+void memory_open();                                    // strict: makes memory accessible while operations run; nests
 void memory_close();
 
 struct Opened {
@@ -77,7 +77,7 @@ struct Opened {
 
 // ---- streams -----------------------------------------------------------------------------------------------------------------
 
-void queue(void * stream, std::function<void()> run);  // a copy, a zeroing
+void queue(void * stream, std::function<void()> run);  // queues a copy or a zeroing
 void drain();                                          // runs everything
 
 }  // namespace edgekv::gpu::emulator

@@ -1,4 +1,4 @@
-// Streams: everything is queued, and runs in an order drawn from the seed when somebody waits or asks.
+// Streams queue every operation and run it when a caller waits or asks, in an order drawn from the seed.
 #include "emulator/emulator_stream.h"
 
 #include <cstdlib>
@@ -7,7 +7,7 @@
 namespace edgekv::gpu::emulator {
 namespace {
 
-constexpr size_t kMaxQueued = 4096;  // as a real queue: then the oldest begin to run
+constexpr size_t kMaxQueued = 4096;  // a full queue begins to run its oldest operations, as a real one does
 
 uint64_t environment_seed() {
     const char * text = std::getenv("EDGEKV_EMULATOR_SEED");
@@ -19,7 +19,7 @@ Random & seeded() {
     return one;
 }
 
-// Every second seed leaves everything to those who wait; the others let the device run ahead, too.
+// Half of the draws run operations only when a caller waits; the others also let the device run ahead.
 uint32_t draw_eager_calls() { return random().below(2) ? random().below(8) : 0; }
 
 bool runnable(const StreamState & s) { return !s.queue.empty() && (!s.queue.front().wait || s.queue.front().wait->done); }
@@ -81,14 +81,14 @@ bool run_any() {
 }
 
 void run_towards(const std::function<bool()> & reached, StreamState * s) {
-    const Opened opened;  // once for all of them
+    const Opened opened;  // opens memory once for all operations
     while (!reached()) {
         if (random().below(3) == 0) {
             run_any();
             continue;
         }
         StreamState * next = s;
-        while (!runnable(*next)) {  // a record stands before its waits, so that this ends
+        while (!runnable(*next)) {  // ends, because a record is queued before its waits
             next = &queues().streams.at(next->queue.front().wait->stream);
         }
         run_first(*next);
@@ -200,7 +200,7 @@ void drain() {
 
 namespace {
 
-// known at once, and told by the next sync or check() besides
+// the refusal is known at once; the next sync or check() reports it as well
 void refuse_launch(const std::string & sentence) {
     fail(sentence);
     set_sticky(sentence);
@@ -232,7 +232,7 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
 
 }  // namespace edgekv::gpu::emulator
 
-// for tests that have the device in a library only
+// for tests that reach the device only through a library
 extern "C" __attribute__((visibility("default"))) void edgekv_emulator_fails_after(long n_operations) {
     edgekv::gpu::emulator::Limits limits;
     limits.operations_left = n_operations;

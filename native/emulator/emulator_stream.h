@@ -1,4 +1,4 @@
-// The queues of the emulated device. Used under lock().
+// The queues of the emulated device. Callers hold lock().
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ namespace edgekv::gpu::emulator {
 
 struct Capture;
 
-// The progress of each stream of a recording, as one of them knows it from its own operations and those that it waited for.
+// The progress of each stream of a recording, as known to one of them by its own operations and by its waits.
 using Known = std::map<void *, size_t>;
 
-// One record of an event: what waits for it holds it, however often the event is recorded again.
+// One record of an event. Waiting operations hold it, however often the event is recorded again.
 struct Ticket {
     bool done = false;
     void * stream = nullptr;
-    std::shared_ptr<Capture> capture;  // it was recorded in; null: none
+    std::shared_ptr<Capture> capture;  // the recording that holds it; null: none
     Known known;
     std::chrono::steady_clock::time_point at;
 };
@@ -36,9 +36,9 @@ struct Operation {
 struct Capture {
     uint64_t id = 0;
     void * origin = nullptr;
-    std::vector<Operation> operations;  // of all its streams, in the order of the calls, which is one of those allowed
-    std::map<void *, Known> streams;    // all that ever belonged to it
-    std::string spoilt;                 // by what cannot be recorded; empty: by nothing
+    std::vector<Operation> operations;  // of all its streams, in the order of the calls, which is a valid one
+    std::map<void *, Known> streams;    // all streams that ever belonged to it
+    std::string spoilt;                 // the call that cannot be recorded; empty: none
     bool ended = false;
 };
 
@@ -58,7 +58,7 @@ struct Queues {
     std::map<void *, EventState> events;
     std::set<Capture *> graphs;
     size_t n_queued = 0;
-    uint32_t eager_calls = 0;  // of 8 calls that queue something, so many run something at once
+    uint32_t eager_calls = 0;  // of 8 calls that queue an operation, so many also run one at once
     uintptr_t last_handle = 0;
 };
 
@@ -66,9 +66,9 @@ Queues & queues();
 StreamState * find_stream(void * stream);  // null, with last_failure(): there is none
 EventState * find_event(void * event);
 void push(void * stream, StreamState & s, Operation operation);
-bool refuse_capture(const StreamState & s, const char * what);   // false where the stream records; spoils the recording
+bool refuse_capture(const StreamState & s, const char * what);   // false if the stream records; spoils the recording
 bool spoil(const StreamState & s, const std::string & sentence);  // returns false, with last_failure()
 bool run_any();  // the first operation of some stream; false: nothing is queued
-void run_towards(const std::function<bool()> & reached, StreamState * s);  // that stream, what it waits for, and some others
+void run_towards(const std::function<bool()> & reached, StreamState * s);  // runs that stream, operations it waits for, and some others
 
 }  // namespace edgekv::gpu::emulator

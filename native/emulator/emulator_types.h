@@ -4,7 +4,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__ static  // one block runs at a time, so that one copy is the block's own
+#define __shared__ static  // one block runs at a time, so one copy is enough
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -14,7 +14,7 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// Vectors have CUDA's alignment, so that a misaligned access is one here too (the tests are built with -fsanitize=alignment).
+// Vectors have CUDA's alignment, so that tests find misaligned accesses (they are built with -fsanitize=alignment).
 #define EDGEKV_VECTOR_TYPES(name, type)                                                                          \
     struct alignas(8) name##2 {                                                                                  \
         type x, y;                                                                                               \

@@ -45,7 +45,7 @@ size_t emulator::link_bytes() {
 }
 
 void emulator::count_link(size_t n_bytes) {
-    read_from_host += n_bytes;  // under the lock: operations run
+    read_from_host += n_bytes;  // operations run under the lock
 }
 
 int device_count() { return 1; }
@@ -124,7 +124,7 @@ bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
         return false;
     }
 
-    // Memory that is not pinned goes through a buffer of the driver: its contents count as they are now, and a copy to it is over
+    // Pageable memory goes through a buffer of the driver: a copy from it takes the contents of now, and a copy to it is complete
     // when the call returns.
     const bool pageable = to == Range::pageable || from == Range::pageable;
     if (pageable && stream_capturing(stream, nullptr)) {
@@ -137,7 +137,7 @@ bool copy_async(void * dst, const void * src, size_t n_bytes, Stream stream) {
         source = staged->data();
     }
     queue(stream, [=] {
-        static_cast<void>(staged);  // lives as long as the operation
+        static_cast<void>(staged);  // the capture keeps it as long as the operation lives
         count_link(from == Range::device ? 0 : n_bytes);
         std::memcpy(dst, source, n_bytes);
     });

@@ -1,48 +1,48 @@
 /* libedgekv: the KV cache of a llama.cpp context, attended and observed by EdgeKV.
  *
- * Roles. libllama (patched, see patches/) owns contexts, cells and the K/V tensors: the home of every page. libedgekv owns what
- * hangs on a context: the graph nodes that store and attend, the workspace they need, the observation buffer. The caller (the
- * Python layer) decides what to attach, reads the observation after each run, and changes the mode.
+ * Roles. libllama (patched, see patches/) owns contexts, cells and the K/V tensors: the home of every page. libedgekv owns its own
+ * parts of a context: the graph nodes that store and attend, their workspace, the observation buffer. The caller (the
+ * Python layer) decides which contexts to attach, reads the observation after each run, and changes the mode.
  *
- * Life. edgekv_init() once; then every llama_context that is created gets an edgekv_context with the current defaults (none after
- * edgekv_set_defaults(NULL)); edgekv_attach() does the same for a context that already exists. The handle dies with its
- * llama_context, or earlier by edgekv_detach(). Nothing is ever freed by the caller except through these two.
+ * Life. Call edgekv_init() once. Then every new llama_context gets an edgekv_context with the current defaults (none after
+ * edgekv_set_defaults(NULL)); edgekv_attach() does the same for an existing context. The handle dies with its
+ * llama_context, or earlier by edgekv_detach(). The caller frees nothing in any other way.
  *
- * Ownership. Every pointer handed out points into memory of libedgekv or libllama, is to be read only, and says how long it lives:
- * "ubatch": until the ubatch callback returns; "context": until the detached callback of its handle.
+ * Ownership. Every returned pointer points into memory of libedgekv or libllama and is for reading, unless its comment says otherwise. The
+ * comment also gives its life: "ubatch": until the ubatch callback returns; "context": until the detached callback of its handle.
  *
  * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
  * creates or frees the context). edgekv_set_observe() may be called from any thread and takes effect at the next ubatch. Every other
- * function that takes a handle belongs to the decoding thread, which is in the ubatch callback or between two ubatches, or to any thread
- * while nothing decodes. Those that change what is attended, edgekv_set_mode() and edgekv_set_selection(), allocate and may wait for a
- * device; from another thread they are refused with EDGEKV_INVALID while a ubatch is under way. Between the ubatches of one
- * llama_decode() nobody can see that, and the caller must.
+ * function that takes a handle belongs to the decoding thread, in the ubatch callback or between two ubatches, or to any thread
+ * while nothing decodes. edgekv_set_mode() and edgekv_set_selection() allocate and may wait for a device. While a ubatch is under way,
+ * they refuse other threads with EDGEKV_INVALID. They cannot detect a call between two ubatches of one llama_decode(): the caller
+ * must avoid it.
  * The graph nodes run on the threads of ggml's compute pool and touch no caller.
  *
- * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. Nothing throws,
- * nothing prints, nothing aborts.
+ * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. No function throws,
+ * prints or aborts.
  *
  * The memory hierarchy. Home is llama.cpp's own K/V. In mode sparse a ubatch reads, for each layer, KV head and query token, the rows that
- * selection takes. It takes for certain what is pinned, the first, the newest and those that matter most by their sketches. It takes the
- * others by chance and with a weight, so that what is attended is a consistent estimate of attention to all. Without sketches it reads the best
- * pages by `priority`, which the caller writes between ubatches. The nodes that store K keep the sketches true. The arena is a second place
- * for copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), and the page table says
+ * selection lists. Selection always takes pinned, first and newest tokens and those that matter most by their sketches. It samples the
+ * others, with weights, so that the output is a consistent estimate of attention to all tokens. Without sketches it takes the best
+ * pages by `priority`, which the caller writes between ubatches. The nodes that store K keep the sketches up to date. The arena holds
+ * copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), and the page table says
  * which slot holds which page. A page whose cells change leaves the table at once, before the ubatch that changes them is computed.
- * Mode evict has no sketches and no selection: the caller drops pages for a head, or frees them for all, and everything that is left is
+ * Mode evict has no sketches and no selection: the caller drops pages for a head, or frees them for all heads, and all remaining pages are
  * attended.
  *
  * Headers. edgekv_base.h: status and errors; edgekv_settings.h: a context's settings; edgekv_context.h: a context's
- * parts; edgekv_observation.h: the sums of a run; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows that were computed before;
- * edgekv_device.h: a plane on a device; edgekv_sizes.h: the bytes that a context will take. This one: the library, and attaching.
+ * parts; edgekv_observation.h: the sums of a run; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows computed earlier;
+ * edgekv_device.h: a plane on a device; edgekv_sizes.h: the bytes that a context will take. This header: the library, and attaching.
  *
  * Words. A page is page_tokens consecutive cells of one layer and one KV head. Attention mass is the softmax weight that falls on a
- * page, summed over the query tokens of a run; per KV head the maximum and the sum over the query heads of its group are kept. A token
- * is one position decoded. A ubatch is the tokens that libllama computes at once. A run is one run of the caller's policy, over the tokens
+ * page, summed over the query tokens of a run; each KV head keeps the maximum and the sum over the query heads of its group. A token
+ * is one decoded position. A ubatch is the tokens that libllama computes at once. A run is one run of the caller's policy, over the tokens
  * since the last run: edgekv_set_run_every().
  *
- * EDGEKV=0 in the environment: every context runs stock and no ubatch is reported; handles are still attached, to look at cells.
- * EDGEKV_ISA=portable|avx2|avx512|avx512bf16|amx selects the kernels; without it the one that mostly is the fastest serves, until
- * edgekv_use_isa().
+ * EDGEKV=0 in the environment: every context runs stock and no ubatch is reported; handles are still attached and show cells.
+ * EDGEKV_ISA=portable|avx2|avx512|avx512bf16|amx selects the kernels. The default, until edgekv_use_isa(), is the instruction set that
+ * is usually the fastest.
  */
 #ifndef EDGEKV_H
 #define EDGEKV_H
@@ -66,22 +66,22 @@ extern "C" {
 typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
     void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
-    void (*ubatch)(edgekv_context * ctx, void * user);   /* after one that was computed to its end: where a run ends, or after each */
+    void (*ubatch)(edgekv_context * ctx, void * user);   /* after a completely computed ubatch: at the end of a run, or after each */
     void * user;
 } edgekv_callbacks;
 EDGEKV_API edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks);
 
 EDGEKV_API const char * edgekv_version(void);
-EDGEKV_API const char * edgekv_upstream(void); /* of the loaded libllama */
+EDGEKV_API const char * edgekv_upstream(void); /* version of the loaded libllama */
 
-/* Checks that the loaded libllama fits, reads EDGEKV and EDGEKV_ISA, registers the hooks. Again: no-op. */
+/* Checks that the loaded libllama fits, reads EDGEKV and EDGEKV_ISA, registers the hooks. Further calls do nothing. */
 EDGEKV_API edgekv_status edgekv_init(void);
 EDGEKV_API bool edgekv_enabled(void); /* false before edgekv_init() and with EDGEKV=0 */
 
-/* For a program that owns its process: an abort, a fatal signal or an exception that nobody catches, in any native code, is told in one
-   sentence on what is standard error now; handlers that were installed before run afterwards. Again: no-op. */
+/* For a program that owns its process. From now on an abort, a fatal signal or an uncaught exception in any native code prints one
+   sentence to the present standard error; earlier handlers run afterwards. Further calls do nothing. */
 EDGEKV_API void edgekv_tell_crashes(void);
-/* The file that the sentence names for details; null: none. */
+/* The sentence points to this file for details; null: to none. */
 EDGEKV_API void edgekv_set_crash_details(const char * path);
 
 EDGEKV_API edgekv_status edgekv_attach(struct llama_context * lctx, const edgekv_params * params, edgekv_context ** out);
@@ -93,13 +93,13 @@ EDGEKV_API struct llama_context * edgekv_llama(const edgekv_context * ctx);
 EDGEKV_API const char * edgekv_isa_name(int isa);
 EDGEKV_API bool edgekv_isa_supported(int isa);
 EDGEKV_API int edgekv_isa(void); /* in use */
-/* Uses another one from the next ubatch on, while nothing decodes. EDGEKV_UNSUPPORTED where this processor has it not. */
+/* Uses another one from the next ubatch on. Call it while nothing decodes. EDGEKV_UNSUPPORTED: this processor lacks it. */
 EDGEKV_API edgekv_status edgekv_use_isa(int isa);
-/* Seconds of the prompt kernel of an instruction set for a small problem, the fastest of three; a few milliseconds in all. */
+/* Measures an instruction set's prompt kernel: seconds for a small problem, the fastest of three runs; a few milliseconds in all. */
 EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
 
-/* Whether kernels of EdgeKV's multiply weights of that enum ggml_type by tokens. layout: where ggml keeps weights in a layout of its own,
- * the name of that buffer type; NULL: they are as in the file. */
+/* Whether EdgeKV's kernels multiply weights of that enum ggml_type by tokens. layout: the name of ggml's buffer type, if ggml keeps weights
+ * in a layout of its own; NULL: they lie as in the file. */
 EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);
 
 /* cffi: end */

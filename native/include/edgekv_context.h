@@ -1,4 +1,4 @@
-/* libedgekv: a context's limits, layers, cells, K and V, and memory. They can be asked for at any time. */
+/* libedgekv: a context's limits, layers, cells, K and V, and memory. The functions may be called at any time. */
 #ifndef EDGEKV_CONTEXT_H
 #define EDGEKV_CONTEXT_H
 
@@ -27,7 +27,7 @@ typedef enum {
     EDGEKV_LAYER_HOOKED       = 0,
     EDGEKV_LAYER_DISABLED     = 1,  /* EDGEKV=0 */
     EDGEKV_LAYER_NO_CACHE     = 2,  /* no KV cache of a known kind */
-    EDGEKV_LAYER_SWA          = 3,  /* sliding window, on a device or in a cache that no node of ours reads */
+    EDGEKV_LAYER_SWA          = 3,  /* sliding window, on a device or in a cache that none of our nodes reads */
     EDGEKV_LAYER_RECURRENT    = 4,
     EDGEKV_LAYER_MLA          = 5,  /* compressed KV, on a device or in mode evict */
     EDGEKV_LAYER_SHARED       = 6,  /* reads another layer's cache, or shares another context's cells */
@@ -36,19 +36,19 @@ typedef enum {
     EDGEKV_LAYER_HEAD_DIM     = 9,  /* no kernel for this head size */
     EDGEKV_LAYER_CACHE_TYPE   = 10, /* no kernel for this cache type */
     EDGEKV_LAYER_DEVICE       = 11, /* K and V do not lie in host memory */
-    EDGEKV_LAYER_GRAPH        = 12, /* its attention has an input that no kernel serves; its graph showed that */
-    EDGEKV_LAYER_NO_MEMORY    = 13, /* there was no memory for its nodes when a graph was built; the next graph asks again */
-    EDGEKV_LAYER_INDEX        = 14, /* an index beside the cache says what it attends, by no list of cells */
-    EDGEKV_LAYER_IDLE         = 15, /* neither attention nor a state */
+    EDGEKV_LAYER_GRAPH        = 12, /* its graph has an attention input that no kernel serves */
+    EDGEKV_LAYER_NO_MEMORY    = 13, /* memory for its nodes was lacking when a graph was built; the next graph tries again */
+    EDGEKV_LAYER_INDEX        = 14, /* an index beside the cache decides what it attends, but lists no cells */
+    EDGEKV_LAYER_IDLE         = 15, /* has neither attention nor a state */
     EDGEKV_LAYER_LISTED       = 16, /* an index lists the cells that it attends, on a device or in mode evict */
-    /* Not hooked, as they have no pages, but a node of ours attends them, whole in every mode: */
+    /* Not hooked, because they have no pages; a node of ours attends them, whole in every mode: */
     EDGEKV_LAYER_WINDOW       = 17, /* sliding window */
     EDGEKV_LAYER_BIASED       = 18, /* ALiBi adds to the logits */
 } edgekv_layer_state;
 
 typedef struct {
     edgekv_layer_state state;
-    int index;        /* among the hooked layers, as all arrays by page count them; -1 if not hooked */
+    int index;        /* among the hooked layers, as in all arrays by page; -1 if not hooked */
     int n_head;
     int n_head_kv;
     int head_dim;     /* of K */
@@ -70,8 +70,8 @@ typedef struct {
     const uint64_t * seq;     /* [n_cells][n_seq_words] */
     const uint64_t * changed; /* [n_cells], clock time of the last change of position, sequences or K/V data */
     uint64_t now;             /* clock time */
-    const uint8_t * labels;   /* [n_cells], bits: 1: read by a sparse prompt, 2: by a decode step that sampled, so that K and V behind the first
-                                 layer are approximate. Copies in other streams are labelled too; saved states keep the first bit only */
+    const uint8_t * labels;   /* [n_cells], bits: 1: the token was read by a sparse prompt, 2: by a decode step that sampled; either makes K and V
+                                 after the first layer approximate. Copies in other streams have labels too; saved states keep only the first bit */
 } edgekv_cells;
 EDGEKV_API edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out);
 EDGEKV_API int edgekv_stream_of(const edgekv_context * ctx, int seq_id); /* -1: no cache */
@@ -91,13 +91,13 @@ typedef struct {
 EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out);
 
 typedef struct {
-    size_t home_bytes;        /* K and V of all layers the seam knows */
+    size_t home_bytes;        /* K and V of all layers that the seam knows */
     size_t observation_bytes;
     size_t workspace_bytes;
     size_t sketch_bytes;
     size_t arena_bytes;
     size_t table_bytes;       /* priority, pins, page table, selection */
-    size_t device_bytes;      /* the part of observation, workspace, sketches, arena and tables that is on a device; with the staging buffer */
+    size_t device_bytes;      /* device memory of observation, workspace, sketches, arena, tables and the staging buffer */
     bool pinned;              /* home is pinned memory */
     int n_cells;              /* of all streams */
     int n_cells_used;

@@ -10,7 +10,7 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Home of one layer, as the device addresses it: stream 0, cell 0, head 0. Strides in bytes; row bytes are of one head of one cell. */
+/* Home of one layer by device address: stream 0, cell 0, head 0. Strides in bytes; row bytes are those of one head of one cell. */
 typedef struct {
     uint64_t k;
     uint64_t v;
@@ -30,16 +30,16 @@ typedef struct {
 typedef struct {
     edgekv_device_kind kind;
     int index;
-    void * stream;       /* cudaStream_t: ubatches run on it, and kernels on observation, priority and pins must */
+    void * stream;       /* cudaStream_t of the ubatches; kernels that touch observation, priority or pins must run on it too */
     char * arena;
     size_t slot_bytes;
     int n_slots;         /* in use: edgekv_set_arena() */
-    int n_slots_max;     /* the budget has room for these; their memory is taken at the start, and given back in mode off */
-    int n_cells;         /* of a stream; a last page may have fewer rows than the others */
+    int n_slots_max;     /* the budget's slots; their memory is allocated at the start and freed in mode off */
+    int n_cells;         /* of a stream; the last page may have fewer rows than the others */
     const edgekv_device_layer * layers; /* [n_layers] in device memory */
-    size_t budget_bytes;  /* the budget that vram_bytes gave */
-    size_t fixed_bytes;   /* the part of the budget that is not the arena's */
-    size_t staging_bytes; /* the part of these for prompts: K and V of one layer, or of two */
+    size_t budget_bytes;  /* the budget that follows from vram_bytes */
+    size_t fixed_bytes;   /* the budget without the arena */
+    size_t staging_bytes; /* part of fixed_bytes, for prompts: K and V of one layer, or of two */
 } edgekv_device;
 
 typedef struct {
@@ -53,9 +53,9 @@ typedef struct {
     size_t total_bytes;
     size_t free_bytes;
     bool usable;
-    char problem[256]; /* why not */
+    char problem[256]; /* why it is not usable */
 } edgekv_device_info;
-EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 where the build has no such devices */
+EDGEKV_API int edgekv_device_count(edgekv_device_kind kind); /* 0 also if the build does not serve such devices */
 EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_device_info * out);
 
 /* Bytes per second. */
@@ -69,22 +69,21 @@ typedef struct {
 } edgekv_rates;
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
 
-/* On a device the observation's mass and the pages' priority and pinned are device addresses; slots and newest stay on the host.
-   The caller copies pages itself, with kernels of its own on a side stream: it tells edgekv_begin_copies(), lets the side stream wait for
-   what is on the ubatches' stream (one in flight may still read a slot that was released), copies, and publishes when the copies are
+/* On a device the observation's mass and the pages' priority are device addresses; slots and newest stay on the host.
+   The caller copies pages with its own kernels on a side stream. It calls edgekv_begin_copies(), lets the side stream wait for
+   the ubatches' stream (a ubatch in flight may still read a released slot), copies, and publishes the pages when the copies are
    complete. edgekv_copy_pages() is refused. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
-/* Takes all pages out of the arena, and gives its memory beyond n_slots slots back, because others need it. edgekv_set_arena()
-   then says how many slots are used. Mode off gives all of it back, and a mode after it takes it again. Decoding thread, with no copy under
-   way. */
+/* Takes all pages out of the arena and frees its memory beyond n_slots slots for other uses. edgekv_set_arena() then sets the
+   number of used slots. Mode off frees the whole arena; the next mode allocates it again. Decoding thread, with no copy under way. */
 EDGEKV_API edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots);
 EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n);
-/* In place of a copy: if the next ubatch is a prompt, which brings all pages to the device, it leaves these in their slots. After
+/* Saves a copy: if the next ubatch is a prompt, which brings all pages to the device anyway, it leaves these in their slots. After
    that ubatch over[i] is true, and filled[i] says whether page i is in its slot; if not, the caller copies it. */
 EDGEKV_API edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 EDGEKV_API edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled);
-/* The sentence says why a context that was to be placed on a device runs on the host plane or stock. Of a context that is placed it names the
-   first failure there and its node: llama_decode fails from then on, and the log says it too. EDGEKV_OK and empty: neither happened. */
+/* The sentence says why a context meant for a device runs on the host plane or stock. For a context on a device it names the first
+   failure there and its node; from then on llama_decode fails, and the log says why. EDGEKV_OK and empty: neither happened. */
 EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);
 
 /* cffi: end */

@@ -1,4 +1,4 @@
-/* libedgekv: the sums of a run: attention mass, selection, the rows that were read. */
+/* libedgekv: the sums of a run: attention mass, selection, the rows read. */
 #ifndef EDGEKV_OBSERVATION_H
 #define EDGEKV_OBSERVATION_H
 
@@ -11,7 +11,7 @@ extern "C" {
 /* cffi: begin */
 
 /* The sums over the ubatches of a run, which is one ubatch unless edgekv_set_run_every() says otherwise. Mass is [n_layers][n_heads][n_pages]
-   floats of the hooked layers in their order, zero where nothing was attended. It adds up until the first ubatch of the next run. */
+   floats, hooked layers in their order, zero for pages that were not attended. It adds up until the first ubatch of the next run. */
 typedef struct {
     const float * mass_max;
     const float * mass_sum;
@@ -24,45 +24,45 @@ typedef struct {
     int n_ubatches_hooked;
     int n_tokens;
     int n_tokens_hooked;
-    int n_tokens_observed; /* the tokens whose mass this is; 0: mass is all zero */
-    int n_tokens_prompt;  /* tokens of ubatches that held a prompt's: edgekv_set_prompts() told so, or the ubatch was long */
-    const int32_t * changed; /* [n_changed] pages with a cell that changed since the last run, ascending; the stored ones are among them */
+    int n_tokens_observed; /* tokens that added to the mass; 0: mass is all zero */
+    int n_tokens_prompt;  /* tokens of ubatches with prompt tokens: by edgekv_set_prompts(), or by the ubatch's length */
+    const int32_t * changed; /* [n_changed] pages with a cell that changed since the last run, ascending; includes stored pages */
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
     bool ends_run;        /* the newest ubatch was the run's last */
-    int n_refused;        /* layers that stock nodes attend, because there is no memory for ours */
+    int n_refused;        /* layers that stock nodes attend, because memory for ours is lacking */
 } edgekv_observation;
 EDGEKV_API edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out);
 
-/* A run ends after every so many ubatches that the hook attended, and after each other one, each prompt-sized one, and where a context
-   has fewer cells than tokens each that leaves less room than the largest batch needs; 1 at first. The ubatch callback comes where a
-   run ends. Counting and summing up begin anew. Decoding thread. */
+/* A run ends after n_ubatches ubatches that the hook attended (at first 1). It also ends after each other ubatch, after each prompt-sized
+   one and, if a context has fewer cells than tokens, after each that leaves less room than the largest batch needs. The ubatch callback
+   comes at the end of a run. This call restarts counts and sums. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches);
-/* Whether the ubatch callback comes after each ubatch; runs, and what is summed up for them, stay as they are. Decoding thread. */
+/* Whether the ubatch callback comes after each ubatch; runs and their sums stay as they are. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched);
 
-/* The sums of selection in one KV head since the context was attached: of mode sparse only, and only of ubatches that attended rows.
-   Observed mass is a consistent estimate of the attention to every page, also to those that were not read. */
+/* The sums of selection in one KV head since the context was attached, over those ubatches of mode sparse that attended listed rows.
+   Observed mass is a consistent estimate of the attention to every page, read or not. */
 typedef struct {
     double n_tokens;     /* query tokens */
     double n_visible;    /* tokens that they see */
     double n_read;       /* rows of K and V */
-    double n_certain;    /* of these, for certain */
-    double n_hits;       /* rows that were read from the arena */
-    double mass;         /* attention mass on the rows, weighted; where it is observed */
+    double n_certain;    /* of these, rows that are read for certain */
+    double n_hits;       /* rows read from the arena */
+    double mass;         /* weighted attention mass on the rows, if it is observed */
     double mass_hits;
-    double error;        /* estimated relative errors of the outputs of n_errors query heads of tokens, summed up */
+    double error;        /* sum of n_errors estimated relative errors, each of one query head's output for one token */
     double n_errors;
-    double covered;      /* estimated shares of the attention on the rows that were read, summed up over n_covered query tokens; the share
+    double covered;      /* estimated shares of the attention on the read rows, summed over n_covered query tokens; the share
                             of the model's attention sinks counts as read */
-    double n_covered;    /* query tokens for which sketches told the shares */
+    double n_covered;    /* query tokens whose shares come from sketches */
 } edgekv_selected;
-/* out: [n_layers][n_heads]. stream: below 0 for all of them; one of several on a device gives zeros, which do not count apart there. */
+/* out: [n_layers][n_heads]. stream: below 0 for all streams. A device has no sums for one of several streams and gives zeros. */
 EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out);
 
-/* The cells that a query token of stream 0 read in one layer and KV head in the last ubatch, with edgekv_selection.keep_rows,
-   and their weights; n_rows is their number, and at most `capacity` are written. None where the ubatch had no such token or did not
-   select. EDGEKV_INVALID for a layer, head or token that there cannot be. */
+/* The cells that a query token of stream 0 read in one layer and KV head in the last ubatch, and their weights; needs
+   edgekv_selection.keep_rows. n_rows is their number; at most `capacity` are written. None if the ubatch had no such token or did not
+   select. EDGEKV_INVALID for a layer, head or token that cannot exist. */
 EDGEKV_API edgekv_status edgekv_last_rows(const edgekv_context * ctx, int layer, int head, int token, int32_t * cells, float * weights,
                                           int capacity, int * n_rows);
 

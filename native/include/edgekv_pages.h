@@ -10,14 +10,13 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Arrays by page, of the caller and of the library: [n_layers][n_heads][n_pages], as in the observation, and live
-   until the arena or the sketches are set anew or the context is freed. The caller writes priority, between ubatches; the library writes
-   the others. */
+/* Arrays by page: [n_layers][n_heads][n_pages], as in the observation. They live until the arena or the sketches are set anew or the
+   context is freed. The caller writes priority, between ubatches; the library writes the others. */
 typedef struct {
-    float * priority;          /* the worth of a page to the policy, in attention mass a token */
-    const int32_t * slots;     /* the page table; -1: only in home. On a device the pages being filled have slots behind the caller's */
+    float * priority;          /* a page's worth to the policy, in attention mass per token */
+    const int32_t * slots;     /* the page table; -1: only in home. On a device, pages being filled have slots after the caller's */
     const int32_t * newest;    /* [n_pages] newest position in the page, -1: empty */
-    const uint8_t * dropped;   /* mode evict: not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
+    const uint8_t * dropped;   /* mode evict; not zero: the head does not attend the page; see edgekv_drop_pages(). Null on a device */
     int n_layers;
     int n_heads;
     int n_pages;
@@ -32,8 +31,8 @@ typedef struct {
     int first;
     int last;
 } edgekv_span;
-/* Mode sparse reads these positions for certain, in whole runs of page_tokens, from the next ubatch on and in place of those set before;
-   whether their tokens are there by now or not. Decoding thread. */
+/* From the next ubatch on, mode sparse reads these positions for certain, in whole runs of page_tokens. They replace earlier pins; their
+   tokens may come later. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, int n);
 
 typedef struct {
@@ -43,7 +42,7 @@ typedef struct {
     int slot;
 } edgekv_move;
 
-/* The arena: n_slots slots, 0 for none. Pages in slots that remain stay where they are; the caller has released the others. */
+/* Sets the arena's size: n_slots slots, 0 for none. Pages in remaining slots stay there; the caller must have released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
 
 /* Copies pages from home into their slots. No ubatch reads them there before they are published. */
@@ -54,11 +53,11 @@ EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv
 EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 
 /* ---- mode evict ----
-   A head does not attend a page that is dropped for it, until one of the page's cells changes: the page then has another content, which is
-   attended. A page that is freed is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
-   makes room: before each llama_decode as many cells must be empty as its batch has tokens. */
-EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* slots are not looked at */
-/* Empties the cells of pages [n]; their number is added to n_cells. Between ubatches, and within the ubatch callback. */
+   A head does not attend a page dropped for it until one of the page's cells changes; the new content is
+   attended. A freed page is empty in all layers and heads, and llama.cpp stores other tokens in its cells. The caller
+   makes room: before each llama_decode at least as many cells must be empty as its batch has tokens. */
+EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* ignores the moves' slots */
+/* Empties the cells of pages [n] and adds their number to n_cells. Call it between ubatches or in the ubatch callback. */
 EDGEKV_API edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells);
 
 /* cffi: end */

@@ -1,8 +1,8 @@
 /* libedgekv-server: llama.cpp's HTTP server, run inside this process.
  *
  * edgekv_server_run() blocks until the server ends; argv[0] is a program name, the rest are llama-server's options, argv[argc] is null.
- * One server at a time. SIGINT and SIGTERM stay with the program that it runs in.
- * edgekv_server_terminate() asks a running server to end and may be called from any thread, once the server has answered a request.
+ * One server runs at a time. SIGINT and SIGTERM stay with the program around it.
+ * edgekv_server_terminate() asks a running server to end. Any thread may call it once the server has answered a request.
  */
 #ifndef EDGEKV_SERVER_H
 #define EDGEKV_SERVER_H
@@ -15,13 +15,13 @@ extern "C" {
 
 /* cffi: begin */
 
-/* the server's exit code; EDGEKV_SERVER_THREW where it ended by an exception, and edgekv_server_error() says which */
+/* returns the server's exit code, or EDGEKV_SERVER_THREW after an exception, which edgekv_server_error() names */
 EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
-/* Prefixes: K and V of tokens that an earlier request computed. Whoever keeps them registers functions, which the server calls on the
-   thread that decodes, between two llama_decode(). */
+/* Prefixes: K and V of tokens that an earlier request computed. Their keeper registers functions; the server calls them on the
+   decoding thread, between two llama_decode(). */
 
 #define EDGEKV_PREFIX_BLOCK 256
 
@@ -31,28 +31,28 @@ typedef struct {
     float scale;       /* not 0 */
 } edgekv_adapter;
 
-/* an image or a sound in a prompt: n tokens from `first` on are its embeddings, and have no numbers; the last may lie behind the tokens told */
+/* an image or a sound in a prompt: n tokens from `first` on are its embeddings, without token numbers; the last may lie past n_tokens */
 typedef struct {
     int first;
     int n;
-    const char * id; /* digests of its file and of what its embeddings are computed from */
+    const char * id; /* digests of its file and of everything that its embeddings are computed from */
 } edgekv_medium;
 
 typedef struct {
     struct llama_context * lctx;
     int seq_id;
-    const int32_t * tokens; /* -1: of a medium */
+    const int32_t * tokens; /* -1: an embedding of a medium */
     int n_tokens;
     const edgekv_medium * media; /* in order */
     int n_media;
-    const char * projector; /* the file of the model that makes embeddings of media; empty: there is none */
+    const char * projector; /* file of the model that computes embeddings of media; empty: there is none */
     const int32_t * at;     /* [3][n_tokens]: position, line and column of each token; null: positions count up */
-    const edgekv_adapter * adapters; /* all that K and V of the tokens depend on */
+    const edgekv_adapter * adapters; /* all adapters that K and V of the tokens depend on */
     int n_adapters;
-    const char * space;    /* the namespace; tokens of another are never a prefix of these */
+    const char * space;    /* the namespace; tokens of another namespace are never a prefix of these */
 } edgekv_prefix_tokens;
 
-/* The first token in which a kept conversation differs from a prompt, although at least a block of it goes on behind; n_lost 0: there is none */
+/* The first token in which a kept conversation differs from a prompt, if at least a block of the conversation follows; n_lost 0: no such token */
 typedef struct {
     int position;
     int stored;
@@ -60,105 +60,105 @@ typedef struct {
     int n_lost;
 } edgekv_near_miss;
 
-/* tokens of a prompt that need not be computed, by where they were */
+/* tokens of a prompt that need not be computed, by their source */
 typedef struct {
-    int slot;   /* in its own sequence */
-    int shared; /* in cells of another slot */
-    int ram;    /* kept, and put into the sequence */
+    int slot;   /* its own sequence had them */
+    int shared; /* cells of another slot had them */
+    int ram;    /* the RAM store had them; they were put into the sequence */
     int disk;
     int remote;
-    int comes;  /* 1: what was put in has its cells, and its rows come with the next llama_decode() */
-    int spacing; /* where snapshots are kept: so many tokens between two in the middle of a long prompt; 0: none there */
+    int comes;  /* 1: tokens that were put in have cells; their rows come with the next llama_decode() */
+    int spacing; /* tokens between two snapshots in the middle of a long prompt; 0: it gets none */
     edgekv_near_miss nearly;
 } edgekv_cached_tokens;
 
 typedef struct {
-    /* A prompt is about to begin, whose first n_have tokens its sequence holds. 1: begin() waits for nobody's answer. 0: what is kept of the
-       prompt is being fetched: ask again, or leave(). goes_on: as for begin(). alone: nobody is answered meanwhile, so that it may take a moment. */
+    /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: begin() will not wait. 0: kept tokens of the prompt
+       are being fetched: ask again, or leave(). goes_on: as for begin(). alone: no answer is running, so the call may take a moment. */
     int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
-    /* The prompt that the sequence waited with does not begin. */
+    /* The prompt for which the sequence waited does not begin. */
     void (*leave)(void * user, int seq_id);
-    /* A prompt begins: its sequence holds the first n_have tokens of it. Puts in those that come next, as many as are kept, and counts them.
-       goes_on: -1 where rows are all that is kept; else the number of tokens (n_have or 0) behind which the sequence goes on without a snapshot,
-       which out->slot is already. Where a snapshot is put in, out->slot is how many of the first n_have tokens stay. */
+    /* A prompt begins; its sequence holds the first n_have tokens. Puts in the next tokens, as many as are kept, and counts them.
+       goes_on: -1 if only rows are kept; else the number of tokens (n_have or 0) after which the sequence can continue without a snapshot;
+       out->slot has this value already. If a snapshot is put in, out->slot becomes the number of the first n_have tokens that stay. */
     void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
-    /* The sequence holds these tokens, computed. */
+    /* The sequence holds these tokens, all computed. */
     void (*keep)(void * user, const edgekv_prefix_tokens * held);
-    /* The same, and it holds no others: a snapshot can be taken. */
+    /* The same, and the sequence holds no other tokens: a snapshot can be taken. */
     void (*snapshot)(void * user, const edgekv_prefix_tokens * held);
-    /* Directly before a llama_decode(): 1: the rows that are to come do so while it computes. 0: they do not, and settle() comes first. */
+    /* Directly before a llama_decode(). 1: the expected rows come while it computes. 0: they do not; settle() is called first. */
     int (*start)(void * user);
-    /* Waits until the rows that were to come are there. The number of tokens before the first whose rows could not be had, -1: none; they end
-       within no medium. out: what was put in of them, by where it was kept. */
+    /* Waits for the expected rows. Returns the number of tokens before the first one whose rows are lost, never within a medium; -1: none
+       is lost. out: the tokens that were put in, by their source. */
     int (*settle)(void * user, edgekv_cached_tokens * out);
     void * user;
 } edgekv_prefixes;
 
-/* null: nobody keeps prefixes. Only while no server runs. */
+/* null: nobody keeps prefixes. Call it only while no server runs. */
 EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
 
-/* The file with which the running server makes embeddings of media; empty: it has none, or is being loaded. As long as the server runs. */
+/* The file with which the running server computes embeddings of media; empty: it has none, or is loading. Lives as long as the server runs. */
 EDGEKV_API const char * edgekv_server_projector(void);
 
-/* What one request may cost the others, for the servers that run from now on; no bounds before the first call. A running answer waits
-   about max_gap_s seconds at most for its next token while prompts are read (0: they are read at full speed). n_slots requests are
+/* Limits a request's cost to other requests, for servers started from now on; no limits before the first call. While prompts are read, a
+   running answer waits about max_gap_s seconds at most for its next token (0: prompts are read at full speed). n_slots requests are
    answered and max_queue wait (below 0: any number); more get HTTP 503. */
 EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
 
-/* Where a context is full, for the servers that run from now on: 1: whole oldest exchanges leave it; 0: the answer ends, and a longer prompt is
-   refused. */
+/* Handling of a full context, for servers started from now on. 1: the oldest exchanges leave it whole; 0: the answer ends, and a longer
+   prompt is refused. */
 EDGEKV_API void edgekv_server_roll(int on);
 
-/* Under which hosts the servers that run from now on may be asked, besides localhost and the loopback's addresses: names and addresses with
-   commas between them, in lower case, IPv6 without brackets; any_address: under every IP address too. Any host before the first call. */
+/* The hosts that requests may name, besides localhost and the loopback's addresses, for servers started from now on: names and addresses
+   separated by commas, in lower case, IPv6 without brackets; any_address: every IP address too. Any host before the first call. */
 EDGEKV_API void edgekv_server_admit(const char * names, int any_address);
 
-/* how that goes, since the server started; seconds */
+/* figures of the pace since the server started; seconds */
 typedef struct edgekv_server_pacing {
     double   max_gap_s;      /* the bound; 0: none */
-    double   worst_gap_s;    /* between two tokens of a running answer */
+    double   worst_gap_s;    /* longest time between two tokens of a running answer */
     double   last_gap_s;
     uint64_t n_mixed;        /* batches that held prompt tokens and the next tokens of running answers */
-    int32_t  n_prompt_batch; /* prompt tokens that the newest of these was allowed */
+    int32_t  n_prompt_batch; /* prompt tokens allowed in the newest mixed batch */
     int32_t  n_requests;     /* answered or waiting now */
-    uint64_t n_refused;      /* requests that found no place */
-    int32_t  n_running;      /* slots at work, when the newest batch began */
+    uint64_t n_refused;      /* requests refused for lack of a place */
+    int32_t  n_running;      /* busy slots when the newest batch began */
 } edgekv_server_pacing;
 
 /* from any thread */
 EDGEKV_API void edgekv_server_pace(edgekv_server_pacing * pacing);
 
-/* seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread */
+/* estimated seconds for n tokens of a prompt after its first `first` tokens, from the newest batches; 0: no batch yet. From any thread */
 EDGEKV_API double edgekv_server_reading_s(int64_t first, int64_t n);
 
-/* Namespaces, for the servers that run from now on: a request that was let in with keys[i] is in spaces[i]; no keys: all are in one. The
-   texts are copied; spaces are letters and digits. */
+/* Namespaces, for servers started from now on: a request admitted with keys[i] is in spaces[i]; without keys all are in one namespace. The
+   texts are copied; spaces consist of letters and digits. */
 EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
 
 #define EDGEKV_WAIT_BOUNDS 22
 
-/* how long something was waited for, since the server started; seconds */
+/* waiting times since the server started; seconds */
 typedef struct {
     double   bounds[EDGEKV_WAIT_BOUNDS];
-    uint64_t counts[EDGEKV_WAIT_BOUNDS + 1]; /* of waits up to each bound and above the one before; of those above all bounds */
+    uint64_t counts[EDGEKV_WAIT_BOUNDS + 1]; /* waits up to each bound and above the previous one; last: waits above all bounds */
     double   sum_s;
 } edgekv_server_waits;
 
 typedef enum { EDGEKV_WAIT_QUEUE, EDGEKV_WAIT_FIRST_TOKEN, EDGEKV_WAIT_NEXT_TOKEN } edgekv_wait;
 
-/* for a slot; from the request to the first token of its answer; between two tokens of an answer. From any thread */
+/* waits for a slot; from the request to the answer's first token; between two tokens of an answer. From any thread */
 EDGEKV_API void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits);
 
-/* What the server shows of the KV hierarchy. A document is shown under its path, such as "/edgekv/state"; "props", "slots" and "metrics"
-   stand in the answers of upstream's routes of these names. Any thread may publish, at any time: the text is copied, and takes the place
-   of the one before. */
+/* Publishes a document about the KV hierarchy. The server shows it under its path, such as "/edgekv/state"; the paths "props", "slots" and
+   "metrics" add to the answers of upstream's routes of these names. Any thread may publish at any time: the text is copied and replaces
+   the previous one. */
 EDGEKV_API void edgekv_server_publish(const char * path, const char * type, const char * text);
-/* takes all of them back */
+/* withdraws all documents */
 EDGEKV_API void edgekv_server_withdraw(void);
-/* milliseconds since somebody asked for the document; -1: nobody did, or there is no such document */
+/* milliseconds since the document was last requested; -1: never, or there is no such document */
 EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
-/* called on the thread that decodes, between two batches, where what is published should be brought up to date: before /metrics and
-   /slots are answered, if they are asked for there, and (idle) where nothing is left to do; null: nobody is called */
+/* The server calls the function to bring published documents up to date, on the decoding thread between two batches: before it answers
+   /metrics and /slots there, and (idle) when nothing is left to do. null: no calls */
 EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
 /* cffi: end */

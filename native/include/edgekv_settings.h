@@ -13,8 +13,8 @@ extern "C" {
 typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
-    EDGEKV_MODE_SPARSE = 2, /* the selected rows; prompts every visible page, or a part: prompt_resolution */
-    EDGEKV_MODE_EVICT  = 3, /* all pages but those that were dropped; host plane only */
+    EDGEKV_MODE_SPARSE = 2, /* the selected rows; in prompts every visible page, or a part: prompt_resolution */
+    EDGEKV_MODE_EVICT  = 3, /* all pages except dropped ones; host plane only */
 } edgekv_mode;
 
 typedef enum {
@@ -27,18 +27,18 @@ typedef struct {
     edgekv_sketch sketch;
     float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
     float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
-    int tokens;         /* ... or where not 0, so many tokens */
-    int exact_tokens;   /* a view of the cache of at most so many cells is attended whole */
+    int tokens;         /* ... or, if not 0, so many tokens */
+    int exact_tokens;   /* a cache view with at most so many cells is attended whole */
     int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
     int recent_tokens;  /* ... and the newest so many, besides up to 63 of the newest that have no sketch yet */
-    int error_every;    /* the error of a head is estimated for one in so many tokens, the heads in turn; 0: never */
-    bool keep_rows;     /* edgekv_last_rows() knows the rows that the last ubatch read */
-    float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells; one with more than
-                                1/prompt_resolution of the estimated attention for certain, others by chance; 0: all that they see */
-    int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells a stream, rounded up to 256; 0: no bound */
+    int error_every;    /* each head's error is estimated for one in so many tokens, the heads in turn; 0: never */
+    bool keep_rows;     /* keep the rows that the last ubatch read, for edgekv_last_rows() */
+    float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells: a block with more than
+                                1/prompt_resolution of the estimated attention for certain, others by chance; 0: all visible blocks */
+    int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells per stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 
-/* Where the data plane of a context runs. */
+/* The place where a context's data plane runs. */
 typedef enum {
     EDGEKV_DEVICE_HOST     = 0, /* on the processor's cores */
     EDGEKV_DEVICE_CUDA     = 1,
@@ -55,22 +55,22 @@ typedef struct {
     edgekv_mode mode;
     int page_tokens; /* a multiple of 16 */
     bool observe;    /* keep attention mass */
-    bool observe_prompts; /* in modes sparse and evict also that of the last tokens of prompts, 16 of each stream; host plane only */
+    bool observe_prompts; /* in modes sparse and evict, keep it for the last tokens of prompts too, 16 of each stream; host plane only */
     edgekv_selection selection;
     edgekv_placement placement;
 } edgekv_params;
 
-/* The settings of contexts that are created from now on; null: these are not attached. */
+/* Sets the settings of contexts created from now on; null: these contexts are not attached. */
 EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
 
-/* How ubatches attend from the next one on. Decoding thread. */
+/* Sets the mode from the next ubatch on. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
-/* From the next ubatch on. Any thread. */
+/* Takes effect at the next ubatch. Any thread. */
 EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, bool observe_prompts);
-/* Sequences whose tokens are a prompt's, from the next ubatch on and until it is called again: these are read as prompts are, however few of
-   them a ubatch holds. Decoding thread. */
+/* Names the sequences that read a prompt, from the next ubatch until the next call. Their tokens are read as a prompt's, however few a
+   ubatch holds. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n);
-/* Takes effect at the next ubatch, which then also builds the sketches of a kind that is new. Decoding thread. */
+/* Takes effect at the next ubatch, which also builds all sketches if their kind is new. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 

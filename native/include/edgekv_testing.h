@@ -10,8 +10,8 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Counts what breaks two rules: the sketch of every group of 64 cells that is not about to be rebuilt equals one built from the keys in home, and
-   every slot in the page table holds the bytes of its page. Slow; between ubatches. */
+/* Counts breaches of two rules: the sketch of every group of 64 cells, unless about to be rebuilt, equals one built from the keys in home, and
+   every slot in the page table holds the bytes of its page. Slow; call it between ubatches. */
 typedef struct {
     int n_groups_wrong;
     int n_groups;      /* compared */
@@ -20,8 +20,8 @@ typedef struct {
 } edgekv_check_result;
 EDGEKV_API edgekv_check_result edgekv_check(const edgekv_context * ctx);
 
-/* Sampling as a function of arrays, for one query token and KV head, as mode sparse runs it in each layer. Groups are of 64 cells; shares,
-   tops and sums as a scan of the sketches leaves them (native/src/kernels/sketch/sketch.h). */
+/* Sampling as a function of arrays, for one query token and KV head, as mode sparse runs it in each layer. A group has 64 cells. Shares,
+   tops and sums are those of a scan of the sketches (native/src/kernels/sketch/sketch.h). */
 typedef struct {
     int n_groups;
     int group;                /* query heads */
@@ -32,28 +32,28 @@ typedef struct {
     float resolution;
     int32_t offset;           /* of the walk, in [0, 2^20) */
     int32_t * rows;           /* out [64 * n_groups], ascending */
-    float * weights;          /* out, as many */
+    float * weights;          /* out, one for each row */
     int n_rows;               /* out */
     int n_certain;            /* out */
     double missed;            /* out: resolution times the estimated share of attention on cells that were not read */
 } edgekv_sample_args;
 EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 
-/* The n-th time from now on that libllama or a caller comes in where memory may be asked for, there is none; 0: there always is. */
+/* The n-th call from now on, by libllama or a caller, of a function that may allocate finds no memory; 0: none fails. */
 EDGEKV_API void edgekv_throw_in(int n);
 
-/* Whether tokens meet weights in our kernels, where there are some, in graphs that are built from now on; at first they do. Returns how
-   many products it has made in this process. */
+/* Whether graphs built from now on multiply weights in our kernels, where these exist; at first they do. Returns the number of products
+   that our kernels made in this process. */
 EDGEKV_API int64_t edgekv_use_products(bool use);
 
-/* Leaves the layers that are attended whole in every mode to stock nodes, as a device does. Call it while nothing decodes. */
+/* Leaves layers that every mode attends whole to stock nodes, as a device does. Call it while nothing decodes. */
 EDGEKV_API void edgekv_leave_whole_layers(edgekv_context * ctx);
 
 /* Cells that were looked at for changes since the context was attached: those that changed, and their neighbours. */
 EDGEKV_API uint64_t edgekv_cells_looked(const edgekv_context * ctx);
 
-/* Sparse prompts since the context was attached: blocks of 64 cells that some token of an item saw, and of these those that it attended,
-   summed over items, KV heads and layers. */
+/* Sparse prompts since the context was attached: blocks of 64 cells that some token of a work item saw, and those of them that the item
+   attended, summed over items, KV heads and layers. */
 EDGEKV_API void edgekv_get_prompt_blocks(const edgekv_context * ctx, int64_t * seen, int64_t * attended);
 
 /* cffi: end */

@@ -4,7 +4,7 @@
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM)   ggml_edgekv_cuda_set_custom_t
 //   ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_STREAM)       ggml_edgekv_cuda_stream_t
 //
-// Until a table is registered no custom node is supported and the scheduler leaves them to the CPU, as upstream does.
+// Until a table is registered, the backend supports no custom node, and the scheduler leaves them to the CPU, as upstream does.
 #pragma once
 
 #include "ggml.h"
@@ -18,23 +18,23 @@ struct ggml_edgekv_cuda_custom {
     // whether compute() serves this node on this device
     bool (*supports)(int device, const struct ggml_tensor * node);
 
-    // A graph is about to be computed, recorded or replayed: a split of the scheduler's, or a part of one. One capture knows nothing of
-    // another. false: it must not be recorded.
+    // A graph, which is a split of the scheduler's or a part of one, is about to be computed, recorded or replayed. Each capture stands
+    // alone. false: the graph must not be recorded.
     bool (*begin)(int device, struct ggml_cgraph * graph);
 
-    // Enqueues the node on a cudaStream_t, which may be recording a CUDA graph: the node is then replayed without further calls as
-    // long as the node itself, its sources' addresses and their shapes stay the same. All sources and the node lie in this device's
-    // buffers. Must not wait for the device.
+    // Enqueues the node on a cudaStream_t. If the stream records a CUDA graph, replays do not call this function, as long as the node, its
+    // sources' addresses and their shapes stay the same. The node and all sources lie in this device's buffers. Must not wait for the
+    // device.
     void (*compute)(int device, struct ggml_tensor * node, void * stream);
 };
 
-// the cudaStream_t that compute() will be given for nodes of this backend
+// the cudaStream_t that compute() gets for nodes of this backend
 typedef void * (*ggml_edgekv_cuda_stream_t)(struct ggml_backend * backend);
 
 // the table must outlive its use; null removes it
 typedef void (*ggml_edgekv_cuda_set_custom_t)(const struct ggml_edgekv_cuda_custom * table);
 
-// a ggml_edgekv_cuda_stream_t; both types are known to ggml-cuda.cu alone
+// a ggml_edgekv_cuda_stream_t; only ggml-cuda.cu knows both types
 template <typename Context, typename Backend>
 void * ggml_edgekv_cuda_stream(Backend * backend) { return static_cast<Context *>(backend->context)->stream(); }
 

@@ -1,4 +1,4 @@
-// What the seam's own files share: the hook table, and the one place that reads llama.cpp's private state.
+// Shared by the seam's files: the hook table, and the only code that reads llama.cpp's private state.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -19,22 +19,22 @@
 #include <algorithm>
 #include <cstdint>
 
-// null: none is registered
+// null: no table is registered
 const llama_edgekv_hooks * llama_edgekv_get_hooks();
 
-// until nobody reads cells of the context on another thread
+// waits until no other thread reads cells of the context
 void llama_edgekv_wait_for_holds(const llama_context * lctx);
 
-// Rows of a sequence from a position on go, and what it keeps besides stays.
+// Removes a sequence's rows from a position on; its windows and states stay.
 void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos);
 
-// what a context keeps of its tokens beside rows; null: nothing
+// the memories in which a context keeps more than rows; null: none
 struct llama_edgekv_besides {
     llama_kv_cache         * windows = nullptr;
     llama_memory_recurrent * states  = nullptr;
 };
 
-// llama.cpp's classes call it their friend
+// llama.cpp's classes declare it a friend
 struct llama_edgekv_access {
     // the plain cache of a context: its only one, the non-SWA half of iSWA, the rows beside an index, or the attention part of a hybrid memory
     static llama_kv_cache * cache(const llama_context * lctx) { return cache(lctx->get_memory()); }
@@ -64,7 +64,7 @@ struct llama_edgekv_access {
         return nullptr;
     }
 
-    // the cache of the keys of an index, cell by cell those of the plain cache; null: there is no index
+    // the cache of an index's keys, with the same cells as the plain cache; null: there is no index
     static llama_kv_cache * index(const llama_context * lctx) {
         auto * mem = lctx->get_memory();
         if (auto * dsa = dynamic_cast<llama_kv_cache_dsa *>(mem)) {
@@ -97,7 +97,7 @@ struct llama_edgekv_access {
         return { nullptr, dynamic_cast<llama_memory_recurrent *>(memory) };
     }
 
-    // whether an index lists the cells that a layer with rows attends: what the graph names with a llama_edgekv_choice
+    // whether an index lists the cells that a layer with rows attends; the graph then makes a llama_edgekv_choice
     static bool is_listed(const llama_context * lctx, int il) {
         const auto * mem   = lctx->get_memory();
         const auto & model = lctx->get_model();
@@ -114,7 +114,7 @@ struct llama_edgekv_access {
         return it == kv.map_layer_ids.end() ? nullptr : &kv.layers[it->second];
     }
 
-    // the cells, and K and V of some or all layers, are those of another context
+    // the cache uses another context's cells, and its K and V in some or all layers
     static bool is_guest(const llama_kv_cache & kv) { return kv.other != nullptr; }
 
     static uint32_t n_streams(const llama_kv_cache & kv) { return static_cast<uint32_t>(kv.v_cells.size()); }
@@ -165,7 +165,7 @@ struct llama_edgekv_access {
         for (int i = 0; i < n; ++i) {
             if (idxs[i] < cells.size() && !cells.is_empty(idxs[i])) {
                 cells.rm(idxs[i]);
-                head = std::min(head, idxs[i]);  // where the search for room begins, as after seq_rm
+                head = std::min(head, idxs[i]);  // the search for room begins here, as after seq_rm
                 n_freed += 1;
             }
         }

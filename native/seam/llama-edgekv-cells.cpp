@@ -111,7 +111,7 @@ int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {
 struct llama_edgekv_hold {
     std::shared_ptr<llama_edgekv_holds> holds;
     std::vector<uint32_t> cells;
-    size_t n_released = 0;  // of the first of them
+    size_t n_released = 0;  // the first so many
 };
 
 llama_edgekv_hold * llama_edgekv_hold_cells(llama_context * lctx, uint32_t stream, const uint32_t * cells, int n) {

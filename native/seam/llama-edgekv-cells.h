@@ -1,9 +1,9 @@
-// When each KV cell last changed, how its token was read, and which cells another thread is reading. llama.cpp's llama-kv-cells.h includes this
-// and calls touch() wherever it alters a cell, before its rows change.
+// Each KV cell's time of last change, labels of how its token was read, and readers on other threads. llama.cpp's llama-kv-cells.h includes
+// this file and calls touch() wherever it alters a cell, before the rows change.
 //
-// The clock advances on every change of a cell's position, sequences or K/V rows. A reader remembers now(), and later asks which cells have a
-// greater get(i); since() names the few that the reader must look at. A speculative placement that is rolled back (prepare) restores the old
-// times with set(); since() goes on naming its cells.
+// The clock advances on every change of a cell's position, sequences or K/V rows. A reader remembers now(); later every cell with a greater
+// get(i) has changed, and since() names the few cells to look at. The rollback of a speculative placement (prepare) restores the old
+// times with set(); since() still names its cells.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include <mutex>
 #include <vector>
 
-// Cells whose rows another thread is reading. A call that moves or removes one waits for the reader.
+// Cells whose rows another thread is reading. A call that moves or removes such a cell waits for the reader.
 class llama_edgekv_holds {
 public:
     void hold(const std::vector<uint32_t> & cells) {
@@ -52,8 +52,8 @@ public:
 private:
     std::mutex mutex;
     std::condition_variable released;
-    std::vector<uint32_t> count;  // [cell] of its readers
-    std::atomic<uint32_t> n_held { 0 };  // cells
+    std::vector<uint32_t> count;  // [cell] readers
+    std::atomic<uint32_t> n_held { 0 };  // held cells
 };
 
 class llama_edgekv_clock {
@@ -68,13 +68,13 @@ public:
 
     void resize(uint32_t n) { cell_time.resize(n); }
 
-    // A cell changes: its rows may be moved, or given to other tokens. Waits while it is held.
+    // A cell changes, and its rows may move or go to other tokens. Waits while the cell is held.
     void touch(uint32_t i) {
         wait_for(i);
         touch_kept(i);
     }
 
-    // A cell changes and its rows stay: other sequences come, or all but one go.
+    // A cell changes and its rows stay: it gains sequences, or keeps at least one.
     void touch_kept(uint32_t i) {
         cell_time[i] = ++time;
         note(i);
@@ -89,8 +89,8 @@ public:
         forgotten = time;
     }
 
-    // Calls each(first, end) with ranges that hold every cell that was touched after `t`, the newest first; they may overlap, and hold
-    // others besides. false: the log does not reach back that far.
+    // Calls each(first, end) with ranges that hold every cell touched after `t`, the newest first. Ranges may overlap and may also hold
+    // untouched cells. false: the log does not reach back that far.
     template <class Each>
     bool since(uint64_t t, Each && each) const {
         if (t < forgotten) {
@@ -106,7 +106,7 @@ public:
         return true;
     }
 
-    // For the thread that decodes. A holder keeps the pointer, because the clock may go as soon as nothing is held.
+    // For the decoding thread. A holder keeps the pointer, because the clock may be destroyed as soon as nothing is held.
     const std::shared_ptr<llama_edgekv_holds> & holding() {
         if (!holds) {
             holds = std::make_shared<llama_edgekv_holds>();
@@ -126,17 +126,17 @@ public:
         }
     }
 
-    // positions of a sequence may be missing; once set, this stays
+    // positions of a sequence may be missing; never reset
     bool gaps = false;
 
-    // [cell] bits of llama_edgekv_label: how tokens were read that were not read exactly
+    // [cell] bits of llama_edgekv_label, for tokens that were not read exactly
     std::vector<uint8_t> labels;
 
 private:
-    std::shared_ptr<llama_edgekv_holds> holds;  // null: nobody ever held any
+    std::shared_ptr<llama_edgekv_holds> holds;  // null: no cell was ever held
 
     static constexpr uint32_t kLog  = 1024;  // ranges: a batch of 2,048 tokens is placed twice and takes 64
-    static constexpr uint32_t kSpan = 64;  // cells of the widest: the reader of one change looks at all of its range
+    static constexpr uint32_t kSpan = 64;  // most cells of a range: a reader looks at all of them for one change
 
     struct touched {
         uint64_t last = 0;  // time of its last touch
@@ -145,7 +145,7 @@ private:
 
     void note(uint32_t i) {
         if (log.empty()) {
-            log.resize(kLog);  // not in resize(): nobody touches the copies that prepare makes
+            log.resize(kLog);  // not in resize(): prepare's copies are never touched
         }
         if (const touched & range = log[newest]; i < range.first || i > range.end || i - range.first >= kSpan) {
             newest    = (newest + 1)%kLog;
@@ -164,7 +164,7 @@ private:
     uint64_t forgotten = 0;  // the log has lost the touches up to this time
 };
 
-// until nobody reads any cell of these streams
+// waits until nobody reads any cell of these streams
 template <typename Cells>
 void llama_edgekv_wait_for_all(std::vector<Cells> & streams) {
     for (auto & cells : streams) {

@@ -1,10 +1,10 @@
-// How deep a recursion over what a client sent may go before its stack overflows, which would end the process.
+// Limits the depth of recursions over a client's input: a stack overflow would end the process.
 #pragma once
 
-struct edgekv_parentheses { static constexpr int MOST = 2000; };  // of a grammar, within each other
-struct edgekv_rules { static constexpr int MOST = 10000; };  // of a grammar, each named by the one before
+struct edgekv_parentheses { static constexpr int MOST = 2000; };  // nested parentheses of a grammar
+struct edgekv_rules { static constexpr int MOST = 10000; };  // chain of a grammar's rules, each naming the next
 
-// one level; levels are counted for each thread and each kind
+// one level of recursion, counted per thread and kind
 template <typename Kind>
 class edgekv_depth {
 public:

@@ -1,5 +1,5 @@
-// Describes everything that K and V of a context's tokens depend on: the graph that computes a token, piece by piece. So no list of options can
-// forget one: whatever changes a row changes an operation, its parameters or its sources.
+// Describes everything that K and V of a context's tokens depend on: the graph that computes a token, piece by piece. So no option can be
+// forgotten: every change of a row is a change of an operation, its parameters or its sources.
 #include "llama-edgekv-access.h"
 
 #include "llama-adapter.h"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t PIECE_BYTES = 1 << 20;
 
-// Tells the graph in one way: operations in their order, sources by the order in which they were first seen.
+// Describes equal graphs by equal bytes: operations in their order, sources numbered by first appearance.
 class Description {
 public:
     Description(const llama_context & lctx, llama_edgekv_sink sink, void * user) : sink(sink), user(user) {
@@ -83,7 +83,7 @@ private:
         add(node->view_src ? number_of(node->view_src) : UINT32_MAX);
         add(node->op);
         add(node->type);
-        // those of a function of somebody's own hold addresses, and those of a view of all slots' states, or of an input, their number
+        // leaves out parameters that hold addresses (custom functions) or the number of slots (views of all slots' states, or of an input)
         const bool of_all_slots = node->view_src && (of_slots.count(node->view_src) || (node->view_src->op == GGML_OP_NONE && !node->view_src->buffer));
         if (!of_all_slots && (node->op < GGML_OP_MAP_CUSTOM1 || node->op > GGML_OP_CUSTOM)) {
             add(node->op_params, sizeof(node->op_params));
@@ -92,7 +92,7 @@ private:
     }
 
     uint32_t number_of(const ggml_tensor * source) {
-        while (source->op == GGML_OP_RESHAPE) {  // of a cache, only where it has several streams
+        while (source->op == GGML_OP_RESHAPE) {  // a cache with several streams is reshaped
             source = source->src[0];
         }
         const auto [it, is_new] = numbers.emplace(source, next);
@@ -103,13 +103,13 @@ private:
         return it->second;
     }
 
-    // what is read and not computed: an input, the cache, a weight of the model's file, or something that came from elsewhere
+    // a tensor that is read but not computed: an input, the cache, a weight of the model's file, or another source
     void add_leaf(const ggml_tensor * leaf) {
         add(std::string(leaf->name));
         add(leaf->type);
         add(leaf->flags);
         if (!leaf->buffer || cache.count(leaf)) {
-            return;  // the numbers of tokens and cells change no row
+            return;  // numbers of tokens and cells change no row
         }
         add(leaf->ne, sizeof(leaf->ne));
         if (!weights.count(leaf)) {
@@ -134,12 +134,12 @@ private:
     std::string text;
     std::set<const ggml_tensor *> weights;
     std::set<const ggml_tensor *> cache;
-    std::set<const ggml_tensor *> of_slots;  // of the cache: one state for each slot
+    std::set<const ggml_tensor *> of_slots;  // the cache's tensors with one state per slot
     std::unordered_map<const ggml_tensor *, uint32_t> numbers;
     uint32_t next = 0;
 };
 
-// what the model's file and the options that override it say, all of it: some is used by inputs and not by the graph
+// all hyperparameters, from the model's file and the options that override it: some affect inputs and not the graph
 void add_hparams(Description & description, const llama_hparams & of) {
     llama_hparams hparams;
     std::memcpy(static_cast<void *>(&hparams), static_cast<const void *>(&of), sizeof(hparams));
@@ -157,7 +157,7 @@ bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, l
         return false;
     }
 
-    // one token of each stream, as the buffers of a context are reserved for
+    // one token of each stream, as when a context's buffers are reserved
     const auto memory = lctx->get_memory()->init_full();
     const uint32_t n_streams = kv ? llama_edgekv_access::n_streams(*kv) : 1;
     llama_batch_allocr balloc(lctx->get_model().hparams.n_pos_per_embd());
@@ -177,7 +177,7 @@ bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, l
     params.loras     = &adapters;
     params.n_outputs = n_streams;
     params.samplers.clear();
-    params.cb = nullptr;  // names nodes, and tells the scheduler about them
+    params.cb = nullptr;  // the callback would name nodes and inform the scheduler
     params.cparams.embeddings              = false;
     params.cparams.embeddings_nextn        = false;
     params.cparams.embeddings_nextn_masked = false;

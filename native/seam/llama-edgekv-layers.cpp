@@ -1,4 +1,4 @@
-// What a layer is, where its K and V lie, and how large its cache is made.
+// The kind of a layer, the place of its K and V, and the size of its cache.
 #include "llama-edgekv-access.h"
 
 #ifdef __linux__
@@ -9,7 +9,7 @@
 // call sites
 //
 
-// a layer whose K and V stand in a plain cache of its own
+// the layer has a plain cache of its own for K and V
 static bool plain_cache(const llama_hparams & hparams, int il) {
     return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
 }
@@ -30,7 +30,7 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
         return buft;
     }
 
-    // pinned, where the device's backend has such memory
+    // pinned, if the device's backend has such memory
     auto * host = ggml_backend_dev_host_buffer_type(device);
 
     return host ? host : ggml_backend_cpu_buffer_type();
@@ -46,7 +46,7 @@ void llama_edgekv_huge_pages([[maybe_unused]] ggml_backend_buffer_t buf) {
     const uintptr_t first = (base + huge - 1)/huge*huge;
     const uintptr_t end   = (base + ggml_backend_buffer_get_size(buf))/huge*huge;
     if (first < end) {
-        madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // where it is refused, the cache has small pages
+        madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // if refused, the cache has small pages
     }
 #endif
 }
@@ -54,7 +54,7 @@ void llama_edgekv_huge_pages([[maybe_unused]] ggml_backend_buffer_t buf) {
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
     const auto * hooks   = llama_edgekv_get_hooks();
     const auto & hparams = model.hparams;
-    // compressed caches, and those with an index beside them, are no plain caches
+    // a compressed cache, and one with an index beside it, is not plain
     if (!hooks || hparams.is_mla() || hparams.indexer_head_size > 0) {
         return n_cells;
     }
@@ -70,7 +70,7 @@ int llama_edgekv_n_layer(const llama_context * lctx) {
     return static_cast<int>(lctx->get_model().hparams.n_layer());
 }
 
-template <class Rows>  // one of llama.cpp's private types
+template <class Rows>  // a private type of llama.cpp
 static void put_rows(const llama_kv_cache & kv, const Rows & layer, llama_edgekv_layer & out) {
     out.v_transposed = layer.v && llama_edgekv_access::v_transposed(kv);
     out.host         = ggml_backend_buffer_is_host(layer.k->buffer) && (!layer.v || ggml_backend_buffer_is_host(layer.v->buffer));
@@ -95,7 +95,7 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
 
     const auto * kv    = llama_edgekv_access::cache(lctx);
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
-    if (hparams.is_recr(il) && !layer) {  // in Falcon-H1 every layer has a state and a cache
+    if (hparams.is_recr(il) && !layer) {  // not in Falcon-H1, where every layer has a state and a cache
         out->kind = LLAMA_EDGEKV_LAYER_RECURRENT;
         return true;
     }
@@ -137,7 +137,7 @@ bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) 
     const auto & cparams = lctx->get_cparams();
 
     *out = {};
-    if (llama_edgekv_n_layer(lctx) == 0) {  // of a model only the vocabulary may be loaded
+    if (llama_edgekv_n_layer(lctx) == 0) {  // only the model's vocabulary is loaded
         return false;
     }
     *out = { static_cast<int>(hparams.n_rot()), cparams.rope_freq_base, cparams.rope_freq_scale };

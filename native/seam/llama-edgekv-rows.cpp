@@ -1,4 +1,4 @@
-// Tokens that are placed without being computed: see llama_edgekv_add_cells().
+// Places tokens without computing them: see llama_edgekv_add_cells().
 #include "llama-edgekv-access.h"
 
 #include "llama-batch.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// of these memories the seam knows all parts; others inherit from them
+// The seam knows all parts of exactly these memories, but not of classes derived from them.
 llama_edgekv_keeps by_memory(const llama_memory_i & memory) {
     const auto & type = typeid(memory);
     if (type == typeid(llama_kv_cache) || type == typeid(llama_kv_cache_dsa) || type == typeid(llama_kv_cache_msa)) {
@@ -21,7 +21,7 @@ llama_edgekv_keeps by_memory(const llama_memory_i & memory) {
     return windows || states ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_OTHER;
 }
 
-// the plain cache, and that of the index, whose cells are the same; none where there are only states
+// the plain cache, and the index's cache, which has the same cells; empty if there are only states
 std::vector<llama_kv_cache *> caches(llama_context * lctx) {
     std::vector<llama_kv_cache *> found;
     for (auto * kv : { llama_edgekv_access::cache(lctx), llama_edgekv_access::index(lctx) }) {
@@ -40,7 +40,7 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
     const auto * keys  = index ? llama_edgekv_access::layer(*index, il) : nullptr;
     *out = {};
-    if (!layer || static_cast<int>(layer->il) != il) {  // else those of an earlier layer
+    if (!layer || static_cast<int>(layer->il) != il) {  // the layer has no rows, or an earlier layer's
         return false;
     }
     *out = { layer->k, layer->v, keys ? keys->k : nullptr };
@@ -79,11 +79,11 @@ void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) 
         kv->seq_rm(seq_id, first_pos, -1);
     }
     if (lctx->get_model().hparams.indexer_kpool > 0) {
-        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by nothing: pools of keys are formed anew from here on
+        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by 0 makes pools of keys form anew from here on
     }
 }
 
-// of an embedding; as apply_ubatch() has it
+// an embedding's token number, as in apply_ubatch()
 static llama_token number_of_none(const llama_hparams & hparams) {
     if (hparams.ple_n_heads == 0) {
         return LLAMA_TOKEN_NULL;
@@ -100,7 +100,7 @@ bool llama_edgekv_add_cells(
         llama_edgekv_remove_cells(lctx, seq_id, first_pos);
     }
 
-    // as a state that is loaded takes its cells; a token of text has the same position in each dimension
+    // takes cells as the loading of a state does; a text token has the same position in each dimension
     const auto & hparams = lctx->get_model().hparams;
     const int    n_pos   = static_cast<int>(hparams.n_pos_per_embd());
     llama_batch_allocr balloc(static_cast<uint32_t>(n_pos));

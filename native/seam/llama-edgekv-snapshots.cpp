@@ -1,5 +1,5 @@
-// What a sequence keeps besides rows, taken out and put back: windows of sliding layers and recurrent states, by llama.cpp's own writers of
-// states. A snapshot is the number of bytes of the windows, the windows, the states.
+// Snapshots: a sequence's windows of sliding layers and its recurrent states, read and put back by llama.cpp's own code for
+// states. A snapshot holds the windows' number of bytes, the windows, then the states.
 #include "llama-edgekv-access.h"
 
 #include "llama-impl.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-// counts; copies where there is room
+// counts all bytes; copies those that have room
 class writer : public llama_io_write_i {
 public:
     writer(char * out, size_t capacity) : out(out), capacity(capacity) {}
@@ -30,7 +30,7 @@ public:
 
     size_t n_bytes() override { return n; }
 
-    // leaves out the next bytes, which are whole numbers
+    // leaves out the next bytes, which must be whole writes
     void leave_out(size_t size) { n_left_out = size; }
     void take_back(size_t size) { n -= size; }
 
@@ -76,7 +76,7 @@ private:
     size_t n = 0;
 };
 
-// A cache writes the number of its streams, and a number of cells for each of them: 0 but for the sequence's. These, before and behind its cells.
+// A cache writes its number of streams and each stream's number of cells, 0 except for the sequence's stream: counts before and after its cells.
 struct stream_counts {
     stream_counts(const llama_kv_cache & kv, int seq_id) : n(kv.get_n_stream()), before(sizeof(n) + kv.get_stream(seq_id)*sizeof(uint32_t)),
         behind((n - kv.get_stream(seq_id) - 1)*sizeof(uint32_t)) {}

@@ -1,4 +1,4 @@
-// The hook table, and its calls around contexts, ubatches and the building of graphs.
+// The hook table, and its calls around contexts, ubatches and graph building.
 #include "llama-edgekv-access.h"
 
 #include "llama-graph.h"
@@ -15,8 +15,8 @@ static std::atomic<const llama_edgekv_hooks *> g_hooks{nullptr};
 
 // the context whose ubatch this thread is building and computing
 static thread_local llama_context * t_current = nullptr;
-static thread_local uint64_t t_graph = 0;  // number of the graph that it builds, or built last
-static thread_local const llama_edgekv_choice * t_choice = nullptr;  // of the attention that it builds
+static thread_local uint64_t t_graph = 0;  // number of the graph that the thread builds, or built last
+static thread_local const llama_edgekv_choice * t_choice = nullptr;  // choice of cells for the attention that the thread builds
 
 const llama_edgekv_hooks * llama_edgekv_get_hooks() { return g_hooks.load(std::memory_order_acquire); }
 
@@ -27,7 +27,7 @@ const llama_edgekv_hooks * llama_edgekv_get_hooks() { return g_hooks.load(std::m
 void llama_edgekv_context_created(llama_context * lctx) {
     const auto * hooks = llama_edgekv_get_hooks();
 
-    // contexts without allocations only measure memory
+    // a context without allocations only measures memory
     if (hooks && !lctx->get_model().hparams.no_alloc) {
         hooks->context_created(lctx);
     }
@@ -105,7 +105,7 @@ llama_edgekv_choice::llama_edgekv_choice(const ggml_tensor * mask, ggml_tensor *
 
 llama_edgekv_choice::~llama_edgekv_choice() { t_choice = nullptr; }
 
-// The heads of V from what was attended in compressed rows, as build_attn_mha() makes them behind flash attention.
+// Expands the attention's output over compressed rows to heads of V, as build_attn_mha() does after flash attention.
 static ggml_tensor * expand(const llm_graph_context & graph, ggml_tensor * attended, const llama_edgekv_mha & mha, int64_t n_v) {
     auto * ctx  = graph.ctx0;
     auto * rows = ggml_reshape_3d(ctx, attended, n_v, mha.q->ne[1], mha.q->ne[2]);
@@ -156,7 +156,7 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
     }
     for (const int32_t param : product->op_params) {
         if (param) {
-            return nullptr;  // a precision of its own
+            return nullptr;  // the product asks for a precision of its own
         }
     }
 

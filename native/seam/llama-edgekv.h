@@ -1,8 +1,8 @@
-// The seam between llama.cpp and EdgeKV. It is compiled into libllama; the patches in patches/ only add calls of what stands here.
+// The seam between llama.cpp and EdgeKV. It is compiled into libllama; the patches in patches/ only add calls of its functions.
 //
 //   libllama (patched call sites) --> this seam --> the hook table --> libedgekv
 //
-// libllama knows nothing of libedgekv: until somebody registers a table with llama_edgekv_set_hooks() every call below is a
+// libllama does not know libedgekv: until llama_edgekv_set_hooks() registers a table, every call below is a
 // no-op and the stock path runs. Hooks run on the thread that calls llama_decode(), or creates or frees the context.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// raised whenever a struct or function of this header changes; both sides compare it before they talk
+// Raise it with every change of a struct or function of this header; both sides compare it before any other call.
 #define LLAMA_EDGEKV_ABI 15
 
 #ifdef __cplusplus
@@ -28,10 +28,10 @@ struct llama_edgekv_store {
     struct ggml_cgraph  * gf;
     int il;
     struct ggml_tensor * k_cur;  // f32 [head_dim, n_head_kv, n_tokens]
-    struct ggml_tensor * v_cur;  // null, with v_idxs and v: rows of K hold V
-    struct ggml_tensor * k_idxs;  // i64 [n_tokens]: row in the cache, counted through all streams
+    struct ggml_tensor * v_cur;  // null, like v_idxs and v, if rows of K hold V
+    struct ggml_tensor * k_idxs;  // i64 [n_tokens]: rows in the cache, counted through all streams
     struct ggml_tensor * v_idxs;
-    struct ggml_tensor * k;  // the cache as attention will see it: [head_dim, n_head_kv, n_kv, n_stream], a view
+    struct ggml_tensor * k;  // the view of the cache that attention will read: [head_dim, n_head_kv, n_kv, n_stream]
     struct ggml_tensor * v;
 };
 
@@ -42,30 +42,30 @@ struct llama_edgekv_attend {
     int il;
     struct ggml_tensor * q;  // f32 [head_dim, n_head, n_tokens]
     struct ggml_tensor * k;  // the view given to the store
-    struct ggml_tensor * v;  // a view of the first channels of the same rows, where rows of K hold V
-    struct ggml_tensor ** k_stock;  // the tensors that the stock nodes read, if they serve; a hook may set others of the same shape
+    struct ggml_tensor * v;  // if rows of K hold V: a view of their first channels
+    struct ggml_tensor ** k_stock;  // the tensors that stock nodes read if they serve; a hook may set others of the same shape
     struct ggml_tensor ** v_stock;
     struct ggml_tensor * mask;  // f16 or f32 [n_kv, n_tokens/n_stream, 1, n_stream]
     struct ggml_tensor * sinks;  // f32 [n_head] or null
     float scale;
     float softcap;  // 0: none
-    float max_bias;  // ALiBi: each head multiplies the mask with its slope; 0: none
-    bool plain;  // false: there is a bias or a choice of cells that these arguments do not show
-    // i32 [n_top_k, n_tokens/n_stream, 1, n_stream]: an index chose these cells of the view for each token, in any order; of them it attends
-    // those that the mask shows. Null: all that the mask shows.
+    float max_bias;  // ALiBi: each head multiplies the mask by its slope; 0: none
+    bool plain;  // false: the attention has a bias or a choice of cells that these arguments do not show
+    // i32 [n_top_k, n_tokens/n_stream, 1, n_stream]: an index chose these cells of the view for each token, in any order; the token attends
+    // those of them that the mask shows. Null: it attends all cells that the mask shows.
     struct ggml_tensor * top_k;
 };
 
-// multiply weights with the ubatch's tokens: one matrix with all, or each of several, the experts', with those that chose it
+// multiply weights by the ubatch's tokens: one matrix by all tokens, or each expert's matrix by the tokens that chose the expert
 struct llama_edgekv_product {
     struct ggml_context * ctx;
-    uint64_t graph;  // of this thread: another number for each graph that is built
+    uint64_t graph;  // number of the graph, unique on this thread
     struct ggml_tensor * weights;  // [n_in, n_out] or [n_in, n_out, n_experts]
-    struct ggml_tensor * tokens;  // f32 [n_in, n_tokens] or [n_in, n_used, n_tokens]; n_used may be 1: the same for all of a token's experts
-    struct ggml_tensor * ids;  // i32 [n_used, n_tokens]: each token's experts; null: weights are one matrix
+    struct ggml_tensor * tokens;  // f32 [n_in, n_tokens] or [n_in, n_used, n_tokens]; n_used 1: all of a token's experts share the values
+    struct ggml_tensor * ids;  // i32 [n_used, n_tokens]: each token's experts; null: the weights are one matrix
 };
 
-// the tokens of a ubatch: token i is of n_seq_id[i] sequences, seq_id[i]
+// the tokens of a ubatch: token i belongs to n_seq_id[i] sequences, seq_id[i]
 struct llama_edgekv_tokens {
     int n;
     const int32_t * n_seq_id;
@@ -76,9 +76,9 @@ struct llama_edgekv_hooks {
     void (*context_created)(struct llama_context * lctx);
     void (*context_freed)(struct llama_context * lctx);
 
-    // around one ubatch; ok is false where it was not computed to its end
+    // around one ubatch; ok is false if it was not computed completely
     void (*ubatch_begin)(struct llama_context * lctx, const struct llama_edgekv_tokens * tokens);
-    // The reason why llama_decode must fail; null: none. Called behind ubatch_begin, and again when the graph was computed.
+    // The reason why llama_decode must fail; null: none. Called after ubatch_begin, and again after the graph was computed.
     const char * (*ubatch_failure)(struct llama_context * lctx);
     void (*ubatch_end)(struct llama_context * lctx, bool ok);
 
@@ -87,15 +87,15 @@ struct llama_edgekv_hooks {
     struct ggml_tensor * (*build_attend)(struct llama_context * lctx, const struct llama_edgekv_attend * args);
     struct ggml_tensor * (*build_product)(struct llama_context * lctx, const struct llama_edgekv_product * args);
 
-    // While a KV cache is made: whether a layer's K and V, which all lie on `device` by default, shall lie in host memory instead,
-    // because the hooks will serve them from there on the device. Asked only for layers with a plain cache, and only where all
-    // of these are on one device.
+    // While a KV cache is made: whether K and V, by default on `device`, shall lie in host memory instead, from where the hooks
+    // will serve them on the device. Called only for layers with a plain cache, and only if all of these are
+    // on one device.
     bool (*home_on_host)(ggml_backend_dev_t device);
 
-    // whether the buffers of a context are to be reserved for graphs with the hooks' nodes
+    // whether a context's buffers shall be reserved for graphs with the hooks' nodes
     bool (*plans)(struct llama_context * lctx);
 
-    // While a plain KV cache is made: how many cells each stream shall have in place of n_cells; a multiple of 256, not more.
+    // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
     uint32_t (*kv_cells)(uint32_t n_cells);
 
     // see llama_edgekv_set_prompts()
@@ -104,34 +104,35 @@ struct llama_edgekv_hooks {
 
 // ---- exports of libllama, for libedgekv --------------------------------------------------------------------------------------
 
-LLAMA_API int          llama_edgekv_abi(void);  // LLAMA_EDGEKV_ABI of the libllama that is loaded
-LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version it was built from
+LLAMA_API int          llama_edgekv_abi(void);  // LLAMA_EDGEKV_ABI of the loaded libllama
+LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version that libllama was built from
 
 // the table must outlive its use; null removes it
 LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
 
-// The next ubatch of the context builds its graph anew. Call it on the thread that decodes, or while nothing is decoding.
+// Makes the context's next ubatch build its graph anew. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
 
 // the backend that runs a context's nodes on a device, null: it has none
 LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_backend_dev_t device);
 
-// Reserves the context's compute buffers anew, now, for graphs with the hooks' nodes where hooks->plans() says so. false: out of
-// memory; the context can then not be used. Call it while nothing is decoding.
+// Reserves the context's compute buffers anew, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
+// memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
-// Says which sequences read a prompt from the next ubatch on, however few of their tokens a ubatch holds; none at first. Call it on the thread that decodes, or while nothing is decoding.
+// Names the sequences that read a prompt from the next ubatch on, however few of their tokens it holds; at first none. Call it on the
+// decoding thread, or while nothing decodes.
 LLAMA_API void llama_edgekv_set_prompts(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
 enum llama_edgekv_layer_kind {
     LLAMA_EDGEKV_LAYER_ATTENTION = 0,  // has a plain KV cache of its own
     LLAMA_EDGEKV_LAYER_SWA       = 1,  // sliding window, in a cache of its own; k may be null
     LLAMA_EDGEKV_LAYER_RECURRENT = 2,
-    LLAMA_EDGEKV_LAYER_MLA       = 3,  // has a plain cache of its own, of compressed rows of K whose first channels are V
-    LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads the cache of another layer, or has the cells of another context's
-    LLAMA_EDGEKV_LAYER_NONE      = 5,  // a kind of cache that the seam does not know
-    LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache says what it attends; k is null where no list of cells comes with the query
-    LLAMA_EDGEKV_LAYER_IDLE      = 7,  // no attention and no state
+    LLAMA_EDGEKV_LAYER_MLA       = 3,  // has a plain cache of its own with compressed rows of K, whose first channels are V
+    LLAMA_EDGEKV_LAYER_SHARED    = 4,  // reads another layer's cache, or uses another context's cells
+    LLAMA_EDGEKV_LAYER_NONE      = 5,  // has a kind of cache that the seam does not know
+    LLAMA_EDGEKV_LAYER_INDEX     = 6,  // an index beside the cache chooses what it attends; k is null if the query brings no list of cells
+    LLAMA_EDGEKV_LAYER_IDLE      = 7,  // has neither attention nor a state
 };
 
 struct llama_edgekv_layer {
@@ -143,8 +144,8 @@ struct llama_edgekv_layer {
     bool v_transposed;
     bool alibi;
     bool host;  // K and V lie in host memory
-    ggml_backend_dev_t device;  // that the layer's nodes run on
-    struct ggml_tensor * k;  // the whole cache: [n_embd_k, n_cells, n_stream]; null where the kind has none
+    ggml_backend_dev_t device;  // the layer's nodes run on it
+    struct ggml_tensor * k;  // the whole cache: [n_embd_k, n_cells, n_stream]; null if the kind has none
     struct ggml_tensor * v;
 };
 
@@ -163,18 +164,18 @@ struct llama_edgekv_cells {
     const uint64_t * seq;  // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;  // [n_cells] clock time of the last change
     uint64_t now;  // clock time
-    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch puts them on, from any thread, atomically; the next
-                                 // placement takes them off; a copy of a stream copies them
+    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch sets them atomically, on any thread; the cell's next
+                                 // placement clears them; a copy of a stream copies them
 };
 
-// how a cell's token was read, if it was not read exactly
+// the way in which a cell's token was read, unless it was read exactly
 enum llama_edgekv_label {
-    LLAMA_EDGEKV_SPARSE_PROMPT = 1,  // by a prompt that attended a part of what it sees; saved and loaded with the state
+    LLAMA_EDGEKV_SPARSE_PROMPT = 1,  // by a prompt that attended only part of the visible cells; saved and loaded with the state
     LLAMA_EDGEKV_SAMPLED       = 2,  // by a decode step that sampled; not in saved states
-    LLAMA_EDGEKV_EARLIER       = 4,  // one of both, with settings that are no longer in force; put on by Python
+    LLAMA_EDGEKV_EARLIER       = 4,  // by either of these, with settings that are no longer in force; Python sets it
 };
 
-// false: the context has no KV cache the seam knows, or no such stream
+// false: the context has no KV cache that the seam knows, or no such stream
 LLAMA_API bool llama_edgekv_get_cells(const struct llama_context * lctx, uint32_t stream, struct llama_edgekv_cells * out);
 
 struct llama_edgekv_range {
@@ -182,20 +183,20 @@ struct llama_edgekv_range {
     uint32_t end;  // the last cell + 1
 };
 
-// Ranges that hold every cell of a stream that changed after clock time `since`; they may overlap, and hold others besides. Returns their
-// number, at most `capacity` (1 or more): one range of all cells where the log of changes does not reach back that far, or has more.
+// Gives ranges that hold every cell of a stream that changed after clock time `since`. Ranges may overlap and may also hold unchanged cells.
+// Returns their number, at most `capacity` (1 or more): one range of all cells if the log of changes is too short or has too many.
 // The cost grows with the changes, not with the cells. 0 without a cache.
 LLAMA_API int llama_edgekv_get_changed(
         const struct llama_context * lctx, uint32_t stream, uint64_t since, struct llama_edgekv_range * out, int capacity);
 
-// Empties cells of a stream of the plain cache and returns how many were not empty. Tokens in other caches of the context (sliding
-// windows) stay, and so do cells that belong to another context, as a draft model's may. Call it on the thread that
-// decodes, or while nothing is decoding.
+// Empties cells of a stream of the plain cache and returns the number that were not empty. Tokens in the context's other caches (sliding
+// windows) stay, and so do another context's cells, which a draft model may use. Call it on the decoding thread, or while
+// nothing decodes.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// Holds cells of a stream, so that another thread can read their K/V rows while others are computed: a call that would move or remove the
-// cells, or free the context, waits until they are released. On the thread that decodes, between two ubatches. Null: the context has no plain
-// cache of its own, or no such stream. Any thread may release them, in order: the first n, or all with the handle.
+// Holds cells of a stream, so that another thread can read their K/V rows while ubatches are computed: a call that would move or remove the
+// cells, or free the context, waits for their release. Call it on the decoding thread, between two ubatches. Null: the context has no plain
+// cache of its own, or no such stream. Any thread may release cells, in order: the first n, or all with the handle.
 struct llama_edgekv_hold;
 LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);
@@ -204,18 +205,18 @@ LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 // Waits until nobody holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// Allows gaps: cells of the plain cache will be freed, so a batch may begin behind a position that its sequence lacks.
+// Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 
-// what a context keeps of its tokens
+// the data that a context keeps of its tokens
 enum llama_edgekv_keeps {
-    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in caches of its own. Those that were computed once can be put back, and nothing else is needed
-    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // besides, or alone, what can be taken out only behind the newest token: windows of sliding layers, recurrent states
-    LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // something that cannot be put back
+    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // only rows in caches of its own: computed rows can be put back, and nothing else is needed
+    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // windows of sliding layers or recurrent states, with or without rows; readable only after the newest token
+    LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // data that cannot be put back
 };
 LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);
 
-// What a layer keeps of each token: [bytes of a row, n_cells, n_stream]; null where it keeps none.
+// A layer's rows, one for each token: [bytes of a row, n_cells, n_stream]; null: the layer keeps none.
 struct llama_edgekv_rows {
     struct ggml_tensor * k;
     struct ggml_tensor * v;
@@ -224,31 +225,31 @@ struct llama_edgekv_rows {
 // false: the layer keeps no rows
 LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, struct llama_edgekv_rows * out);
 
-// Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on (below 0: besides all that it
-// has): out [n] are their cells, in the sequence's stream. The caller writes their K and V before the next ubatch, and a snapshot behind the last where
-// there are any. tokens [n], or null: their numbers, which some models look back at; below 0: embeddings. at [3][n], or null: position, line and
-// column of each, where they do not follow from first_pos. false: there are fewer empty cells, or nothing can be put back. Call it on the thread
-// that decodes, or while nothing is decoding.
+// Places n more tokens of a sequence in the plain cache. They replace its tokens from position first_pos on (below 0: they replace none). out [n]
+// are their cells, in the sequence's stream. The caller writes their K and V before the next ubatch, and puts in a snapshot after the last if the
+// context keeps any. tokens [n], or null: token numbers, which some models look back at; below 0: embeddings. at [3][n], or null: position, line
+// and column of each token, if they do not follow from first_pos. false: too few empty cells, or nothing can be put back. Call it on the
+// decoding thread, or while nothing decodes.
 LLAMA_API bool llama_edgekv_add_cells(
         struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out);
 
-// Where in an image the tokens of cells [n] of a stream stand, as a model with positions of several dimensions has it: their lines and columns [n],
-// which of a token of text are its position. Zeros where positions have one dimension.
+// Gives the lines and columns [n] in an image of the tokens in cells [n] of a stream, for models whose positions have several dimensions. For
+// a text token both are its position. Zeros if positions have one dimension.
 LLAMA_API void llama_edgekv_in_image(const struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
-// A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells.
-// Call these on the thread that decodes, or while nothing is decoding.
-// The number of its bytes; out, unless null, gets them where they are at most `capacity`. 0: there is none.
+// A snapshot is everything that a sequence keeps besides rows, after its newest token. Its bytes do not depend on the numbers of slots and cells.
+// Call these functions on the decoding thread, or while nothing decodes.
+// Returns the snapshot's number of bytes; out, unless null, gets the bytes if they are at most `capacity`. 0: there is none.
 LLAMA_API size_t llama_edgekv_get_snapshot(struct llama_context * lctx, int seq_id, void * out, size_t capacity);
-// Puts one in that was taken before the token at `position`; rows of those before are there, and rows from there on go. false: it is none of this context, and the sequence
-// is empty now.
+// Puts in a snapshot that was taken before the token at `position`. Rows of earlier tokens must be there; rows from `position` on are removed.
+// false: the snapshot does not fit this context, and the sequence is now empty.
 LLAMA_API bool llama_edgekv_set_snapshot(struct llama_context * lctx, int seq_id, int position, const void * bytes, size_t n_bytes);
 
 // rotary position embedding as the context applies it
 struct llama_edgekv_rope {
-    int   n_rot;  // channels that are turned
+    int   n_rot;  // rotated channels
     float freq_base;
-    float freq_scale;  // positions are multiplied with it
+    float freq_scale;  // factor of positions
 };
 
 // false: the model has none
@@ -256,11 +257,11 @@ LLAMA_API bool llama_edgekv_get_rope(const struct llama_context * lctx, struct l
 
 typedef void (*llama_edgekv_sink)(void * user, const void * bytes, size_t n);
 
-// Tells the sink, in pieces, everything that K and V of a token depend on besides the weights of the model's file and the tokens up to it: the
+// Writes to the sink, in pieces, everything that a token's K and V depend on besides the weights of the model's file and the tokens up to it: the
 // graph as this context builds it (cache types and rotation, rotary embedding with its factors, attention, control vector with its content,
 // ...), and the hyperparameters. Contexts with equal rows for equal tokens give equal bytes, whatever their numbers of cells, slots and threads.
-// The bytes include `adapter`, which may be null, with its content at scale 1, but no adapter in force. false, and no bytes, where
-// nothing can be put back. Call it on the thread that decodes, or while nothing is decoding.
+// The bytes include `adapter`, which may be null, with its content at scale 1, but no adapter in force. false, without bytes: nothing can be
+// put back. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API bool llama_edgekv_describe(struct llama_context * lctx, struct llama_adapter_lora * adapter, llama_edgekv_sink sink, void * user);
 
 // the stream that holds the cells of a sequence, -1 without a cache
@@ -286,7 +287,7 @@ bool llama_edgekv_build_store(
         const llm_graph_context & graph, const llama_kv_cache_context * mctx,
         ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * k_idxs, ggml_tensor * v_idxs, int il);
 
-// While it lives, build_attn_mha() knows a mask for what it is: of the cells that `shown` shows, those in top_k.
+// While it lives, build_attn_mha() knows how a mask was made: it shows those cells of `shown` that are in top_k.
 class llama_edgekv_choice {
 public:
     llama_edgekv_choice(const ggml_tensor * mask, ggml_tensor * shown, ggml_tensor * top_k);
@@ -303,7 +304,7 @@ public:
 // the arguments of build_attn_mha(), in their order
 struct llama_edgekv_mha {
     ggml_tensor *  q;
-    ggml_tensor *& k;  // a hook may have the stock nodes read others
+    ggml_tensor *& k;  // a hook may make the stock nodes read other tensors
     ggml_tensor *& v;
     ggml_tensor *  kq_b;
     ggml_tensor *  mask;
@@ -315,31 +316,30 @@ struct llama_edgekv_mha {
 };
 
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
-// the node in place of a product of weights; null: ggml's stays
+// the node that replaces a product of weights; null: ggml's node stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
 
 // the buffer type for layer il's K and V; upstream's is `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
-// Asks for huge pages for the memory of a KV cache that is allocated and not yet written, where that is host memory. Scattered rows then
-// cost fewer misses of the TLB.
+// Asks for huge pages for a KV cache in host memory that is allocated and not yet written. Scattered rows then cause fewer TLB misses.
 void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
 
-// Labels in a saved state. Where a sparse prompt read a cell, the label is one more of its sequences, with a number that no sequence has.
+// Labels in a saved state. A cell read by a sparse prompt gets one more sequence as its label, with a number that no sequence has.
 void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);
-// whether a sequence is the label; it is then put on
+// whether a sequence is the label; if so, sets it
 bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id);
 
-// those of a state that holds one sequence, whose number is followed by the label
+// the labels of a state that holds one sequence: the label follows the sequence's number
 class llama_edgekv_saved_labels {
 public:
     explicit llama_edgekv_saved_labels(uint32_t n) : labels(n) {}
 
-    // a cell has so many sequences: without the label from here on
+    // takes a cell's number of sequences, and lowers it by the label
     void announce(uint32_t i, uint32_t & n_seq_id);
-    // false: it is another sequence, and the log says so
+    // false: another sequence follows; the log says so
     bool read(uint32_t i, llama_io_read_i & io);
-    // where the cells were placed
+    // sets the labels on the cells where the state was placed
     void put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const;
 
 private:
@@ -352,7 +352,7 @@ bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
 // the number of cells of a plain cache; upstream's is `n_cells`
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);
 
-// Names a context to the build hooks while buffers are reserved for its graph, if the hooks plan for it.
+// Names a context to the build hooks while buffers for its graph are reserved, if the hooks plan for it.
 class llama_edgekv_planning {
 public:
     explicit llama_edgekv_planning(llama_context * lctx);
@@ -374,7 +374,7 @@ public:
     llama_edgekv_ubatch(const llama_edgekv_ubatch &) = delete;
     llama_edgekv_ubatch & operator=(const llama_edgekv_ubatch &) = delete;
 
-    bool failed() const;  // a hook says so; the log has the reason
+    bool failed() const;  // a hook reported a failure; the log has the reason
     void computed() { ok = true; }
 
 private:

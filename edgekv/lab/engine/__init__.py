@@ -1,1 +1,1 @@
-"""What every measurement needs: modes, contexts, passes, figures."""
+"""The parts of every measurement: modes, contexts, passes, figures."""

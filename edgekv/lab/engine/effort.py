@@ -18,7 +18,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Work:
-    """`n_tokens` tokens. `position`: tokens in the cache halfway through."""
+    """The work of `n_tokens` tokens. `position`: tokens in the cache halfway through."""
 
     kind: Kind
     position: int
@@ -26,7 +26,7 @@ class Work:
 
     @classmethod
     def after(cls, kind: Kind, position: int, n_tokens: int) -> Work:
-        """`n_tokens` tokens behind `position` others."""
+        """The work of `n_tokens` tokens after `position` others."""
         return cls(kind, position + n_tokens // 2, n_tokens)
 
 
@@ -37,30 +37,30 @@ class Effort:
         self.n_tokens = sum(work.n_tokens for work in planned)
         self._left = list(planned)
         self._doing: list[Work] = []
-        """Parts of the first work in `_left`."""
+        """The measured parts of the first work in `_left`."""
         self._measured: dict[Kind, list[tuple[int, int, float]]] = {kind: [] for kind in Kind}
         self._spent = 0.0
 
     @property
     def n_done(self) -> int:
-        """Tokens done, of those planned."""
+        """The planned tokens that are done."""
         n_doing = min(sum(work.n_tokens for work in self._doing), self._left[0].n_tokens) if self._left else 0
         return self.n_tokens - sum(work.n_tokens for work in self._left) + n_doing
 
     def add(self, work: Work, seconds: float) -> None:
-        """Add a part of the first work that is left."""
+        """Add a part of the first remaining work."""
         if work.n_tokens:
             self._measured[work.kind].append((work.position, work.n_tokens, seconds))
             self._doing.append(work)
             self._spent += seconds
 
     def finish(self) -> None:
-        """End the first work that is left; it may have taken fewer tokens than planned."""
+        """End the first remaining work; it may have taken fewer tokens than planned."""
         self._left.pop(0)
         self._doing.clear()
 
     def seconds_left(self) -> float | None:
-        """None until each kind of work that is left has been measured once."""
+        """The estimated seconds left; None until each remaining kind of work has been measured once."""
         fits = {kind: _fit(done) for kind, done in self._measured.items() if done}
         if not {work.kind for work in self._left} <= set(fits):
             return None
@@ -78,7 +78,7 @@ class Effort:
 
 
 def _fit(done: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
-    """Least squares over tokens, with both numbers at least 0. With a single position the slope is 0."""
+    """Fit a and b over tokens by least squares, both at least 0. With a single position the slope is 0."""
     position, n, seconds = np.array(done, np.float64).T
     mean, rate = np.average(position, weights=n), seconds / n
     spread = np.average((position - mean) ** 2, weights=n)

@@ -1,4 +1,4 @@
-"""The machine that measures: a line above each table, and a field of each row of JSON."""
+"""Describes the measuring machine: in a line above each table, and in fields of each row of JSON."""
 
 import platform
 import re
@@ -17,11 +17,11 @@ from edgekv.rates.host import KeptRates
 from edgekv.vocab import DeviceKind
 
 _SECONDS = 5.0
-"""A program that is asked for a fact has this long to answer."""
+"""Time for a program to answer a question about the machine."""
 
 
 def environment(n_threads: int) -> dict[str, Any]:
-    """Processor, memory and its rate as `n_threads` read it, GPU, versions. A missing one is None."""
+    """The processor, memory and its rate when `n_threads` read it, GPU, and versions. A missing fact is None."""
     info = _native.info()
     gpu = _gpu()
     return {
@@ -40,13 +40,13 @@ def in_words(where: dict[str, Any]) -> str:
 
 
 def llama_cpp_commit() -> str:
-    """The commit of the source that the libraries were built from."""
+    """The commit of llama.cpp that the libraries were built from."""
     found = re.search(r"llama\.cpp (\w+)", _native.info()["upstream"])
     return found[1] if found else ""
 
 
 def _read_rate(n_threads: int, isa: str) -> float:
-    """Bytes a second. The first call on a machine measures it."""
+    """The read rate in bytes per second. The first call on a machine measures it."""
     kept = KeptRates(n_threads, isa)
     known = kept.read()
     if known is None:

@@ -1,4 +1,4 @@
-"""The fields of a benchmark's row beyond those of llama-bench. Each figure is a line here: its field, its formula, its column."""
+"""The fields of a benchmark's row beyond llama-bench's. Each figure is a line here: its field, its formula, its column."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from edgekv.vocab import KvMode
 
 @dataclass(frozen=True)
 class Found:
-    """The measurements of one mode in one test, and those that it is compared with."""
+    """The measurements of one mode in one test, and the measurements to compare with."""
 
     mode: BenchMode
     taken: Taken
@@ -30,7 +30,7 @@ class Found:
     limit: float | None = None
     """Seconds of a token with an empty cache."""
     references: Mapping[str, Tally] = field(default_factory=dict)
-    """Predictions are compared with these: `stock` and `exact`."""
+    """The references for predictions: `stock` and `exact`."""
     ram_mib: float | None = None
     vram_mib: float | None = None
 
@@ -39,7 +39,7 @@ class Found:
         return not self.taken.test.n_gen
 
     def of_mode(self, name: str, measured: float | None) -> float | None:
-        """The figure that the mode has by its nature, otherwise the measured one."""
+        """The figure that the mode has by definition, otherwise the measured one."""
         return self.mode.figures.get(name, measured)
 
     def selected(self, name: str) -> float | None:
@@ -48,22 +48,22 @@ class Found:
         return getattr(selection, name) if selection.n_selections else None
 
     def for_each_token(self, name: str) -> float | None:
-        """A count of the hierarchy, for each token; None if EdgeKV did not run."""
+        """A count of the hierarchy per token; None if EdgeKV did not run."""
         counted = self.taken.tally.stats
         known = self.taken.tally.milliseconds and counted.n_ubatches_hooked
         return getattr(counted, name) / max(1, counted.n_ubatches) if known else None
 
     def tokens_per_s(self, percentile: float) -> float | None:
-        """The speed of the token at this percentile of the times; None for a test with a prompt."""
+        """The speed at this percentile of the tokens' times; None for a test with a prompt."""
         return 1000 / float(np.percentile(self.taken.tally.milliseconds, percentile)) if self.taken.test.decodes else None
 
     def compared(self, what: str, reference: str) -> float | None:
-        """Mean of `kld` or `same_top` over all positions; None for the reference itself."""
+        """The mean of `kld` or `same_top` over all positions; None for the reference itself."""
         values = getattr(self.taken.tally, what).get(reference)
         return float(np.mean(values)) if values else None
 
     def less_likely(self, reference: str) -> float | None:
-        """The relative difference of the likelihood from `reference`; above 0 the text is less likely."""
+        """The relative difference of the mean negative log-likelihood from `reference`; above 0 the text is less likely."""
         there = self.references.get(reference)
         if there is None or there is self.taken.tally or not there.nll or not self.taken.tally.nll:
             return None
@@ -71,7 +71,7 @@ class Found:
 
 
 def _limit_ratio(found: Found) -> float | None:
-    """The time of a token over that of a token with an empty cache, or of a prompt over that of the same prompt there."""
+    """The time of a token or prompt over the time of the same work with an empty cache."""
     taken = found.taken
     if taken.test.decodes:
         return float(np.median(taken.tally.milliseconds)) / (1000 * found.limit) if found.limit else None
@@ -81,7 +81,7 @@ def _limit_ratio(found: Found) -> float | None:
 
 
 def _attention(found: Found) -> float | None:
-    """Seconds that the prompt takes beyond those in an empty cache; None if it was not read there."""
+    """The prompt's extra seconds over an empty cache; None if it was not read into one."""
     return found.taken.typical - float(np.median(found.taken.empty)) if found.taken.empty else None
 
 
@@ -91,7 +91,7 @@ def _attention_share(found: Found) -> float | None:
 
 
 def _pair_ns(found: Found) -> float | None:
-    """For each query, key and query head."""
+    """The nanoseconds for each query, key and query head."""
     seconds, test = _attention(found), found.taken.test
     n_pairs = test.n_prompt * test.depth * found.n_heads
     return 1e9 * seconds * found.n_threads / n_pairs if seconds is not None and n_pairs else None
@@ -124,12 +124,12 @@ def _fixed(digits: int, value: float) -> str:
 class Figure:
     key: str
     of: Callable[[Found], Any]
-    """None: the row lacks it."""
+    """Its formula; None: the row lacks the figure."""
     title: str = ""
     """Title of its column; empty: it has none."""
     show: Callable[[Any], str] = partial(_fixed, 2)
     only: frozenset[str] = frozenset()
-    """Its column is shown on these occasions: "md" in Markdown, "kld" with --kld, "prompts" if all tests are prompts; empty: always."""
+    """When to show its column: "md" in Markdown, "kld" with --kld, "prompts" if all tests are prompts; empty: always."""
 
 
 _kld = "{:.1e}".format

@@ -1,4 +1,4 @@
-"""The progress of a run, the time left, and the share of the time that went into measured work."""
+"""The progress of a run, the time left, and the share of measured work in the time."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from edgekv.lab.engine.effort import Effort, Work
 from edgekv.rates.measuring import interrupts
 
 Show = Callable[[str, int, int, float | None], None]
-"""Called with the current activity, the tokens done and planned, and the seconds left if they are known."""
+"""Called with the current activity, the tokens done and planned, and the seconds left if known."""
 
 
 class Meter:
@@ -17,10 +17,10 @@ class Meter:
         self._show, self._clock, self._began = show, clock, clock()
         self._effort = Effort([])
         self.measured = 0.0
-        """Seconds of the passes that rows are made of."""
+        """Seconds of the passes that rows report."""
 
     def plan(self, works: Sequence[Work]) -> None:
-        """Set the works of one model, in their order."""
+        """Set the works of one model, in order."""
         self._effort = Effort(works)
 
     def say(self, what: str) -> None:
@@ -34,7 +34,7 @@ class Meter:
             self.measured += seconds
 
     def finish(self) -> None:
-        """End the first work that is left."""
+        """End the first remaining work."""
         self._effort.finish()
 
     @property
@@ -43,5 +43,5 @@ class Meter:
 
     @property
     def share(self) -> float:
-        """The share of the time that was measured work."""
+        """The share of measured work in the time."""
         return self.measured / self.seconds if self.seconds else 0.0

@@ -1,6 +1,6 @@
-"""The ways to run a context that benchmarks compare: each is a set of changes to the KV options.
+"""The modes that benchmarks compare: each is a set of changes to a context's KV options.
 
-A mode is a registered name, or a name with changes of its own, such as `sparse:resolution=1000`.
+A mode is a registered name, or a name with further changes, such as `sparse:resolution=1000`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,20 +23,20 @@ class BenchMode:
 
     changes: Mapping[str, Any]
     flash_attn: bool = True
-    """False: it needs a context and a cache of its own, for V is stored transposed."""
+    """False: the mode needs a context and a cache of its own, because V is stored transposed."""
     newest: bool = False
-    """It attends the first and the newest tokens alone."""
+    """The mode attends only the first and the newest tokens."""
     destructive: bool = False
-    """It drops cells: `Decoder.restore` takes its tokens back, a rewind does not."""
+    """The mode drops cells: `Decoder.restore` undoes its tokens, a rewind does not."""
 
     @property
     def reads_itself(self) -> bool:
-        """Whether it reads prompts in its own way, so that the cache differs from one that full attention has filled."""
+        """Whether the mode reads prompts in its own way, so that the cache differs from one filled with full attention."""
         return self.changes.get("prompts", PromptReading.EXACT) == PromptReading.SPARSE
 
     @property
     def figures(self) -> Mapping[str, float | None]:
-        """The figures it has by its nature: full attention reads everything and has no error; a mode that drops pages does not know its error."""
+        """The figures that the mode has by definition: full attention reads everything without error; the error of dropped pages is unknown."""
         if self.changes["mode"] is KvMode.EXACT:
             return {"error": 0.0, "attended_fraction": 1.0, "coverage": 1.0}
         if self.changes["mode"] is KvMode.EVICT:
@@ -55,7 +55,7 @@ class BenchMode:
 MODES: Registry[BenchMode] = Registry("bench mode")
 
 _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
-"""So the arena of a sparse mode costs the modes after it nothing."""
+"""Frees a sparse mode's arena, so that it costs later modes nothing."""
 
 
 def _drops(changes: Mapping[str, Any]) -> bool:
@@ -81,7 +81,7 @@ _add("evict", KvMode.EVICT, "what the policy kept, the rest dropped for good")
 
 
 def find_mode(name: str) -> BenchMode:
-    """The registered mode before the colon, with the changes behind it. Raises ConfigError."""
+    """The registered mode before the colon, with the changes after it. Raises ConfigError."""
     base, colon, text = name.partition(":")
     mode = MODES.get(base)
     if not colon:
@@ -100,19 +100,19 @@ def find_mode(name: str) -> BenchMode:
 
 
 def in_order(modes: Sequence[str]) -> tuple[str, ...]:
-    """The modes in order, each once, stock before all others and full attention before the sparse ones."""
+    """The modes in order, each once: stock first, then full attention, then sparse modes."""
     first = (STOCK, FULL) if FULL in modes else (STOCK,)
     return tuple(dict.fromkeys((*first, *modes)))
 
 
 def stock_kernels(modes: Sequence[str]) -> tuple[str, ...]:
-    """Which of STOCK_KERNELS are measured: both, unless `modes` name one of them and not STOCK."""
+    """The measured kernels among STOCK_KERNELS: both, unless `modes` name one of them and not STOCK."""
     named = tuple(name for name in STOCK_KERNELS if name in modes)
     return STOCK_KERNELS if STOCK in modes or not named else named
 
 
 def with_stock(modes: Sequence[str]) -> dict[str, BenchMode]:
-    """The modes that are measured when `modes` take turns: the kernels of stock first, then full attention."""
+    """The modes to measure when `modes` take turns: stock's kernels first, then full attention."""
     names = (*stock_kernels(modes), *in_order(modes))
     return {name: find_mode(name) for name in names if name != STOCK}
 
@@ -126,7 +126,7 @@ def check_turns(modes: Sequence[str]) -> None:
 
 
 def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
-    """Raise ConfigError for a count below 1. counts: numbers by their noun."""
+    """Raise ConfigError for a count below 1. counts: numbers by noun."""
     for name, values in counts.items():
         if not values or min(values) < 1:
             raise ConfigError(f"a {name} must be 1 or more")
@@ -138,8 +138,8 @@ CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
 
 
 def _reader(key: str) -> Callable[[str], Any]:
-    """The function that reads the option's value from text."""
+    """The function that parses the option's value."""
     kind = option_kind(key)
-    if int in get_args(kind):  # bytes, or none for auto
+    if int in get_args(kind):  # bytes, or None for auto
         return lambda text: parse_bytes(text, key)
     return kind if kind in (bool, int, float) else str

@@ -1,4 +1,4 @@
-"""The memory that contexts need. It is asked before anything is loaded, to know which depths fit."""
+"""The memory that contexts need, estimated before loading, to know which depths fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _F32 = 4
 
 @dataclass(frozen=True)
 class Room:
-    """The bytes that contexts of one model need, and the bytes that are free. The tokens of a context are a multiple of 256."""
+    """The bytes that contexts of one model need, and the free bytes. A context has a multiple of 256 tokens."""
 
     model: ModelFile
     options: Sequence[KvOptions]
@@ -24,22 +24,22 @@ class Room:
     type_v: CacheType
     n_ubatch: int
     n_empty: int
-    """Tokens of the longest prompt that is read into an empty cache too. A small context beside each of the two serves for that."""
+    """Tokens of the longest prompt that is also read into an empty cache, for which each of the two contexts has a small one beside it."""
     free: int
 
     def first(self, n_ctx: int) -> int:
-        """The model and its first context, in which all modes but stock without flash attention run."""
+        """Bytes of the model and its first context, which runs all modes except stock without flash attention."""
         kv = max(kv_bytes(self.model.geometry, n_ctx, kv).total for kv in self.options)
         return self.model.geometry.file_bytes + kv + self._work(n_ctx) + self._empty()
 
     def second(self, n_ctx: int) -> int:
-        """A context beside it without flash attention: its work space holds the scores of all query heads."""
+        """Bytes of a context beside it without flash attention, whose work space holds the scores of all query heads."""
         shape = self.model.geometry
         scores = _F32 * max(shape.n_head) * self.n_ubatch * n_ctx
         return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores + self._empty()
 
     def problem(self, n_ctx: int, second: int | None = None) -> str | None:
-        """Why there is no room for a first context of `n_ctx` tokens and a second one of `second`; None: there is."""
+        """Why a first context of `n_ctx` tokens and a second one of `second` do not fit; None: they fit."""
         needed = self.first(n_ctx) + (self.second(second) if second is not None else 0)
         if needed <= self.free:
             return None

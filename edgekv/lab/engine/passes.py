@@ -1,9 +1,8 @@
-"""A pass: one mode decodes some tokens from the cache as it is, from a state of its own that starts the same way for every mode.
+"""A pass: one mode decodes some tokens from the present cache, and every mode starts alike.
 
-Modes have memory (what was attended lately, which pages are in the arena), so they cannot take turns token by token. Each pass
-begins with a few steps of full attention, not measured, in which the mode's policy sees the same attention as every other mode's;
-what it learned in an earlier pass is forgotten first. The first step of the mode itself is not timed: a change of mode rebuilds
-the graph.
+Modes have memory (recent attention, pages in the arena), so they cannot take turns token by token. Each pass
+first makes the mode's policy forget earlier passes. A few steps of full attention follow, not measured, in which every mode's policy sees
+the same attention. The mode's own first step is not timed, because a change of mode rebuilds the graph.
 """
 
 import math
@@ -31,16 +30,16 @@ from edgekv.reports import SelectionReport
 from edgekv.vocab import CacheType, KvMode
 
 LEAST_STEPS = 4
-"""So many are timed, however long they take."""
+"""At least so many steps are timed, however long they take."""
 
 WARMUP_TOKENS = 16
-"""Steps of full attention before those of a mode: the half-life of the moving average is about 6.6 tokens."""
+"""Steps of full attention before a mode's own: the half-life of the moving average is about 6.6 tokens."""
 
 LIMIT_TOKENS = 4
-"""In each turn so many tokens are decoded with an empty cache."""
+"""Tokens decoded with an empty cache in each turn."""
 
 _WARMUP_SHARE = 8
-"""Tokens generated for each token of the warm-up, in which a policy sees attention."""
+"""Generated tokens per token of warm-up, in which a policy sees attention."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Caches:
     """None: as EDGEKV_PAGE_TOKENS says, else the default."""
 
     def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
-        """Why a context of `n_ctx` tokens cannot be had, or None."""
+        """Why a context of `n_ctx` tokens does not fit, or None."""
         needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
         free = available_bytes()
         if needed <= free:
@@ -62,14 +61,14 @@ class Caches:
 
 
 def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int) -> AbstractContextManager[Decoder]:
-    """`decoder_of` an empty context of these caches, stock until a mode is set."""
+    """A `decoder_of` an empty context with these caches; it runs stock until a mode is set."""
     return decoder_of(model, kv=KvMode.OFF, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
                       flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 
 def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:
-    """Put the context in `mode`, from the state that `tokens` leave when they are decoded one by one with full attention. One that
-    EdgeKV is not attached to decodes them with stock's."""
+    """Decode `tokens` one by one with full attention, then put the context in `mode`. A context without EdgeKV decodes them with
+    stock attention."""
     runtime = decoder.kv
     if runtime is None:
         for token in tokens:
@@ -86,7 +85,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
 
 @dataclass
 class Pass:
-    """A mode's pass: logits of every step [n_vocab], seconds and counters of the timed ones (all but the first)."""
+    """A mode's pass: logits of every step [n_vocab], and seconds and counters of the timed steps (all but the first)."""
 
     logits: list[np.ndarray] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -96,7 +95,7 @@ class Pass:
 
 def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Callable[[Sequence[int]], float] | None = None,
            patience: float = math.inf) -> Pass:
-    """Decode `tokens` one by one in the mode that is in force: fewer where the timed ones come to more than `patience` seconds. `step`
+    """Decode `tokens` one by one in the present mode; stop early once the timed steps take more than `patience` seconds. `step`
     decodes a token and returns its seconds; None: the decoder's own."""
     done, step = Pass(), step or decoder.decode
     stats, selection = _counters(decoder.kv)
@@ -121,8 +120,8 @@ def _counters(runtime: Runtime | None) -> tuple[Stats, SelectionReport]:
 
 
 def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
-    """Seconds of each step but the first, each with nothing in the cache but its own token: what is left of a step's time when
-    attention costs nothing."""
+    """Seconds of each step but the first, each with only its own token in the cache: a step's time when attention costs
+    nothing."""
     seconds = []
     for token in tokens:
         decoder.rewind(0)
@@ -131,7 +130,7 @@ def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
 
 
 def memory_figures(runtime: Runtime | None) -> dict[str, int]:
-    """Bytes of the sketches and of the arena, without those that are 0."""
+    """Bytes of the sketches and of the arena, each only if not 0."""
     if runtime is None:
         return {}
     memory = runtime.memory()
@@ -146,16 +145,16 @@ def hooked_note(runtime: Runtime) -> str | None:
 
 
 class Passes:
-    """The passes that take turns in the contexts of one model."""
+    """Passes that take turns in the contexts of one model."""
 
     def __init__(self, opened: Contexts, n_warmup: int | None = None):
-        """n_warmup: tokens with full attention before what is generated, in every mode; None: in mode sparse, a share of what it will
-        generate."""
+        """n_warmup: tokens with full attention before generation, in every mode; None: only in mode sparse, in proportion to the
+        tokens that it will generate."""
         self.opened, self.n_warmup = opened, n_warmup
 
     def one(self, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
-        """Seconds that the prompt took, and what was generated. The cache holds `test.depth` tokens before and after. What a change of mode
-        costs, and a policy's first look, are not timed."""
+        """The seconds of the prompt, and the pass that generated. The cache holds `test.depth` tokens before and after. Changes of mode
+        and a policy's first look are not timed."""
         decoder = self.opened.of(mode.flash_attn)
         assert decoder is not None
         decoder.set_threads(n_threads)
@@ -172,7 +171,7 @@ class Passes:
             decoder.rewind(test.depth)
 
     def empty(self, mode: BenchMode, test: BenchTest, n_threads: int) -> float | None:
-        """Seconds of the test's prompt in an empty cache; None if the test has no such prompt, or there is no context for it."""
+        """Seconds of the test's prompt in an empty cache; None if the test needs none, or no context serves for it."""
         decoder = self.opened.of(mode.flash_attn, empty=True)
         if decoder is None or not test.n_empty:
             return None
@@ -193,11 +192,11 @@ class Passes:
         return weights_alone(decoder, self.opened.token(0, LIMIT_TOKENS + 1))
 
     def targets(self, test: BenchTest) -> list[int]:
-        """The token behind each one that a test without a prompt decodes."""
+        """The successor of each token that a test without a prompt decodes."""
         return self.opened.token(test.depth + 1, test.margin)
 
     def _prompt(self, decoder: Decoder, tokens: Sequence[int]) -> float:
-        """Seconds of the prompt. Its first token is decoded and taken back before: that builds the mode's graph."""
+        """Seconds of the prompt. Decodes its first token once before and rewinds, which builds the mode's graph."""
         if not tokens:
             return 0.0
         depth = decoder.position
@@ -209,7 +208,7 @@ class Passes:
     def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
         n = self.n_warmup
         if n is None and decoder.keeps_more:
-            n = self.opened.opening.n_back  # every mode then has its cells in the same order
+            n = self.opened.opening.n_back  # so every mode has its cells in the same order
         elif n is None and mode.changes["mode"] is KvMode.SPARSE:
             n = min(WARMUP_TOKENS, test.n_gen // _WARMUP_SHARE)
         if n is not None and test.decodes:
@@ -222,7 +221,7 @@ class Passes:
 
 
 def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
-    """Every token is timed, for the mode has just read a prompt."""
+    """Generate and time every token: the mode has just read a prompt, so its graph is built."""
     done = Pass()
     for token in tokens:
         done.seconds.append(decoder.decode([token]))

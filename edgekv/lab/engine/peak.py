@@ -1,4 +1,4 @@
-"""The most memory that this process had at once."""
+"""The peak memory of this process."""
 
 import contextlib
 import resource
@@ -14,14 +14,14 @@ _STATUS = Path("/proc/self/status")
 
 
 class Peak:
-    """Since it was made, where the system can count anew (Linux); elsewhere since the process began. All modes together: their contexts lie
-    side by side."""
+    """The peak since this object was made if the system can restart its count (Linux), otherwise since the process began. It covers all modes
+    together, because their contexts exist side by side."""
 
     def __init__(self) -> None:
         with contextlib.suppress(OSError):
             _RESET.write_text("5")
         self.vram_mib: float | None = None
-        """The most that `look` saw in use on the first GPU; None without one."""
+        """The highest use of the first GPU that `look` saw; None without one."""
 
     @property
     def ram_mib(self) -> float:

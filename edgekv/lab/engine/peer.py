@@ -1,4 +1,4 @@
-"""Another llama-bench, asked for the same test on the same file."""
+"""Runs another llama-bench on the same test and file."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from edgekv.vocab import CacheType
 _LOOKS_EVERY = 0.5  # seconds
 
 _SHOWN = 160
-"""Characters that are shown of its answer."""
+"""Characters shown of its answer."""
 
 NEEDED = ("n_prompt", "n_gen", "n_depth", "avg_ns", "avg_ts", "samples_ns", "samples_ts")
-"""A row needs these fields of its answer."""
+"""The fields of its answer that a row needs."""
 
 
 class PeerError(Exception):
-    """It did not answer; the message goes into the row."""
+    """The peer did not answer; the message goes into the row."""
 
 
 @dataclass(frozen=True)
 class PeerSetting:
-    """Its command line but for the test."""
+    """The peer's command line without the test."""
 
     model: Path
     n_batch: int
@@ -51,7 +51,7 @@ class PeerSetting:
 
 
 def check(peer: Path) -> None:
-    """Raise ConfigError if it cannot be started."""
+    """Raise ConfigError if the peer cannot be started."""
     if not peer.is_file():
         raise ConfigError(f"there is no file {peer}; --peer names the program llama-bench of another llama.cpp")
     if not os.access(peer, os.X_OK):
@@ -59,7 +59,7 @@ def check(peer: Path) -> None:
 
 
 def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any]]:
-    """Its rows, one for each of its attention kernels. Raises PeerError."""
+    """The peer's rows, one for each of its attention kernels. Raises PeerError."""
     try:
         code, said, errors = _run([str(peer.resolve()), *setting.arguments(test)])
     except OSError as error:
@@ -76,16 +76,16 @@ def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error. Ctrl-C ends it."""
+    """Run a command; return exit code, standard output, standard error. Ctrl-C ends the command."""
     environment = dict(os.environ)
-    if environment.get("GOMP_SPINCOUNT") == SPIN_COUNT:  # ours, not its own
+    if environment.get("GOMP_SPINCOUNT") == SPIN_COUNT:  # our setting, not the user's
         del environment["GOMP_SPINCOUNT"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment) as process:
         try:
             while True:
                 try:
                     said, errors = process.communicate(timeout=_LOOKS_EVERY)
-                    interrupts.check()  # it may have got the signal too
+                    interrupts.check()  # the command may have received the signal too
                     return process.returncode, said, errors
                 except subprocess.TimeoutExpired:
                     interrupts.check()

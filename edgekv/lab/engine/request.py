@@ -1,4 +1,4 @@
-"""The request of `edgekv bench`: tests as llama-bench has them, at depths, in modes."""
+"""The request of `edgekv bench`: llama-bench's tests, at depths, in modes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from edgekv.vocab import FULL, STOCK, CacheType, KvMode
 
 @dataclass(frozen=True)
 class BenchTest:
-    """A prompt of `n_prompt` tokens is read, or `n_gen` tokens are decoded one by one, or one after the other, behind `depth` tokens."""
+    """Reads a prompt of `n_prompt` tokens, or decodes `n_gen` tokens one by one, or does both in this order, after `depth` tokens."""
 
     n_prompt: int
     n_gen: int
@@ -29,12 +29,12 @@ class BenchTest:
 
     @property
     def margin(self) -> int:
-        """Cells that it needs behind its depth."""
+        """Cells that the test needs beyond its depth."""
         return self.n_tokens + 1
 
     @property
     def n_empty(self) -> int:
-        """Tokens of its prompt that are read into an empty cache too: those of a test pp behind a depth."""
+        """Tokens of its prompt that are also read into an empty cache: all of a test pp at a depth."""
         return self.n_prompt if self.depth and not self.n_gen else 0
 
     @property
@@ -45,8 +45,8 @@ class BenchTest:
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Every model is measured on every text, with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth,
-    in each mode. Raises ConfigError for what cannot be."""
+    """Measures every model on every text, with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth,
+    in each mode. Raises ConfigError for an impossible request."""
 
     models: tuple[Path, ...]
     texts: tuple[Text, ...]
@@ -56,7 +56,7 @@ class BenchRequest:
     depths: tuple[int, ...] = (0,)
     modes: tuple[str, ...] = (STOCK, FULL, KvMode.SPARSE.value)
     budgets: tuple[int | None, ...] = ()
-    """Sizes of the arena in bytes. Each mode that has one is measured with each of them; empty: the mode's own."""
+    """Sizes of the arena in bytes. A mode with an arena is measured with each of them; empty: the mode's own size."""
     threads: tuple[int, ...] = (1,)
     batches: tuple[int, ...] = (2048,)
     ubatches: tuple[int, ...] = (512,)
@@ -64,8 +64,8 @@ class BenchRequest:
     page_tokens: int | None = None
     """None: as EDGEKV_PAGE_TOKENS says, else the default."""
     n_warmup: int | None = None
-    """Every mode decodes so many tokens with full attention before a pass; None: mode sparse alone, one in eight of those it will generate, at
-    most 16."""
+    """Tokens that every mode decodes with full attention before a pass; None: only mode sparse, one for every eight tokens that it will
+    generate, at most 16."""
     n_rounds: int = 5
     fill: Fill = Fill.TEXT
     peer: Path | None = None
@@ -91,6 +91,6 @@ class BenchRequest:
 
 
 def with_arena(mode: str) -> bool:
-    """Whether a mode has an arena, and leaves its size open."""
+    """Whether a mode has an arena and does not set its size."""
     changes = find_mode(mode).changes
     return changes["mode"] is KvMode.SPARSE and "kv_budget" not in changes

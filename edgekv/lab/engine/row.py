@@ -1,4 +1,4 @@
-"""The row of every measurement of speed: llama-bench's fields first, under its names, then ours."""
+"""The row of every speed measurement: llama-bench's fields first, under its names, then ours."""
 
 import datetime
 from typing import Any
@@ -32,7 +32,7 @@ _AS_LLAMA_BENCH = {
     "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none", "load_mode": "auto", "lazy_mode": "auto",
     "embeddings": False, "no_op_offload": 0, "no_host": False, "repack": True, "fit_target": 0, "fit_min_ctx": 0,
 }
-"""Its defaults, which are ours too."""
+"""llama-bench's defaults, which are also ours."""
 
 
 def empty_row() -> Row:
@@ -40,7 +40,7 @@ def empty_row() -> Row:
 
 
 def model_fields(model: Geometry, decoder: Decoder | None) -> Row:
-    """The fields about the model; decoder: one of its contexts, if there is one."""
+    """The fields about the model. decoder: one of its contexts, or None."""
     fields: Row = {"model_filename": str(model.path), "model_size": model.tensor_bytes, "model_n_params": model.n_params}
     if decoder is not None:
         said = llama_cpp.ctypes.create_string_buffer(128)

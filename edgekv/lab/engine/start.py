@@ -1,4 +1,4 @@
-"""The state that every mode starts from, and the way back to it: a context that full attention has read, or the mode itself."""
+"""The state from which every mode starts, and the way back to it: a context read with full attention, or by the mode itself."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,9 +9,9 @@ from edgekv.rates.measuring.decoder import Decoder, Snapshot
 
 
 class Start:
-    """Where a decoder stands once it has read some tokens. A mode that reads prompts in its own way reads them again when it begins.
-    What that and a mode that drops cells leave behind is replaced by a snapshot, which is taken only where there is such a mode; all
-    others are rewound."""
+    """The state of a decoder that has read some tokens. A mode that reads prompts in its own way reads the tokens again when it begins.
+    After such a mode, and after one that drops cells, a snapshot restores the state; it is taken only if there is such a mode. All
+    other modes are rewound."""
 
     def __init__(self, decoder: Decoder, base: KvOptions):
         self.decoder, self.base = decoder, base
@@ -21,11 +21,11 @@ class Start:
         self._progress: Callable[[int], None] = lambda position: None
         self._snapshot: Snapshot | None = None
         self._dropped = False
-        self._reader: BenchMode | None = None  # the mode that read what the cells hold; None: full attention
+        self._reader: BenchMode | None = None  # the mode that read the cells' tokens; None: full attention
 
     def read(self, tokens: Sequence[int], modes: Iterable[BenchMode], n_threads: int,
              progress: Callable[[int], None] = lambda position: None) -> None:
-        """Empty the context and read `tokens` with stock attention; `progress` is told the position after each batch, also where a mode
+        """Empty the context and read `tokens` with stock attention. `progress` gets the position after each batch, also when a mode
         reads them again."""
         self._tokens, self._n_threads, self._progress = tokens, n_threads, progress
         self._snapshot, self._dropped, self._reader = None, False, None

@@ -14,7 +14,7 @@ from edgekv.lab.engine.tally import Tally
 
 @dataclass
 class Taken:
-    """All passes of a mode."""
+    """All passes of a mode in a test."""
 
     test: BenchTest
     seconds: list[float] = field(default_factory=list)
@@ -22,7 +22,7 @@ class Taken:
     empty: list[float] = field(default_factory=list)
     """Seconds of the same prompt in an empty cache, for each pass."""
     first: list[float] = field(default_factory=list)
-    """Seconds until the first generated token, in tests pp+tg."""
+    """Seconds until the first generated token, for tests pp+tg."""
     tally: Tally = field(default_factory=Tally)
     """The generated tokens."""
     bytes_kept: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Taken:
 
     @property
     def typical(self) -> float:
-        """The median of the passes in seconds: a pass that another program disturbed does not count."""
+        """The median of the passes in seconds, which ignores a pass that another program disturbed."""
         return float(np.median(self.seconds))
 
     def samples(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Taken:
 
 
 def samples(nanoseconds: Sequence[int], n_tokens: int) -> dict[str, Any]:
-    """Averages and deviations of the passes as llama-bench has them."""
+    """The passes' averages and deviations in llama-bench's form."""
     speeds = [1e9 * n_tokens / ns for ns in nanoseconds]
     return {
         "avg_ns": round(_mean(nanoseconds)), "stddev_ns": round(_deviation(nanoseconds)), "avg_ts": _mean(speeds),

@@ -1,4 +1,4 @@
-"""The decode steps of one mode added up, and its predictions compared with those of stock and of full attention."""
+"""Adds up a mode's decode steps, and compares its predictions with those of stock and of full attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ T = TypeVar("T", Stats, SelectionReport)
 
 
 class Tally:
-    """What the steps of one mode came to: for each timed step its time, for all of them the counters; for each compared step the
-    likelihood, and by reference the divergence from it and the agreement on the top token."""
+    """The sums of one mode's steps: each timed step's time and the counters of all; each compared step's likelihood and, for each
+    reference, divergence and agreement on the top token."""
 
     def __init__(self) -> None:
         self.milliseconds: list[float] = []
@@ -36,7 +36,7 @@ class Tally:
     def compare(
         self, references: Mapping[str, Sequence[np.ndarray]], logits: Sequence[np.ndarray], targets: Sequence[int]
     ) -> None:
-        """Add steps: logits of each reference and of this mode (all [n_vocab]) and the token that the text has next."""
+        """Add steps: the logits of each reference and of this mode (all [n_vocab]), and the text's next token."""
         for i, (row, target) in enumerate(zip(logits, targets, strict=True)):
             log_q = log_softmax(row)
             self.nll.append(-float(log_q[target]))
@@ -46,7 +46,7 @@ class Tally:
                 self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
 
     def __add__(self, other: Tally) -> Tally:
-        """The steps of both, one after the other."""
+        """The steps of both, in this order."""
         both = Tally()
         both.milliseconds = self.milliseconds + other.milliseconds
         both.stats, both.selection = added(self.stats, other.stats), added(self.selection, other.selection)
@@ -56,7 +56,7 @@ class Tally:
         return both
 
     def distance(self, name: str, reference: Tally) -> dict[str, Any]:
-        """How the predictions compare with `reference`, known as `name`, with 95 % intervals (`edgekv.lab.results.intervals`):
+        """Compare the predictions with `reference`, called `name`, with 95 % intervals (`edgekv.lab.results.intervals`):
         `ppl_vs_` is the relative difference of perplexity, `kld_p99_` the divergence that one position in a hundred exceeds."""
         kld, difference = self.kld[name], np.subtract(self.nll, reference.nll)
         low, high = of_mean(kld)
@@ -76,7 +76,7 @@ def added(one: T, other: T, sign: int = 1) -> T:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """In double precision: the divergence of two nearly equal distributions is a difference of nearly equal numbers."""
+    """The log-softmax in double precision: the divergence of two close distributions is a difference of nearly equal numbers."""
     x = logits.astype(np.float64)
     x -= x.max()
     return x - np.log(np.exp(x).sum())

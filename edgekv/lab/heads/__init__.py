@@ -1,1 +1,1 @@
-"""What single KV heads attend, and what they are for."""
+"""The attention and the roles of single KV heads."""

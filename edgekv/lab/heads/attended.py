@@ -1,4 +1,4 @@
-"""What each head attended: attention mass by page, summed over a few decode steps of one token, and what it says about the head."""
+"""Each head's attention mass by page, summed over a few decode steps of one token, and figures of the head from it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """A layer of the model. `reason` says why it was observed or not."""
+    """A layer of the model. `reason` says why it was or was not observed."""
 
     il: int
     hooked: bool
@@ -30,14 +30,14 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class HeadMass:
-    """Attention mass over the pages of one sequence; arrays are [layer, kv_head] unless they say otherwise.
+    """Attention mass over the pages of one sequence; arrays are [layer, kv_head] unless stated otherwise.
 
-    Shares are of the mass on all pages: what an attention sink of the model itself takes is left out. Rows of layers
-    that are not observed, and of heads that a layer does not have, are NaN.
+    Shares are of the mass on all pages, without the mass on an attention sink of the model itself. Rows of unobserved
+    layers, and of heads that a layer lacks, are NaN.
     """
 
     tokens: list[int]
-    """Empty where a trace was read, which has none."""
+    """Empty if a trace was read, which has no tokens."""
     n_tokens: int
     n_steps: int  # decode steps summed
     page_tokens: int
@@ -45,7 +45,7 @@ class HeadMass:
     layers: list[HeadLayer]
     pages: np.ndarray  # share [layer, kv_head, page]
     profile: Profile
-    """The profile that roles are told by, of all layers."""
+    """The profile of all layers, which decides roles."""
 
     @property
     def n_pages(self) -> int:
@@ -58,7 +58,7 @@ class HeadMass:
 
     @property
     def recent(self) -> np.ndarray:
-        """Share of the pages that were the last `recent_pages` in their step, never the first one."""
+        """Share of the last `recent_pages` pages of each step, without the first page."""
         return self.profile.recent
 
     @property
@@ -68,14 +68,14 @@ class HeadMass:
 
     @property
     def effective_pages(self) -> np.ndarray:
-        """Exponential of the entropy of the shares: how many pages an evenly spread head with the same entropy would use."""
+        """Exponential of the shares' entropy: the number of pages that an evenly spread head with the same entropy would use."""
         share = np.where(self.pages > 0, self.pages, 1.0)  # 0 log 0 = 0
         entropy = -(share * np.log(share)).sum(axis=2)
         return np.where(np.isnan(self.pages[:, :, 0]), np.nan, np.exp(entropy))
 
     @property
     def top_page(self) -> np.ndarray:
-        """The page with most mass that was neither the first nor recent in any step, or of all where there is none; -1: not
+        """The page with most mass among those neither first nor recent in any step, or among all pages if there is none; -1: not
         observed."""
         first_end = -(-(self.n_tokens - self.n_steps + 1) // self.page_tokens)
         middle = slice(1, max(1, first_end - self.recent_pages))
@@ -91,9 +91,9 @@ class HeadMass:
 
 
 def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int = RECENT_PAGES) -> HeadMass:
-    """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, whose attention is observed.
+    """Read `tokens` into an empty context, the last `n_steps` of them as decode steps, and observe the attention of these.
 
-    Attention of the tokens before them is not: they are read in batches, which mode exact does not observe.
+    Earlier tokens are read in batches, whose attention mode exact does not observe.
     Raises ConfigError if `n_steps` is less than 1, ContextOverflow if the tokens do not fit, EdgeKVError if no layer is hooked.
     """
     if n_steps < 1:
@@ -133,7 +133,7 @@ def observe(llama: Llama, tokens: list[int], n_steps: int = 1, recent_pages: int
 
 
 def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
-    """The same from a recorded trace: all its steps, those before the measured ones too."""
+    """The same from all steps of a recorded trace, including the warm-up."""
     header = trace.header
     total = _Total(RoleMeter(header.n_layers, header.n_heads, recent_pages=recent_pages))
     for step in trace.steps(sampled=False):
@@ -145,7 +145,7 @@ def replay(trace: Trace, recent_pages: int = RECENT_PAGES) -> HeadMass:
 
 
 class _Total:
-    """Adds up the mass of steps, [layer, kv_head, page], and the profile that roles are told by, of the hooked layers."""
+    """Adds up the hooked layers' mass over steps, [layer, kv_head, page], and their profile, which decides roles."""
 
     def __init__(self, meter: RoleMeter):
         self.meter = meter

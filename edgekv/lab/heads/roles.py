@@ -1,9 +1,9 @@
-"""What a KV head is for: roles by where its attention mass falls, how concentrated it is and how much that changes.
+"""The roles of KV heads, by the place of their attention mass, its concentration and its change.
 
-The pages of a step fall in three parts: the first ones, where models park attention they do not need (Efficient Streaming
-Language Models with Attention Sinks, arXiv:2309.17453), the newest ones, and the middle. A head that finds things in the middle
-is one that a cache must serve (Retrieval Head Mechanistically Explains Long-Context Factuality, arXiv:2404.15574; DuoAttention,
-arXiv:2410.10819). Those works find retrieval heads by copying tests and by training; here they are told by observed mass alone,
+The pages of a step fall into three parts: the first ones, where models park unneeded attention (Efficient Streaming
+Language Models with Attention Sinks, arXiv:2309.17453), the newest ones, and the middle. A cache must serve heads that find things in
+the middle (Retrieval Head Mechanistically Explains Long-Context Factuality, arXiv:2404.15574; DuoAttention,
+arXiv:2410.10819). Those works find retrieval heads by copying tests and by training. Observed mass alone decides here,
 so that a recorded trace or a few live steps are enough. A step decodes one token.
 """
 
@@ -18,38 +18,38 @@ import numpy as np
 from edgekv.errors import ConfigError
 
 SINK_PAGES = 1
-"""Pages at the start that count as first: the sink is one token, or the few that begin a chat template."""
+"""Pages at the start that count as first: the sink is one token, or the few first tokens of a chat template."""
 
 RECENT_PAGES = 4
 """Pages at the end that count as recent: the 64 newest tokens, which mode sparse always attends."""
 
 MOST = 0.5
-"""A head with at least this share of its mass on the first pages is an anchor head, on the newest ones a recency head: more than
-half of what it does is served by pins alone."""
+"""A head with at least this share of its mass on the first pages is an anchor head, on the newest ones a recency head: pins alone
+serve more than half of its mass."""
 
 CONSIDERABLE = 0.2
-"""Least share of the mass in the middle for a retrieval head. With less, dropping the whole middle changes its output by less
-than a fifth; about a third of the default model's heads have less."""
+"""Least share of the mass in the middle for a retrieval head. With a smaller share, dropping the whole middle changes the output by less
+than a fifth; about a third of the default model's heads have a smaller one."""
 
 FEW = 0.05
-"""Part of the middle's pages that counts as few, at least one page: a share, so that a role does not depend on the depth."""
+"""Part of the middle's pages that counts as few, at least one page; a share makes roles independent of the depth."""
 
 CONCENTRATED = 0.4
-"""Least part of the middle's mass on its best few pages, step by step, for a retrieval head: eight times what an even spread puts
-there. A head with less (layer 0 of the default model has 0.2) spreads its mass, and no choice of few pages serves it."""
+"""Least part of the middle's mass on its best few pages of each step, for a retrieval head: eight times the part of an even spread.
+A head with less (layer 0 of the default model has 0.2) spreads its mass, and no choice of few pages serves it."""
 
 CHANGING = 0.25
 """Least change of the middle from step to step for a retrieval head, as the part of its mass that moves to other pages (total
-variation distance). With less, the pages of the step before serve it: it is static, not searching. The default model's median is
-there; its heads of wide, fixed attention in layers 2 to 10 have 0.1 to 0.2, those that search 0.3 to 0.6."""
+variation distance). With less change, the previous step's pages serve the head: it is static, not searching. The default model's median
+is there; its heads of wide, fixed attention in layers 2 to 10 have 0.1 to 0.2, searching heads 0.3 to 0.6."""
 
 MIN_STEPS = 2
-"""Change is between steps: one step tells no roles."""
+"""Change needs two steps, so one step decides no roles."""
 
 
 class Role(str, Enum):
-    """In the order in which they are tested, retrieval first: a head that parks its mass on the first page and searches in
-    between is lost if it is treated as one that only parks."""
+    """The roles in the order of their tests, retrieval first: a head that parks mass on the first page and also searches would
+    be lost if treated as an anchor head."""
 
     RETRIEVAL = "retrieval"
     ANCHOR = "anchor"
@@ -81,7 +81,7 @@ MEASURES = ("sink", "recent", "middle", "concentration", "change")
 
 @dataclass(frozen=True)
 class Profile:
-    """What is known of each head: float64 [layer, kv_head], means over the observed steps; NaN where a head was not observed."""
+    """Figures of each head: float64 [layer, kv_head], means over the observed steps; NaN for an unobserved head."""
 
     n_steps: int
     sink: np.ndarray
@@ -91,12 +91,12 @@ class Profile:
     middle: np.ndarray
     """Share on the pages between them."""
     concentration: np.ndarray
-    """Part of the middle's mass on its best pages of each step, `FEW` of them: 1 is all of it, 0 where there is none."""
+    """Part of the middle's mass on its best pages of each step, `FEW` of them: 1 is all mass, 0 also stands for no mass."""
     change: np.ndarray
-    """Part of the middle's mass that moves from step to step: 0 always the same pages, 1 always others. NaN after one step."""
+    """Part of the middle's mass that moves from step to step: 0 always the same pages, 1 always other pages. NaN after one step."""
 
     def roles(self) -> np.ndarray:
-        """int8 [layer, kv_head]: index into `ROLES`, or `UNKNOWN` where nothing was observed or less than two steps were."""
+        """int8 [layer, kv_head]: index into `ROLES`, or `UNKNOWN` with fewer than two observed steps."""
         searching = (self.middle >= CONSIDERABLE) & (self.concentration >= CONCENTRATED) & (self.change >= CHANGING)
         anchored = (self.sink >= MOST) & (self.sink >= self.recent)
         tests = [np.isnan(self.change), searching, anchored, self.recent >= MOST]
@@ -104,7 +104,7 @@ class Profile:
         return np.select(tests, answers, ROLES.index(Role.OTHER)).astype(np.int8)
 
     def spread(self, layers: list[int], n_layers: int, n_heads: int) -> Profile:
-        """The profile among all heads: its layers become `layers` of `n_layers`, its heads the first of `n_heads`. The others were not observed."""
+        """The profile over all heads: its layers become `layers` of `n_layers`, its heads the first of `n_heads`; all others count as unobserved."""
         def spread(values: np.ndarray) -> np.ndarray:
             wide = np.full((n_layers, n_heads), np.nan)
             wide[layers, : values.shape[1]] = values[:, :n_heads]
@@ -113,13 +113,13 @@ class Profile:
         return Profile(self.n_steps, *(spread(getattr(self, name)) for name in MEASURES))
 
     def names(self) -> list[list[str | None]]:
-        """The role of each head by name, None where it is unknown."""
+        """The role of each head by name, None if unknown."""
         return [[None if role == UNKNOWN else ROLES[role].value for role in heads] for heads in self.roles()]
 
 
 class RoleMeter:
-    """Running sums over steps: a trace or a live context hands in one step after the other, and nothing of them is kept but the
-    step before."""
+    """Running sums over the steps that a trace or a live context hands in; of the steps themselves only the previous one is
+    kept."""
 
     def __init__(self, n_layers: int, n_heads: int, sink_pages: int = SINK_PAGES, recent_pages: int = RECENT_PAGES):
         if sink_pages < 0 or recent_pages < 0:
@@ -130,11 +130,11 @@ class RoleMeter:
         self._seen = np.zeros((n_layers, n_heads), np.int64)
         self._moved = np.zeros((n_layers, n_heads))
         self._compared = np.zeros((n_layers, n_heads))
-        self._before: np.ndarray | None = None  # shares of the step before
+        self._before: np.ndarray | None = None  # shares of the previous step
 
     def add(self, mass: np.ndarray, n_used_end: int) -> None:
-        """One decode step. mass: [layer, kv_head, page], on any scale; n_used_end: from this page on all are empty. A head without
-        mass (a layer does not have it) is left out."""
+        """Add a decode step. mass: [layer, kv_head, page], on any scale; n_used_end: pages from here on are empty. A head without
+        mass (the layer lacks it) does not count."""
         share = np.array(mass[:, :, :n_used_end], np.float64)
         total = share.sum(axis=2, keepdims=True)
         share /= np.where(total > 0, total, 1.0)
@@ -152,8 +152,8 @@ class RoleMeter:
         self.n_steps += 1
 
     def _compare(self, middle: np.ndarray, before: np.ndarray) -> None:
-        """Only what was in the middle in both steps counts, as distributions of their own; steps weigh as much as their
-        middle."""
+        """Compare pages that were in the middle in both steps, each step's mass as a distribution; a step's weight is its middle's
+        mass."""
         middle = middle[:, :, : before.shape[2]]
         now, then = middle.sum(axis=2), before.sum(axis=2)
         weight = np.minimum(now, then)
@@ -172,7 +172,7 @@ class RoleMeter:
 
 
 def of_steps(steps: Iterable[tuple[np.ndarray, int]], n_layers: int, n_heads: int) -> Profile:
-    """The profile of steps given as (mass, n_used_end), see `RoleMeter.add`."""
+    """The profile of steps given as (mass, n_used_end); see `RoleMeter.add`."""
     meter = RoleMeter(n_layers, n_heads)
     for mass, n_used_end in steps:
         meter.add(mass, n_used_end)

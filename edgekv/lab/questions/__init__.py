@@ -1,1 +1,1 @@
-"""What is measured: each compares with stock llama.cpp in the same run, and gives rows that can be kept."""
+"""The questions that are measured: each compares with stock llama.cpp in the same run, and gives rows to keep."""

@@ -1,7 +1,7 @@
-"""What each mode answers to the questions of tasks: every context is read once, and every mode starts from it.
+"""Asks each mode the questions of tasks: every context is read once, and every mode starts from it.
 
-No mode has seen a question when it starts: full attention reads the context but for its last WARMUP_TOKENS tokens, which are
-decoded one by one as in any pass (edgekv.lab.engine.passes), and only then comes the question, under the mode.
+No mode has seen a question when it starts. Full attention reads the context except its last WARMUP_TOKENS tokens. These are
+decoded one by one as in any pass (edgekv.lab.engine.passes). Only then comes the question, under the mode.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ from edgekv.rates.measuring.decoder import Decoder
 from edgekv.reports import SelectionReport
 
 GAP_TOKENS = 32
-"""Tokens of further text before each question but the first of a cold context, so that the pages of one question cool down again."""
+"""Tokens of further text before each question but the first of a cold context, so that the previous question's pages cool down."""
 
 COLD_SHARE = 0.9
-"""A context goes cold behind tokens from here on, as a share of the text: contexts begin in its first half."""
+"""The tokens after which a context goes cold are taken from here on, as a share of the text: contexts begin in its first half."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TaskAnswer:
     question: Question
     said: tuple[str, ...]
     sparse: bool = True
-    """False: the mode attended everything during the question, so its answer says nothing about it."""
+    """False: the mode attended everything during the question, so the answer says nothing about the mode."""
 
     @property
     def found(self) -> tuple[bool, ...]:
@@ -48,7 +48,7 @@ class TaskAnswer:
 
 @dataclass
 class Answers:
-    """All answers of one mode in the order of the plan, and by task its selection during the questions."""
+    """All answers of one mode in the plan's order, and its selection during each task's questions."""
 
     given: list[TaskAnswer] = field(default_factory=list)
     selections: dict[tuple[str, int], SelectionReport] = field(default_factory=dict)
@@ -56,16 +56,16 @@ class Answers:
 
 @dataclass(frozen=True)
 class AskedSample:
-    """A sample, and the tokens that its questions need."""
+    """A sample, with the numbers of tokens that its questions need."""
 
     task: str
     sample: TaskSample
     n_asked: tuple[int, ...]
-    """Tokens that each question takes with its answer, at most."""
+    """The most tokens of each question with its answer."""
 
     @property
     def n_after(self) -> int:
-        """Cells that it needs beyond the context."""
+        """Cells that the sample needs beyond the context."""
         n_cold = self.sample.n_cold and self.sample.n_cold + GAP_TOKENS * (len(self.n_asked) - 1)
         return n_cold + (sum(self.n_asked) if self.sample.in_turn else max(self.n_asked))
 
@@ -136,8 +136,8 @@ class QuestionPlan:
 
     def answer(self, reading: TaskContext, start: Start, mode: BenchMode, answers: Answers,
                decoded: Callable[[int, int], None] = lambda position, n: None) -> None:
-        """Ask everything of one context in one mode; `start` has read it. `decoded` is told what was decoded: (position,
-        tokens)."""
+        """Ask all questions of one context in one mode; `start` has read the context. `decoded` gets the position and number of decoded
+        tokens."""
         for asked in reading.samples:
             sample = asked.sample
             asking = _Asking(self, start, mode, reading, sample, decoded)
@@ -163,10 +163,10 @@ class _Asking:
         return [self._ask(question, self.plan.frame.between if i else ()) for i, question in enumerate(self.sample.questions)]
 
     def apart(self) -> list[list[str]]:
-        """Each question as if it were the only one. Where the context goes cold first, that happens once, unless the mode drops
-        cells and cannot go back; then what comes before a question is decoded anew, and is the same."""
+        """Ask each question as if it were the only one. If the context goes cold first, that happens once, unless the mode drops
+        cells and cannot go back; then the same tokens are decoded anew before each question."""
         said, sample = [], self.sample
-        done = 0  # tokens of other text that have been decoded
+        done = 0  # decoded tokens of other text
         for i, question in enumerate(sample.questions):
             if i == 0 or not sample.n_cold or self.mode.destructive:
                 self._begin()

@@ -1,5 +1,5 @@
-"""Asks a question of a context in the mode that is in force: question and beginnings of the answer are decoded token by token,
-the gaps are filled in greedily."""
+"""Asks a question of a context in the present mode: the question and the given parts of the answer are decoded token by token,
+and the gaps are filled greedily."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from edgekv.llama import Llama
 from edgekv.rates.measuring.decoder import Decoder
 
 CLAUSE_ENDS = '.,;\n"<>(){}[]='
-"""A gap ends before the first of these, once something stands in it."""
+"""A gap that is not empty ends before the first of these."""
 
 
 def ask(decoder: Decoder, question: Question, lead: Sequence[int], follow: Sequence[int]) -> list[str]:
-    """The model's text for each gap of the answer. `lead` stands before the question, `follow` between question and answer."""
+    """The model's text for each gap of the answer. `lead` precedes the question, `follow` comes between question and answer."""
     asked = [*lead, *plain(decoder.llama, question.asked), *follow]
     _decode(decoder, asked)
     answers, left_over = [], ""
@@ -27,19 +27,19 @@ def ask(decoder: Decoder, question: Question, lead: Sequence[int], follow: Seque
 
 
 def n_tokens_of(llama: Llama, question: Question) -> int:
-    """Tokens that are decoded for it, at most."""
+    """The most tokens that a question decodes."""
     given = [question.asked, *(blank.before for blank in question.blanks)]
     return sum(len(plain(llama, text)) for text in given) + (question.n_answer + 2) * len(question.blanks)
 
 
 def _decode(decoder: Decoder, tokens: Sequence[int]) -> None:
-    """One by one: that is how a mode that selects pages is asked, whatever a larger batch would do."""
+    """Decode one by one, so that a mode that selects pages selects for every token."""
     for token in tokens:
         decoder.decode([token])
 
 
 def _fill(decoder: Decoder, question: Question) -> tuple[str, str]:
-    """(answer, what has been said of it and is not decoded yet). The token in which the gap ends is not decoded."""
+    """(answer, its text that is not decoded yet). The token in which the gap ends is not decoded."""
     llama, ends = decoder.llama, CLAUSE_ENDS + " " * question.one_word
     tokens: list[int] = []
     said = ""

@@ -1,8 +1,8 @@
-"""How an endpoint answers several clients at once: time to the first token, time between tokens, throughput.
+"""Measures an endpoint with several clients at once: time to the first token, time between tokens, throughput.
 
-Each turn has two parts. In *read* every client asks with a prompt of its own that the server has never seen. In *decode* they ask with the
-same prompts again, which the server holds, so that little but decoding is measured. Any server that speaks OpenAI's completions can be
-asked; tokens are counted as they are streamed, one an event.
+Each turn has two parts. In *read* every client sends a prompt of its own that the server has never seen. In *decode* the clients send the
+same prompts again, which the server holds, so that decoding takes almost all the time. Any server with OpenAI's completions works;
+tokens are counted as they are streamed, one per event.
 """
 
 import http.client
@@ -19,16 +19,16 @@ import numpy as np
 from edgekv.errors import ConfigError, EdgeKVError
 
 CHARACTERS = 3
-"""A token is about so many characters of English or more; what is too long is cut by the server's own count where it can be asked."""
+"""A token of English has about so many characters or more. If the server can count tokens, it cuts longer texts."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients of one turn ask."""
+    """The requests of the clients of one turn."""
 
     n_clients: int = 4
     n_prompt: int = 1900
-    """Tokens of each prompt, as far as the server says how many a text has."""
+    """Tokens of each prompt; exact only if the server can count them."""
     n_answer: int = 64
 
     def __post_init__(self) -> None:
@@ -39,11 +39,11 @@ class Load:
 
 @dataclass
 class Answered:
-    """What one client saw; times are seconds of the same clock."""
+    """One client's times, in seconds of the same clock."""
 
     asked: float
     arrivals: list[float] = field(default_factory=list)
-    """When each token came."""
+    """The time of each token."""
 
     @property
     def gaps(self) -> np.ndarray:
@@ -53,18 +53,18 @@ class Answered:
 
 @dataclass(frozen=True)
 class LoadPart:
-    """What all clients of a part of a turn saw."""
+    """The times of all clients in a part of a turn."""
 
     answers: tuple[Answered, ...]
 
     @property
     def seconds(self) -> float:
-        """From the first question to the last token."""
+        """Seconds from the first question to the last token."""
         return max(answer.arrivals[-1] for answer in self.answers) - min(answer.asked for answer in self.answers)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all clients together, while all of them have answers that run."""
+        """The throughput of all clients together while all their answers run."""
         begun = max(answer.arrivals[0] for answer in self.answers)
         ended = min(answer.arrivals[-1] for answer in self.answers)
         n = sum(sum(begun < at <= ended for at in answer.arrivals) for answer in self.answers)
@@ -77,7 +77,7 @@ class LoadPart:
 
     @property
     def gaps(self) -> np.ndarray:
-        """Seconds between two tokens of an answer, of all answers: float64 [n]."""
+        """Seconds between successive tokens, over all answers: float64 [n]."""
         return np.concatenate([answer.gaps for answer in self.answers])
 
 
@@ -104,7 +104,7 @@ class Endpoint:
             raise EdgeKVError(f"{self._parts.geturl()} cannot be reached: {error.strerror or error}") from None
 
     def cut(self, text: str, n_tokens: int) -> str:
-        """The beginning of `text` with about so many tokens: by the server's own count where it has llama.cpp's /tokenize."""
+        """The beginning of `text` with about `n_tokens` tokens, by the server's own count if it has llama.cpp's /tokenize."""
         text = text[: 8 * n_tokens]
         connection = self._connect()
         try:
@@ -117,7 +117,7 @@ class Endpoint:
             connection.close()
 
     def ask(self, prompt: str, n_tokens: int, model: str) -> Answered:
-        """Stream one completion. Raises EdgeKVError with the server's own words where it refuses."""
+        """Stream one completion. Raises EdgeKVError with the server's words if it refuses."""
         answered = Answered(time.perf_counter())
         connection = self._connect()
         try:
@@ -136,7 +136,7 @@ class Endpoint:
         return answered
 
     def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> LoadPart:
-        """All prompts at the same time, one client each."""
+        """Send all prompts at the same time, one client each."""
         start = threading.Barrier(len(prompts))
 
         def one(prompt: str) -> Answered:
@@ -148,7 +148,7 @@ class Endpoint:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
-    """Events of a stream that hold text, until its end."""
+    """The events of a stream that hold text."""
     for line in response:
         data = line.decode("utf-8", "replace").strip()
         if not data.startswith("data:"):
@@ -164,7 +164,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
 
 
 def prompts_for(text: str, load: Load, turn: int) -> list[str]:
-    """A text for each client, about twice as long as it needs; those of another turn, and of another client, begin differently."""
+    """A text for each client, about twice as long as needed. Texts of different turns and clients begin differently."""
     length = 8 * load.n_prompt
     found = []
     for client in range(load.n_clients):

@@ -1,9 +1,9 @@
 """Rows of the benchmark on a GPU: one column (a way to run a context) at several depths, from the deepest to the shallowest.
 
-A context is filled once, up to the deepest depth: from a file of its state where there is one, otherwise by reading tokens in.
-Then, for each depth, the cache is cut back, the last tokens before the depth are read again (their speed is the prompt speed
-there), and single tokens are decoded: first some that are not timed, in which the policy fills the arena, then the timed ones. A
-row is handed out as soon as it is complete. Runs on the CPU and on an emulated device as well. """
+A context is filled once, up to the deepest depth: from a file of its state if there is one, otherwise by reading tokens.
+Then, for each depth, the cache is cut back and the last tokens before the depth are read again; their speed is the prompt speed
+there. Single tokens follow: first untimed ones, in which the policy fills the arena, then the timed ones. Each
+row is yielded as soon as it is complete. Runs on the CPU and on an emulated device as well. """
 
 import ctypes
 import shutil
@@ -37,13 +37,13 @@ from edgekv.vocab import CacheType, DeviceKind, KvMode
 import llama_cpp
 
 MARGIN_TOKENS = 512
-"""Tokens of context beyond the deepest depth: what is decoded there."""
+"""Tokens of context beyond the deepest depth, for the decoded ones."""
 
 BATCH_TOKENS = 2048
 UBATCH_TOKENS = 512
 
 PATIENCE_SECONDS = 12.0
-"""A depth is measured with fewer steps where they would take longer."""
+"""A depth whose steps would take longer gets fewer steps."""
 
 STOCK_WARMUP = 8
 
@@ -57,7 +57,7 @@ class Way:
     cache: CacheType = CacheType.F16
     offload_kv: bool = True
     prompts: bool = True
-    """Whether prompt speed is measured: not where attention over a deep cache on the processor would take minutes."""
+    """Whether prompt speed is measured; False if the processor would take minutes to attend a deep cache."""
 
 
 WAYS = {way.name: way for way in (
@@ -67,34 +67,33 @@ WAYS = {way.name: way for way in (
     Way("exact", KvMode.EXACT),
     Way("sparse", KvMode.SPARSE),
 )}
-"""By the name that stands in the rows."""
+"""Ways by their name in the rows."""
 
 
 @dataclass(frozen=True)
 class DeviceBench:
-    """What to measure. `budget_bytes`: of device memory for KV, on the CPU of the arena; None: automatic."""
+    """The request. `budget_bytes`: device memory for KV, on the CPU the arena's size; None: automatic."""
 
     model: Path
     label: str
-    """What the model is called in the rows."""
+    """The model's name in the rows."""
     way: Way
     device: DeviceKind
     depths: tuple[int, ...]
     budget_bytes: int | None = None
     n_steps: int = 128
     n_warmup: int = 160
-    """Steps before the timed ones at the deepest depth, where the arena is empty; a quarter of them at the others. Stock needs a
-    few."""
+    """Steps before the timed ones at the deepest depth, where the arena is empty; a quarter of them at other depths. Stock needs
+    only a few."""
     n_prompt: int = 2048
-    """Tokens before each depth that are read again and timed."""
+    """The tokens before each depth that are read again and timed."""
     state: Path | None = None
-    """File of a filled cache: read where it is there and of the same cache type, written by mode off otherwise."""
+    """File of a filled cache. It is read if it exists and has the same cache type; otherwise mode off writes it."""
     link_bytes_per_s: float | None = None
-    """An emulated link, slower than the real one: after each step the host waits for what the step read over the link, and for
-    what was promoted, at that rate. None of that wait is hidden behind computing, so a step is no faster than over such a
-    link."""
+    """The rate of an emulated link, slower than the real one. After each step the host waits as long as the link would take for the
+    step's reads and promotions. Computing hides none of this wait, so a step is at most as fast as over such a link."""
     n_threads: int | None = None
-    """For what runs on the processor; None: all cores."""
+    """Threads for work on the processor; None: all cores."""
 
     def __post_init__(self) -> None:
         for noun, values in (("depth", self.depths), ("number of steps", (self.n_steps,)),
@@ -110,7 +109,7 @@ class DeviceBench:
 
     @property
     def identity(self) -> Row:
-        """What all its rows have, and no other's."""
+        """The fields that tell this bench's rows from all others."""
         link = f"emulated {self.link_bytes_per_s / 1e9:g} GB/s" if self.link_bytes_per_s else None
         return {"model": self.label, "column": self.way.name, "device": self.device.value, "budget_bytes": self.budget_bytes, "link": link}
 
@@ -122,8 +121,8 @@ class DeviceBench:
 
 
 def measure(bench: DeviceBench, known: Collection[int] = (), say: Callable[[str], None] = lambda text: None) -> Iterator[Row]:
-    """Yield a row for each depth that is not among the `known` ones. What does not fit is a row with a note; smaller depths are
-    tried then."""
+    """Yield a row for each depth that is not in `known`. A depth that does not fit gives a row with a note, and smaller depths are
+    tried."""
     wanted = sorted(set(bench.depths) - set(known), reverse=True)
     before = vram_used() if bench.device is DeviceKind.CUDA else None
     while wanted:
@@ -161,7 +160,7 @@ class _Column:
     # ---- the cache -------------------------------------------------------------------------------------------------------------
 
     def _fill(self, tokens: Sequence[int]) -> None:
-        """The cache holds `tokens`. One that holds more is cut; of one that holds less the rest is read in."""
+        """Make the cache hold `tokens`: cut a longer one, read the rest into a shorter one."""
         decoder = self.decoder
         state = self.bench.state if self.bench.way.cache is CacheType.F16 else None
         began = time.perf_counter()
@@ -182,7 +181,7 @@ class _Column:
             self.say(f"state kept: {size(state.stat().st_size)} in {time.perf_counter() - began:.1f} s")
 
     def _prompt(self, tokens: Sequence[int], depth: int) -> float | None:
-        """Cut the cache to `depth`; where prompts are measured, tokens a second over the last ones before it."""
+        """Cut the cache to `depth`. If prompts are measured, return the tokens per second over the last ones before it."""
         n = min(self.bench.n_prompt, depth - 1) if self.bench.way.prompts else 0
         self.decoder.rewind(depth - n)
         return n / self.decoder.read(tokens[depth - n : depth], BATCH_TOKENS) if n else None
@@ -208,7 +207,7 @@ class _Column:
         return n if first else -(-n // 4)
 
     def _step(self, tokens: Sequence[int]) -> float:
-        """Seconds of a step; over an emulated link with the wait for what it read."""
+        """Seconds of a step, with the wait of an emulated link."""
         seconds = self.decoder.decode(tokens)
         if self.bench.link_bytes_per_s:
             now = self._link_bytes()
@@ -216,13 +215,13 @@ class _Column:
         return seconds
 
     def _link_bytes(self) -> int:
-        """Read over the link in place or promoted, since the context was made; counted where a link is emulated."""
+        """Bytes read over the link in place, or promoted, since the context was made; counted only if a link is emulated."""
         if not self.bench.link_bytes_per_s:
             return 0
         return self._missed_bytes(self.runtime.selection()) + self.runtime.stats.moved_bytes
 
     def _missed_bytes(self, selection: SelectionReport) -> int:
-        """Bytes of K and V of the rows that were read in place."""
+        """Bytes of K and V of rows read in place."""
         return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_tokens
 
     def _figures(self, done: Pass, depth: int) -> Row:
@@ -242,7 +241,7 @@ class _Column:
         missed = None
         if selection.n_selections:
             row["certain_fraction"], missed = selection.certain, self._missed_bytes(selection) / n
-        elif tiers.n_slots:  # mode exact reads whatever has no slot
+        elif tiers.n_slots:  # mode exact reads every page without a slot in place
             missed = tiers.n_home * tiers.slot_bytes
         if missed is not None:
             row |= {"missed_bytes_per_step": missed, "link_bytes_per_step": missed + done.stats.moved_bytes / n}
@@ -268,7 +267,7 @@ def _save(decoder: Decoder, path: Path, tokens: Sequence[int]) -> None:
 
 
 def _load(decoder: Decoder, path: Path, n_wanted: int) -> int:
-    """Tokens that the cache holds now."""
+    """Load a saved cache; return the tokens that the cache holds now."""
     capacity = decoder.llama.n_ctx()
     array, n_tokens = (llama_cpp.llama_token * capacity)(), ctypes.c_size_t(0)
     read = llama_cpp.llama_state_seq_load_file(decoder.llama.ctx, str(path).encode(), 0, array, capacity, ctypes.byref(n_tokens))
@@ -278,7 +277,7 @@ def _load(decoder: Decoder, path: Path, n_wanted: int) -> int:
 
 
 def vram_used() -> int | None:
-    """Bytes in use on the first GPU, by every process; None without nvidia-smi."""
+    """Bytes that all processes use on the first GPU; None without nvidia-smi."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -288,7 +287,7 @@ def vram_used() -> int | None:
 
 
 def _wait(seconds: float) -> float:
-    """Spin, for sleeping is too coarse; returns the seconds it took."""
+    """Spin, because sleeping is too coarse; returns the seconds it took."""
     began = time.perf_counter()
     while time.perf_counter() - began < seconds:
         pass

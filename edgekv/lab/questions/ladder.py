@@ -1,10 +1,10 @@
-"""The ladder: each idea that keeps pages, on top of the one before, on recorded attention and as a live mode.
+"""The ladder adds one idea for keeping pages at a time, on recorded attention and as a live mode.
 
-The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; then comes what EdgeKV adds. Every rung is
-simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier: under sampled
-observation the arena of mode sparse, under honest observation what a policy that decides alone attends. Where a live configuration does
-the latter it also decodes the text (`edgekv.lab.questions.speed`), so that what a hit rate is worth shows in the predictions. The gain of a
-rung is to its base, which is not always the rung before: all kinds of prefetch are compared with the same rung without.
+The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; EdgeKV's additions follow. Every rung is
+simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier. Under sampled
+observation that is the arena of mode sparse; under honest observation, the pages that a policy attends when it decides alone. If a live
+configuration does the latter, it also decodes the text (`edgekv.lab.questions.speed`), so that predictions show the worth of a hit rate.
+A rung's gain is over its base, which is not always the previous rung: all kinds of prefetch are compared with the same rung without.
 """
 
 import json
@@ -39,13 +39,13 @@ Progress = Callable[[str, int, int], None]
 class Rung:
     name: str
     scenario: Mapping[str, Any]
-    """Differences from `BASE` besides budget and observation."""
+    """Changes to `BASE` besides budget and observation."""
     base: str | None
-    """The rung that its gain is measured against."""
+    """The rung against which its gain is measured."""
     published: float | None = None
     """Hit rate in the design's source, as a share."""
     live: str | None = None
-    """The bench mode that attends what the rung chooses under honest observation, but for the page budget; None: there is none."""
+    """The bench mode, without its page budget, that attends the rung's choice under honest observation; None: there is none."""
 
     def bench_mode(self, budget: float) -> str | None:
         return None if self.live is None else f"{self.live},attend={100 * budget:g}%"
@@ -69,34 +69,34 @@ RUNGS = (
     Rung("oracle", {"policy": "oracle"}, None),
     Rung("oracle, one pool", {"policy": "oracle", "split": "pooled"}, "oracle"),
 )
-"""The first five are the source's; the next three take the place of its last; then come those beyond, and what they are compared
-with. lru is per head here. A rung that does not say otherwise divides the budget uniformly."""
+"""The first five rungs are the source's; the next three replace its last one; further rungs and their references follow. lru works
+per head here. A rung divides the budget uniformly unless it says otherwise."""
 
 BASE = Scenario(split=Split.UNIFORM)
 
 LIVE_OBSERVATION = "honest"
-"""The observation of a policy that decides what is attended."""
+"""The observation of a policy that decides which pages are attended."""
 
 LADDER_FILE = "ladder.json"
 MEAN = "mean"
-"""Name of the text in rows that are means over several."""
+"""The text's name in rows of means over several texts."""
 
 _SIMULATED = ("hit_rate", "hit_rate_mass", "worst_mass", "hot", "fetched")
 _LIVE = {"kld_exact": "kld", "same_top_exact": "same_top", "nll_vs_exact": "nll_vs_exact", "attended_fraction": "live_attended",
          "overhead_fraction": "overhead"}
 FIGURES = (*_SIMULATED, "gain", "gain_mass", *_LIVE.values(), "decode_ms", "ms_ratio")
-"""What a row has. gain: of hit_rate over the base's; ms_ratio: a step's time over that of full attention; kld, same_top and
+"""The figures of a row. gain: hit_rate less the base's; ms_ratio: a step's time divided by full attention's; kld, same_top and
 nll_vs_exact compare with full attention."""
 
 
 _PREFILL_BYTE_SECONDS, _DECODE_BYTE_SECONDS, _SIMULATED_PAGE_SECONDS = 5e-11, 8e-11, 5e-8
-"""Seconds of one core of a server's processor: for each byte of weights and cache and each token, and for each page of each head and
-step."""
+"""Seconds of one core of a server's processor: the first two for each byte of weights and cache and each token, the last for each page
+of each head and step."""
 
 
 @dataclass(frozen=True)
 class LadderBench:
-    """What to measure: every budget, observation and rung, on each text. `traces` are files that stand in for texts; `live` needs texts."""
+    """The request: every budget, observation and rung, on each text. `traces` are files in place of texts; `live` needs texts."""
 
     model: Path | None
     texts: tuple[Text, ...] = ()
@@ -128,13 +128,13 @@ class LadderBench:
             self.decoded_model()
 
     def decoded_model(self) -> Path:
-        """The model that live rungs and recording decode with. Raises ConfigError where none is named."""
+        """The model with which live rungs and recordings decode. Raises ConfigError if none is named."""
         if self.model is None:
             raise ConfigError("live rungs and recording need a model; name one, or give --trace and --no-live")
         return self.model
 
     def estimated_seconds(self) -> float:
-        """Roughly, from the sizes of things: see the constants above. For a message, not for a decision."""
+        """A rough estimate from sizes and the constants above. For a message, not for a decision."""
         n_texts, n_settings = len(self.traces or self.texts), len(self.budgets) * len(self.observe) * len(self.rungs)
         pages = (self.depth + self.n_steps) / PAGE_TOKENS
         if self.model is None:
@@ -152,13 +152,13 @@ class LadderBench:
 
     @property
     def live_modes(self) -> dict[tuple[str, float], str]:
-        """(rung, budget): bench mode."""
+        """Bench modes by (rung, budget)."""
         return {(rung.name, budget): mode for rung in self.rungs for budget in self.budgets
                 if (mode := rung.bench_mode(budget)) is not None}
 
 
 def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lambda what, done, total: None) -> list[Row]:
-    """Rows of every text, budget, observation and rung, and with more than one text their means, text MEAN. traces: by name of the
+    """The rows of every text, budget, observation and rung; with several texts also their means, as text MEAN. traces: by name of the
     text."""
     rows = [row for name, path in traces.items() for row in _simulated(bench, name, path, progress)]
     if bench.live:
@@ -171,8 +171,8 @@ def run(bench: LadderBench, traces: Mapping[str, Path], progress: Progress = lam
 
 
 def of_traces(model: Path | None, paths: Sequence[Path], **options: Any) -> LadderBench:
-    """The bench on recorded traces, with their depth and steps; live rungs read the texts that were recorded. Raises ConfigError
-    where traces differ in depth or steps, or live rungs cannot be of the same model and text."""
+    """The bench on recorded traces, with their depth and steps; live rungs read the recorded texts. Raises ConfigError
+    if traces differ in depth or steps, or if live rungs cannot use the same model and text."""
     headers = []
     for path in paths:
         with Trace.open(path) as trace:
@@ -194,8 +194,8 @@ def prepare(
     bench: LadderBench, folder: Path, progress: Progress = lambda what, done, total: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Path]:
-    """The traces by name of their text: those given, else recorded into `folder` unless one of the same model, text, depth and
-    steps is there."""
+    """The traces by name of their text: given ones, or recordings in `folder`, made unless one of the same model, text, depth and
+    steps exists."""
     if bench.traces:
         return _named(bench.traces)
     found = {}
@@ -213,7 +213,7 @@ def prepare(
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """By text, or where two are of one text by file."""
+    """Traces by text, or by file if two have the same text."""
     texts = []
     for path in paths:
         with Trace.open(path) as trace:
@@ -231,7 +231,7 @@ def _is_of(path: Path, recording: Recording) -> bool:
 
 
 def save(rows: Sequence[Row], folder: Path) -> Path:
-    """Raises ConfigError where it cannot be written."""
+    """Write the rows into `folder`. Raises ConfigError if that fails."""
     path = folder / LADDER_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def _simulated(bench: LadderBench, text: str, path: Path, progress: Progress) ->
 
 
 def _clairvoyant(rung: Rung) -> bool:
-    """Whether it sees the step that it chooses for, whatever is observed."""
+    """Whether the rung always sees the step for which it chooses."""
     return any(kind.clairvoyant for kind in policies.kinds(rung.scenario["policy"]))
 
 
@@ -284,7 +284,7 @@ def _decoded(bench: LadderBench, text: Text, progress: Progress) -> Iterator[Row
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Over texts, for each budget, observation and rung; a figure that a text lacks is None."""
+    """Means over texts, for each budget, observation and rung; a figure that a text lacks is None."""
     groups: dict[tuple[float, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["budget"], row["observe"], row["rung"]), []).append(row)

@@ -1,4 +1,4 @@
-"""How a mode's predictions of a text compare with full attention's: every mode decodes the same tokens from the same cache."""
+"""Compares a mode's predictions of a text with full attention's: every mode decodes the same tokens from the same cache."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from edgekv.lab.questions.sparsity import was_sparse
 from edgekv.rates.measuring.decoder import Decoder
 
 REFERENCES = {STOCK: "stock", FULL: "exact"}
-"""Predictions are compared with those of these modes; the values are their names in the figures."""
+"""The modes whose predictions are references, with their names in the figures."""
 
 
 @dataclass
 class Likeness:
-    """The predictions of each mode. The sum of two has the positions of both texts."""
+    """The predictions of each mode. A sum of two has the positions of both texts."""
 
     measured: dict[str, Tally] = field(default_factory=dict)
     dense: frozenset[str] = frozenset()
-    """Sparse modes that attended everything in one of the texts."""
+    """The sparse modes that attended everything in one of the texts."""
 
     def figures(self, name: str, mode: BenchMode) -> dict[str, Any]:
-        """Figures of a mode: its likelihood, its distance from both references, what it attended."""
+        """The figures of a mode: its likelihood, its distance from both references, its share of attended tokens."""
         one = self.measured[name]
         nll, read = float(np.mean(one.nll)), one.selection
         chosen = (read.attended, read.rows_per_head, read.error) if read.n_selections else (None, None, None)
@@ -46,7 +46,7 @@ class Likeness:
 def compare(decoder: Decoder, start: Start, modes: Mapping[str, BenchMode], tokens: Sequence[int],
             decoded: Callable[[str, int], None] = lambda mode, n_tokens: None) -> Likeness:
     """Decode `tokens` from `start` on in each mode, the first WARMUP_TOKENS with full attention; the last one is only predicted.
-    `modes` begins with the references; `decoded` is told what was decoded: (mode, tokens)."""
+    `modes` begins with the references; `decoded` gets the mode and the number of decoded tokens."""
     targets = tokens[WARMUP_TOKENS + 1 :]
     measured = {name: Tally() for name in modes}
     references: dict[str, list[np.ndarray]] = {}

@@ -1,9 +1,9 @@
-"""What a mode costs in quality: its predictions of a text against those of full attention, and what it still answers.
+"""Measures a mode's cost in quality: its predictions of a text against full attention's, and the answers that it keeps.
 
-Two halves. Texts are read in once and then predicted by each mode, token by token (edgekv.lab.questions.likeness). Tasks are questions about
-long contexts with answers that are right or wrong (edgekv.lab.tasks, edgekv.lab.questions.answers); what full attention does not answer
-says nothing about the cache, so a mode is judged on what it keeps of the rest (edgekv.lab.results.retention). Full attention reads texts and
-contexts for all modes but those with sparse prompts, which read them themselves.
+There are two halves. Each text is read once, then each mode predicts it token by token (edgekv.lab.questions.likeness). Tasks are questions
+about long contexts whose answers are right or wrong (edgekv.lab.tasks, edgekv.lab.questions.answers). A question that full attention fails
+says nothing about the cache, so a mode is judged by how many of the other answers it keeps (edgekv.lab.results.retention). Full attention
+reads texts and contexts for all modes, except modes with sparse prompts, which read for themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edgekv.rates.measuring.decoder import Decoder
 DEPTH = 7680
 LENGTHS = (1024, 2048, 4096)
 LEAST_TOKENS = 256
-"""The least tokens of a depth or a length: with fewer there is nothing to select."""
+"""Fewest tokens of a depth or a length: fewer leave nothing to select."""
 
 FIGURES = (
     "nll", "ppl", "ppl_vs_exact", "ppl_low_exact", "ppl_high_exact", "nll_minus_exact", "nll_low_exact", "nll_high_exact", "kld_exact",
@@ -47,7 +47,7 @@ FIGURES = (
 
 COUNTS = ("asked", "full_found", "found", "kept", "extra", "retention", "retention_low", "retention_high", "luck", "says_nothing",
           "wrong")
-"""Figures of a task or a cell of a grid, see `Retention.row`; `wrong` is what was said instead, where full attention is right."""
+"""Figures of a task or a cell of a grid, see `Retention.row`; `wrong`: the mode's wrong answers where full attention is right."""
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int, float | None], None]
@@ -60,15 +60,15 @@ class QualityBench:
 
     model: Path
     texts: tuple[Text, ...]
-    """The tasks' contexts are made of the first one."""
+    """The first one also makes the tasks' contexts."""
     modes: tuple[str, ...]
     depth: int | None = None
-    """Tokens of context before the predictions; None: DEPTH, or what the model was trained for."""
+    """Tokens of context before the predictions; None: DEPTH, or the model's trained context if shorter."""
     n_steps: int = 256
     """Predictions compared; 0: none."""
     tasks: tuple[str, ...] = default_tasks()
     lengths: tuple[int, ...] | None = None
-    """Tokens of the tasks' contexts; None: those of LENGTHS that the model was trained for."""
+    """Tokens of the tasks' contexts; None: LENGTHS up to the model's trained context."""
     n_samples: int = 1
     """Contexts of each task and length."""
     n_threads: int = 1
@@ -92,23 +92,23 @@ class QualityBench:
 
     @property
     def all_modes(self) -> dict[str, BenchMode]:
-        """Stock first, then full attention: a mode is judged by both, whether they were asked for or not."""
+        """All modes, stock first, then full attention: they judge every mode, requested or not."""
         return {name: find_mode(name) for name in in_order((FULL, *self.modes))}
 
     @property
     def n_predicted(self) -> int:
-        """Tokens of text after the depth: the warm-up, those decoded, and the last one's successor."""
+        """Tokens of text after the depth: the warm-up, the decoded tokens, and the last one's successor."""
         return WARMUP_TOKENS + self.n_steps + 1
 
 
 def run(
     bench: QualityBench, progress: Progress = lambda what, done, total, left: None, tell: Callable[[float], None] = lambda seconds: None
 ) -> Iterator[list[Row]]:
-    """Yield the rows of one text at a time, then those of the tasks. `tell` gets the seconds that it will take in all, once they are
+    """Yield the rows of one text at a time, then those of the tasks. `tell` gets the estimated seconds of the whole run, once
     known.
 
-    Raises ConfigError for a text that is too short or lengths beyond the trained context, DoesNotFit where there is no
-    memory; all before anything is measured.
+    Raises ConfigError for a text that is too short or lengths beyond the trained context, and DoesNotFit if memory is short, all
+    before any measurement.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
@@ -126,7 +126,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Work:
-    """Everything that a run reads, as tokens."""
+    """All tokens that a run reads."""
 
     depth: int
     texts: tuple[tuple[str, list[int]], ...]
@@ -254,7 +254,7 @@ class _Run:
 
         def after_batch(position: int) -> None:
             nonlocal before
-            before = 0 if position <= before else before  # a mode reads it again
+            before = 0 if position <= before else before  # a mode reads the context again
             self._done(Kind.READ, f"{what}: read", before, position - before)
             before = position
             if position == len(tokens):

@@ -1,7 +1,7 @@
-"""Servers compared under the same load, in turns: EdgeKV's modes and stock llama.cpp, each a process of its own.
+"""Compares servers under the same load, in turns: EdgeKV's modes and stock llama.cpp, each a process of its own.
 
-All of them run during the whole measurement, and one at a time is asked. Stock is the same build with EDGEKV=0, with flash attention and
-without; rows are paired with the faster of the two in what they are about.
+All servers run during the whole measurement, and one at a time gets requests. Stock is the same build with EDGEKV=0, with and without flash
+attention; each figure is compared with the faster of the two.
 """
 
 import os
@@ -25,7 +25,7 @@ from edgekv.vocab import STOCK_KERNELS, KvMode
 PARTS = ("read", "decode")
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
 ENDPOINT = "endpoint"
-"""What a row of a server that runs elsewhere is called."""
+"""The name of a server that runs elsewhere, in its rows."""
 
 _READY = re.compile(r"serving .* at (http://\S+)/v1 ")
 Progress = Callable[[str, int, int], None]
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ServeBench:
-    """What to measure: the servers (of SERVERS) of one model, or the server at `url`."""
+    """The request: some of SERVERS with one model, or the server at `url`."""
 
     model: Path | None
     load: Load
@@ -41,7 +41,7 @@ class ServeBench:
     n_turns: int = 2
     n_threads: int | None = None
     arguments: tuple[str, ...] = ()
-    """More options of `edgekv serve`, for all of them."""
+    """More options of `edgekv serve`, for all servers."""
     url: str | None = None
     key: str | None = None
 
@@ -53,7 +53,7 @@ class ServeBench:
 
 
 def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, total: None) -> list[dict[str, Any]]:
-    """A row for each server and part. Raises EdgeKVError where a server does not start, or breaks off."""
+    """A row for each server and part. Raises EdgeKVError if a server does not start or breaks off."""
     with _endpoints(bench) as endpoints:
         seen: dict[tuple[str, str], list[LoadPart]] = {(name, part): [] for name in endpoints for part in PARTS}
         total = bench.n_turns * len(endpoints)
@@ -114,7 +114,7 @@ def _start(bench: ServeBench, name: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "serve", str(bench.model), "--port", "0",
                "--kv", "off" if stock else name, "--slots", str(min(16, bench.load.n_clients)), "--ctx", str(-(-n_ctx // 256) * 256)]
     command += ["--threads", str(bench.n_threads)] if bench.n_threads else []
-    command += ["--max-gap", "0", "--cache-ram", "0"] if stock else []  # ours
+    command += ["--max-gap", "0", "--cache-ram", "0"] if stock else []  # switches our defaults off
     command += [*bench.arguments, *(("--", "--flash-attn", "off") if name == STOCK_KERNELS[1] else ())]
     environment = {**os.environ, **({"EDGEKV": "0"} if stock else {})}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

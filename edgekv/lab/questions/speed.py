@@ -1,7 +1,7 @@
-"""Speed as llama-bench measures it, of stock and of EdgeKV's modes, in one run: what `edgekv bench` asks.
+"""The question of `edgekv bench`: speed as llama-bench measures it, of stock and of EdgeKV's modes, in one run.
 
-A model is loaded once for each setting. Its contexts are filled once to each depth, from the shallowest on; there, for each test, the modes
-take turns. Stock is measured with flash attention and without, and the faster one is what the others are compared with.
+A model is loaded once for each setting. Its contexts are filled once to each depth, shallowest first; there, for each test, the modes
+take turns. Stock is measured with and without flash attention, and the other modes are compared with the faster one.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,14 +35,14 @@ from edgekv.rates.measuring.steps import rotated
 from edgekv.vocab import FULL, CacheType
 
 _WAKING = 24
-"""Tokens of an unmeasured prompt: more than the decode kernels take in a step."""
+"""Tokens of an unmeasured prompt: more than the decode kernels serve in one step."""
 
 
 def run(request: BenchRequest, where: Row, meter: Meter, warn: Callable[[str], None] = lambda text: None) -> Iterator[list[Row]]:
-    """Yield the rows of one test at a time, of every mode; where: the environment.
+    """Yield one test's rows of every mode at a time. where: the environment.
 
-    What cannot be measured is a row that says why under `note`. Raises ModelError for a file that cannot be loaded, when the models before
-    it are done. Where it is interrupted it yields what the test had come to, and raises KeyboardInterrupt.
+    A mode that cannot be measured gives a row with the reason under `note`. Raises ModelError for a file that cannot be loaded, after the
+    earlier models are done. On an interrupt, yields the test's figures so far and raises KeyboardInterrupt.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Member:
-    """One of those that take turns: a mode, with the budget of its arena if one was asked for."""
+    """A member takes turns with the others: a mode, with its arena's budget if one was requested."""
 
     name: str
     mode: BenchMode
@@ -80,7 +80,7 @@ class Member:
 
 
 Members = dict[str, Member]
-"""By a unique name."""
+"""Members by a unique name."""
 
 
 def members(request: BenchRequest) -> Members:
@@ -102,7 +102,7 @@ class Group:
     def __init__(self, request: BenchRequest, setting: Setting, where: Row, meter: Meter):
         self.request, self.setting, self.where, self.meter = request, setting, where, meter
         self.members = members(request)
-        self.notes: dict[str, str] = {}  # on members that cannot be measured
+        self.notes: dict[str, str] = {}  # by member: why it cannot be measured
         self.references = {next(iter(self.members)): "stock", **({FULL: "exact"} if FULL in self.members else {})}
         self.shallow: dict[tuple[str, int, str], float] = {}  # (member, threads, test without its depth): seconds at the smallest depth
         self.peak = Peak()
@@ -119,7 +119,7 @@ class Group:
                         left.pop(0)
                     yield rows
                 left.clear()
-        except ContextError as error:  # an answer, not a failure of the benchmark
+        except ContextError as error:  # a result, not a failure of the benchmark
             for depth in left:
                 yield from self._refused(depth, str(error))
         for depth in depths:
@@ -128,7 +128,7 @@ class Group:
 
     @property
     def _cache(self) -> dict[str, Any]:
-        """The options that a context's cache is created with."""
+        """The options of a context's cache."""
         s = self.setting
         return {"type_k": s.type_k, "type_v": s.type_v, **({"page_tokens": n} if (n := self.request.page_tokens) else {})}
 
@@ -141,7 +141,7 @@ class Group:
                     available_bytes())
 
     def _n_ctx(self, depth: int) -> int:
-        """Cells of the context for all tests at a depth. llama.cpp rounds up too, but hands smaller batches to a smaller one."""
+        """Cells of the context for all tests at a depth. llama.cpp rounds up too, but gives a smaller context smaller batches."""
         return rounded(max(_WAKING, depth + max(test.margin for test in self.request.tests(depth))))
 
     def _refused(self, depth: int, note: str) -> Iterator[list[Row]]:
@@ -176,7 +176,7 @@ class Group:
         return works
 
     def _opening(self, depths: list[int], room: Room) -> Opening:
-        """The second context is the largest one that fits beside the first."""
+        """Plan the contexts; the second one is as large as fits beside the first."""
         n_ctx, second = self._n_ctx(depths[-1]), None
         if STOCK_KERNELS[1] in self.members:
             if self.setting.type_v is not CacheType.F16:
@@ -191,11 +191,11 @@ class Group:
                        n_back=WARMUP_TOKENS if self.request.n_warmup is None else self.request.n_warmup, options=self._cache)
 
     def _can(self, key: str, opened: Contexts, n_ctx: int = 0) -> bool:
-        """Whether a member has a context, of at least that size."""
+        """Whether a member has a context of at least `n_ctx` tokens."""
         return self.members[key].mode.flash_attn or opened.second is not None and (opened.opening.second or 0) >= n_ctx
 
     def _wake(self, opened: Contexts) -> None:
-        """Bring weights and each mode's work space into memory; not measured."""
+        """Bring weights and each mode's work space into memory, without measuring."""
         for mode in [member.mode for key, member in self.members.items() if self._can(key, opened)]:
             for decoder in filter(None, (opened.of(mode.flash_attn), opened.of(mode.flash_attn, empty=True))):
                 if decoder.kv is not None:
@@ -233,7 +233,7 @@ class Group:
             raise interrupt
 
     def _turn(self, passes: Passes, turn: int, test: BenchTest, n_threads: int, taken: dict[str, Taken]) -> None:
-        """One pass of each mode. In the first turn the references begin, and predictions are compared."""
+        """Make one pass of each mode. In the first turn the references begin, and predictions are compared."""
         compared = turn == 0 and test.decodes and not (test.depth and self.request.fill is Fill.SYNTHETIC)
         names = tuple(dict.fromkeys((*(key for key in self.references if key in taken), *taken))) if compared else tuple(taken)
         references: dict[str, list[np.ndarray]] = {}
@@ -307,6 +307,6 @@ class Group:
 
 
 def _works(test: BenchTest) -> list[Work]:
-    """The works of a pass, in its order."""
+    """The works of a pass, in order."""
     return [Work.after(Kind.READ, test.depth, test.n_prompt), Work.after(Kind.DECODE, test.depth + test.n_prompt, test.n_gen),
             Work.after(Kind.READ, 0, test.n_empty)]

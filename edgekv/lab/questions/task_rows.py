@@ -12,7 +12,7 @@ from edgekv.lab.tasks import TASKS
 from edgekv.reports import SelectionReport
 
 ALL = "all"
-"""The text or task of a row about all of them together."""
+"""The text or task in a row about all of them."""
 
 Figures = dict[str, Any]
 
@@ -25,7 +25,7 @@ class AskedInModes:
         self.lengths = sorted({answer.n_context for answer in answers[FULL].given})
 
     def rows(self) -> Iterator[Figures]:
-        """Rows by task and length, by task, and over all tasks that say something."""
+        """Rows by task and length, by task, and over all informative tasks."""
         sound: list[str] = []
         for task in self.tasks:
             for length in (*self.lengths, None) if len(self.lengths) > 1 else (None,):
@@ -38,7 +38,7 @@ class AskedInModes:
             yield from (self._row(mode, ALL, sound, None) for mode in self.modes)
 
     def grid(self) -> Iterator[Figures]:
-        """By mode, length and part of the context, of tasks whose answers have a depth. `part` is the middle of the part, as a share."""
+        """Rows by mode, length and part of the context, for tasks whose answers have a depth. `part` is the middle of the part, as a share."""
         for task in self.tasks:
             n_parts = TASKS.get(task).n_places
             for mode in self.modes if n_parts > 1 else ():
@@ -60,7 +60,7 @@ class AskedInModes:
                 **self.modes[mode].figures}
 
     def _counts(self, mode: str, asked: Callable[[TaskAnswer], bool]) -> tuple[Retention, str, str | None]:
-        """(counts, wrong answers, note) of the answers that are `asked` for. What a mode found while it attended everything does not
+        """(counts, wrong answers, note) of the answers for which `asked` is true. Answers of a mode that attended everything do not
         count."""
         both = [(full, own) for full, own in zip(self.answers[FULL].given, self.answers[mode].given, strict=True) if asked(full)]
         pairs = [(full, own) for full, own in both if own.sparse]
@@ -71,7 +71,7 @@ class AskedInModes:
 
 
 def _wrong(full: TaskAnswer, own: TaskAnswer) -> str:
-    """What was said where full attention is right, and what is right; "" where nothing was lost."""
+    """The mode's wrong answers where full attention is right, with the right ones; "" if none was lost."""
     lost = [(blank.expected, said) for blank, said, right, kept in zip(own.question.blanks, own.said, full.found, own.found)
             if right and not kept]
     if not lost:

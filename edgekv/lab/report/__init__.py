@@ -1,1 +1,1 @@
-"""What was measured, as pictures and as one self-contained HTML page. A step decodes one token."""
+"""Shows measurements as pictures and as one self-contained HTML page. A step decodes one token."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; `faint`: one of many, drawn in grey without a name; `ceiling`: dashed, what nothing can pass."""
+    """A named line. `faint`: one of many, drawn in grey without its name; `ceiling`: an upper bound, dashed."""
 
     name: str
     x: Sequence[float] | np.ndarray
@@ -42,9 +42,9 @@ class Line:
     faint: bool = False
     ceiling: bool = False
     colour: str | None = None
-    """None: the next one of SERIES."""
+    """None: the next colour of SERIES."""
     estimate: bool = False
-    """Not measured: dotted, without a name."""
+    """The line is estimated, not measured: dotted, without its name."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Panel:
     lines: Sequence[Line]
     y_label: str
     scale: str = "percent"
-    """percent, plain, from zero, percent from zero, log, or missed: shares near 100 %, at distances as what is missing to it."""
+    """percent, plain, from zero, percent from zero, log, or missed: shares near 100 %, on a logarithmic scale of the missing part."""
     target: tuple[float, str] | None = None
     """A line across, and its meaning."""
 
@@ -71,7 +71,7 @@ class LadderRung:
 
 @drawn
 def ladder_chart(panels: Mapping[str, Sequence[LadderRung]], x_label: str) -> Figure:
-    """A panel for each budget, a bar for each rung, and a diamond where the published figure is."""
+    """Draw a panel for each budget, with a bar for each rung and a diamond at its published figure."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -109,7 +109,7 @@ def ladder_chart(panels: Mapping[str, Sequence[LadderRung]], x_label: str) -> Fi
 
 @drawn
 def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, height: float = 3.6, narrow: bool = False) -> Figure:
-    """Panels in pairs, or one below the other where it is narrow; named lines have their names at their right ends, faint ones are the
+    """Draw panels in pairs, or in one column if narrow. Named lines have their names at their right ends; faint lines are the
     grey background. height: inches of a row of panels."""
     width, n_columns = (NARROW, 1) if narrow else (WIDTH, min(2, len(panels)))
     n_rows = -(-len(panels) // n_columns)
@@ -136,7 +136,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
         ax.xaxis.label.set_x((1 - share) / 2)
     for ax, panel, places in zip(axes, panels, ends):
         left, right = ax.spines["bottom"].get_bounds()
-        if panel.target is not None:  # in sight, wherever the lines are
+        if panel.target is not None:  # the target is always in sight
             ax.update_datalim([(left, panel.target[0])])
             ax.autoscale_view(scalex=False)
         limits = ax.get_ylim()
@@ -155,7 +155,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
 
 
 def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
-    """The measured values if they are few, otherwise round numbers."""
+    """Set ticks at the measured values if they are few, otherwise at round numbers."""
     values = sorted({x for line in panel.lines if not line.estimate for x in line.x})
     if percent:
         percent_axis(ax.xaxis, 1)
@@ -167,10 +167,10 @@ def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
 
 
 _FEW = 8
-"""Depths and the like, which then are the ticks themselves."""
+"""So many values or fewer are the ticks themselves."""
 
 _AT_ENDS = 14
-"""Characters of the longest name that leaves room for the lines of a narrow picture."""
+"""Longest name in characters that leaves room for the lines of a narrow picture."""
 
 
 def _legend_below(figure: Figure, colours: Mapping[str, str]) -> None:
@@ -213,7 +213,7 @@ _MISSED_TICKS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.99
 
 
 def _missed_axis(ax: Axes, lines: Sequence[Line]) -> None:
-    """A logarithmic axis of what is missing to 1, labelled by what is there, over the range of `lines`."""
+    """Make a logarithmic axis of the part missing to 1, labelled with the shares, over the range of `lines`."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     values = np.concatenate([np.asarray(line.y, float) for line in lines])
@@ -229,7 +229,7 @@ def _missed_axis(ax: Axes, lines: Sequence[Line]) -> None:
 
 @dataclass(frozen=True)
 class Interval:
-    """A share and its confidence interval; None: no task that full attention can do."""
+    """A share and its confidence interval; None: full attention can do no such task."""
 
     value: float | None
     low: float | None = None
@@ -237,7 +237,7 @@ class Interval:
 
 
 def _apart(ticks: Sequence[float], least: float = 0.12) -> list[float]:
-    """Without those whose numbers would run into the one before: closer than this part of the axis."""
+    """The ticks without those whose numbers would touch the previous one's: closer than `least`, as a part of the axis."""
     kept = list(ticks[:1])
     for tick in ticks[1:]:
         if tick - kept[-1] >= least * (ticks[-1] - ticks[0]):
@@ -247,7 +247,8 @@ def _apart(ticks: Sequence[float], least: float = 0.12) -> list[float]:
 
 @drawn
 def retention_chart(tasks: Mapping[str, Mapping[str, Interval]], known: Mapping[str, str], narrow: bool = False) -> Figure:
-    """tasks: name of the task: configuration: retention. A dot with its interval for each configuration. known: colours of some."""
+    """Draw a dot with its interval for each configuration. tasks: retention by task and configuration. known: colours of some
+    configurations."""
     names = list(dict.fromkeys(name for row in tasks.values() for name in row))
     free = iter([colour for colour in SERIES if colour not in known.values()] * len(names))
     colours = {name: known.get(name) or next(free, MUTED) for name in names}

@@ -1,6 +1,6 @@
-"""The style of every picture, and its way into a page or a file.
+"""The style of every picture, and its output into a page or a file.
 
-Colours of an SVG inside a page are CSS variables, so that one picture serves light and dark; a file of its own is drawn on white.
+Colours of an SVG inside a page are CSS variables, so that one picture serves light and dark themes; a separate file is drawn on white.
 matplotlib is an extra: it is imported when the first picture is drawn.
 """
 
@@ -26,14 +26,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 INK, MUTED, GRID, PAPER = "#1b1f24", "#5b6470", "#d5dae0", "#ffffff"
 BLUE, RED, GREEN, ORANGE, PURPLE, VIOLET = "#0072b2", "#c25400", "#00805d", "#8f6200", "#b0518a", "#5b3fb5"
 SERIES = (BLUE, RED, GREEN, PURPLE, VIOLET, ORANGE)
-"""Lines, bars and their names, told apart with any colour vision: after Okabe and Ito, darkened so far that names can be read on white."""
+"""Colours of lines, bars and their names, distinct for any colour vision: after Okabe and Ito, darkened until names are legible on white."""
 
 VARIABLES = {
     "ink": (INK, "#e8eaed"), "muted": (MUTED, "#a3abb5"), "grid": (GRID, "#3a4048"), "paper": (PAPER, "#16191d"),
     "blue": (BLUE, "#5ab4f0"), "red": (RED, "#ff8f4a"), "green": (GREEN, "#2fc79b"), "orange": (ORANGE, "#f0b840"),
     "purple": (PURPLE, "#e08abb"), "violet": (VIOLET, "#b3a1ff"),
 }
-"""CSS variable: its colour in light and in dark; the light ones are what pictures are drawn with."""
+"""For each CSS variable its light and its dark colour; pictures are drawn with the light ones."""
 
 MAP_COLOURS = "viridis"
 FORMATS = (".png", ".svg")
@@ -50,14 +50,14 @@ class MissingLibrary(EdgeKVError):
 
 
 def require(*libraries: str) -> None:
-    """Raises MissingLibrary."""
+    """Check that libraries of an extra are installed. Raises MissingLibrary."""
     for library in libraries:
         if importlib.util.find_spec(library) is None:
             raise MissingLibrary(f'pictures and reports need {library}, which is not installed; pip install "edgekv[report]"')
 
 
 def check_picture(path: Path) -> None:
-    """Before anything is computed for it. Raises ConfigError where a picture cannot be written there, MissingLibrary."""
+    """Check a picture's path before computing it. Raises ConfigError if a picture cannot be written there, MissingLibrary."""
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"the picture is {path.name}; its name must end in {' or '.join(FORMATS)}")
     if path.is_dir() or not path.parent.is_dir():
@@ -67,7 +67,7 @@ def check_picture(path: Path) -> None:
 
 
 def drawn(function: F) -> F:
-    """A function that draws, with the style of all pictures in force and nothing of it left afterwards."""
+    """Make a drawing function use the style of all pictures, and restore the earlier style afterwards."""
 
     @wraps(function)
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def drawn(function: F) -> F:
         with matplotlib.rc_context(_STYLE):
             return function(*args, **kwargs)
 
-    return draw  # type: ignore[return-value]  # it takes what `function` takes
+    return draw  # type: ignore[return-value]  # it takes the arguments of `function`
 
 
 _STYLE: dict[Any, Any] = {
@@ -104,7 +104,7 @@ def canvas(width: float, height: float, n_rows: int = 1, n_columns: int = 1, **o
 
 
 def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: float = 11.0) -> None:
-    """Names of lines beside their ends (x, y, name, colour), moved apart where they would overlap. Limits of the axes must be
+    """Write names of lines beside their ends (x, y, name, colour), moved apart if they would overlap. The axes' limits must be
     set."""
     ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # of a whole figure
     to_pixels, points = ax.transData, ax.figure.dpi / 72
@@ -117,7 +117,7 @@ def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: 
                 heights[i] -= overlap / 2
                 heights[i + 1] += overlap / 2
     shifts = [(height - place[0]) / points for height, place in zip(heights, places)]
-    beside = 16 if any(abs(moved) > 3 for moved in shifts) else 8  # all alike, so that no line leads through a name
+    beside = 16 if any(abs(moved) > 3 for moved in shifts) else 8  # the same for all, so that no line crosses a name
     for moved, (_, x, y, name, colour) in zip(shifts, places):
         leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3} if abs(moved) > 3 else None
         ax.annotate(name, (x, y), xytext=(beside, moved), textcoords="offset points", va="center", color=colour,
@@ -125,14 +125,14 @@ def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: 
 
 
 def percent_axis(axis: Any, digits: int = 6) -> None:
-    """Shares as percent, with no more digits than they need."""
+    """Label shares as percent, with no more digits than needed."""
     from matplotlib.ticker import FuncFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{round(100 * share, digits):g} %"))
 
 
 def plain_axis(axis: Any, most: int) -> None:
-    """Numbers such as 16,384 and 0.25, at most so many of them."""
+    """Label with numbers such as 16,384 and 0.25, at most `most` of them."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 4, 5, 10]))
@@ -140,7 +140,7 @@ def plain_axis(axis: Any, most: int) -> None:
 
 
 def plain_log_axis(axis: Any) -> None:
-    """Numbers such as 0.02 in place of powers, at 1, 2 and 5 of each decade."""
+    """Label with numbers such as 0.02 instead of powers, at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -149,7 +149,7 @@ def plain_log_axis(axis: Any) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Raises ConfigError where it cannot be written."""
+    """Write a figure to a file. Raises ConfigError if that fails."""
     check_picture(path)
     import matplotlib
 
@@ -164,8 +164,8 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _both_themes(figure: Figure) -> str:
-    """A file's SVG: light for every program that shows it, and dark in a browser that is asked to be. Not by CSS variables, which many
-    programs do not know."""
+    """The SVG of a file: light in every program, and dark in a browser set to dark. It uses no CSS variables, which many programs do not
+    know."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     rules = "".join(f'[style*="{what}: {light}"]{{{what}:{dark}!important}}' for light, dark in VARIABLES.values() for what in ("fill", "stroke"))
@@ -174,8 +174,8 @@ def _both_themes(figure: Figure) -> str:
 
 
 def svg(figure: Figure, name: str, title: str) -> str:
-    """An <svg> element for a page, its colours as the CSS variables of VARIABLES. `name` keeps ids of several pictures apart, `title` is
-    read to who cannot see it."""
+    """An <svg> element for a page, with the CSS variables of VARIABLES as colours. `name` keeps ids of several pictures apart; screen readers
+    read `title`."""
     import matplotlib
 
     buffer = io.StringIO()

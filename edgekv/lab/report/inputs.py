@@ -43,16 +43,16 @@ class Folder:
     states: list[Row] = field(default_factory=list)
     """Documents /edgekv/state of a server."""
     traces: dict[str, Path] = field(default_factory=dict)
-    """By name of the text, or of the file where two have the same text."""
+    """Traces by name of the text, or of the file if two have the same text."""
     ignored: list[str] = field(default_factory=list)
-    """Names of files that a report does not know."""
+    """Names of files that a report cannot show."""
 
     @property
     def rows(self) -> list[Row]:
         return [*self.speeds, *self.ladder, *self.sims, *self.quality, *self.serves]
 
     def add(self, document: Row) -> None:
-        """Raises ConfigError for one that a report does not show."""
+        """Add a document. Raises ConfigError for one that a report does not show."""
         target = _place(self, document)
         if target is None:
             raise ConfigError("that is nothing a report shows")
@@ -105,7 +105,7 @@ def _place(folder: Folder, row: Row) -> list[Row] | None:
 
 
 def _known(row: Row) -> Row:
-    """With what the rows of every command have, under the names that most of them give it; a model by its file's name alone."""
+    """The row with the fields common to all commands under their most frequent names, and only the file's name as model."""
     environment = row.get("environment")
     if isinstance(environment, dict):
         names = {"family": "cpu", "cpu": "cpu_name", "edgekv": "version"}
@@ -115,14 +115,14 @@ def _known(row: Row) -> Row:
 
 
 def identity(trace: Path) -> str:
-    """A name for the content of a trace file, made of the checksums of its members."""
+    """A name for a trace file's content, made of its members' checksums."""
     with zipfile.ZipFile(trace) as members:
         sums = sorted((member.filename, member.CRC) for member in members.infolist())
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:16]
 
 
 class Cache:
-    """Results by key, in `CACHE_FILE`; what cannot be read in it is computed anew, and without a place to write nothing is
+    """Results by key, in `CACHE_FILE`. Unreadable results are computed anew; in a folder that cannot be written, none are
     kept."""
 
     def __init__(self, folder: Path):
@@ -145,6 +145,6 @@ class Cache:
         if self._changed:
             try:
                 self._path.write_text(json.dumps(self._found), encoding="utf-8")
-            except OSError:  # a folder that only can be read: the report is what was asked for
+            except OSError:  # the folder is read-only, but the report can still be made
                 return
             self._changed = False

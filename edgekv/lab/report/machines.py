@@ -1,4 +1,4 @@
-"""The parts of a report about where it was measured and what was planned: the machine and the plan."""
+"""The parts of a report about the measuring machine and the plan."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _FACTS = (
 
 
 def machine(rows: Sequence[Row]) -> Section:
-    """A column for each machine that rows come from."""
+    """The section with a column for each machine that measured rows."""
     section = Section("machine", "Where this was measured")
     facts: dict[str, dict[str, list[str]]] = {}
     for row in rows:
@@ -46,7 +46,7 @@ def _written(value: Any, form: str) -> str:
 
 
 def planned(plans: Sequence[Row]) -> Section:
-    """Of the documents of `edgekv plan --json`."""
+    """The section of documents of `edgekv plan --json`."""
     section = Section("plan", "The plan")
     if not plans:
         section.missing = "the document of edgekv plan --json, or the option --model"

@@ -19,7 +19,7 @@ ROLE_COLOURS = {Role.RETRIEVAL: RED, Role.ANCHOR: BLUE, Role.RECENCY: GREEN, Rol
 
 @drawn
 def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = None) -> Figure:
-    """The role of each head, a letter in a coloured cell, and below it where each layer's mass falls."""
+    """Draw the role of each head as a letter in a coloured cell, and below it the place of each layer's mass."""
     roles = profile.roles()
     n_layers, n_heads = roles.shape
     layers = range(n_layers) if layers is None else layers
@@ -58,7 +58,7 @@ def role_map(profile: Profile, title: str = "", layers: Sequence[int] | None = N
 
 @drawn
 def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: float | None = None) -> Figure:
-    """Hit rate by mass of each head, one panel for each configuration on one scale of colours; a dot marks the worst head."""
+    """Draw each head's hit rate by mass, one panel per configuration on one scale of colours; a dot marks the worst head."""
     n_layers, n_heads = next(iter(maps.values())).shape
     known = np.concatenate([values[~np.isnan(values)] for values in maps.values()])
     lowest = float(np.floor(known.min() * 20) / 20) if lowest is None else lowest
@@ -81,8 +81,8 @@ def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: floa
 
 @drawn
 def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: int, page_tokens: int) -> Figure:
-    """What policies choose of one head over time: bool [step, page] for each name, coloured where they do; behind them, in
-    the first panel alone, the attention [step, page] that they are after."""
+    """Draw the pages that policies choose in one head over time: bool [step, page] by name, coloured where chosen. Behind them, only
+    in the first panel, is the head's attention [step, page]."""
     from matplotlib.colors import ListedColormap, LogNorm
 
     n_rows = -(-(len(panels) + 1) // 2)
@@ -108,7 +108,7 @@ def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: in
 
 @drawn
 def popularity_maps(panels: Mapping[str, np.ndarray], first_step: int, page_tokens: int) -> Figure:
-    """Attention over time: pages up, steps across, one panel for each name; values are each page's part of its step's mass."""
+    """Draw attention over time, pages up and steps across, one panel per name; values are each page's part of its step's mass."""
     from matplotlib.colors import LogNorm
 
     n_columns = min(2, len(panels))
@@ -135,7 +135,7 @@ def popularity_maps(panels: Mapping[str, np.ndarray], first_step: int, page_toke
 
 @drawn
 def needle_maps(found: Mapping[str, Mapping[tuple[int, float], float]]) -> Figure:
-    """Shares found by (length, part of the context), one panel for each mode on one scale; what was not asked is left blank."""
+    """Draw the found shares by (length, part of the context), one panel per mode on one scale; cells without questions stay blank."""
     lengths, parts = (sorted({place[i] for cells in found.values() for place in cells}) for i in (0, 1))
     n_columns = min(3, len(found))
     n_rows = -(-len(found) // n_columns)
@@ -162,7 +162,7 @@ def _heads_axis(ax: Axes, n_heads: int) -> None:
 
 
 def _layers_axis(ax: Axes, layers: Sequence[int]) -> None:
-    """Every layer by number where there is room, else each fifth."""
+    """Number every layer if there is room, otherwise every fifth."""
     step = 1 if len(layers) <= 40 else 5
     ticks = [il for il in range(len(layers)) if il % step == 0]
     ax.set_xticks(ticks, [str(layers[il]) for il in ticks])

@@ -1,4 +1,4 @@
-"""A folder of results as one HTML page that needs nothing else."""
+"""Makes one self-contained HTML page of a folder of results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Written:
 
 @dataclass(frozen=True)
 class ReportRequest:
-    """Files that are wanted besides the page."""
+    """Requested files besides the page."""
 
     speed: Path | None = None
     """A file for the plot of ms per token against depth."""
@@ -46,9 +46,9 @@ def write(
     folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
     request: ReportRequest = ReportRequest(),
 ) -> Written:
-    """Write the page of what is in `folder` to `out`, or to `PAGE_FILE` in it, and what the request names. Simulates what the traces are
-    needed for, the first `n_steps` steps of each. Raises ConfigError where there is nothing to show, a file is broken, or the page or a
-    plot cannot be written, MissingLibrary where an extra is not installed."""
+    """Write the page of `folder` to `out`, or to `PAGE_FILE` in the folder, and the requested files. Simulates the first `n_steps` steps of
+    each trace. Raises ConfigError if nothing can be shown, a file is broken, or the page or a plot cannot be written, and
+    MissingLibrary if an extra is not installed."""
     require("matplotlib", "jinja2")
     found = read(folder)
     if request.plan is not None:
@@ -80,7 +80,7 @@ def write(
 
 
 def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
-    """In the order of the page. What shows single heads or steps is of the first trace."""
+    """All sections in the page's order. Sections about single heads or steps show the first trace."""
     first = studies[0] if studies else None
     profile = first.profile() if first else None
     plan = folder.plans[-1] if folder.plans else None
@@ -113,7 +113,7 @@ def _check(out: Path) -> None:
 
 
 def render(folder: Folder, sections: list[Section]) -> str:
-    """HTML; every name and figure in it is escaped, pictures are inline SVG."""
+    """The page as HTML: every name and figure is escaped, pictures are inline SVG."""
     from jinja2 import Environment
     from markupsafe import Markup
 

@@ -1,4 +1,4 @@
-"""A section of a report: a title, a sentence about its content and its measurement, pictures and tables."""
+"""A section of a report: a title, a sentence about its content and measurement, pictures and tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 COLOURS = {POOLED: BLUE, EMA: RED, "streaming": GREEN, "lru": ORANGE, "h2o": PURPLE}
-"""The same in every picture; other policies take free colours."""
+"""Colours that are the same in every picture; other policies take free ones."""
 
 MODE_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
 MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
-"""KV modes in plots. Stock is the faster of its kernels."""
+"""Colours of KV modes. Stock is the faster of its kernels."""
 
 DEPTH = "tokens in the context"
 LIMIT = "limit: weights alone"
@@ -41,17 +41,17 @@ class Table:
     """Whether every column holds words."""
 
     def left(self, column: int) -> bool:
-        """Whether a column holds words: they begin at its left edge."""
+        """Whether a column holds words, which begin at its left edge."""
         return self.words or any(row[column][:1].isalpha() or row[column][:2] == "+ " for row in self.rows)
 
     def head(self, column: int) -> str:
-        """A column's title, whose unit does not leave its last word."""
+        """A column's title, with its unit kept on the line of the last word."""
         words = self.columns[column].split(" ")
         return " ".join(words[:-2] + ["\u00a0".join(words[-2:])]) if len(words) > 1 and len(words[-1]) < 4 else self.columns[column].replace("x ", "x\u00a0")
 
     @classmethod
     def without_empty(cls, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", words: bool = False) -> Table:
-        """Without the columns in which nothing is known."""
+        """A table without columns that have no known value."""
         kept = [i for i in range(len(columns)) if any(row[i] != UNKNOWN for row in rows)]
         return cls([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], caption, words)
 
@@ -59,9 +59,9 @@ class Table:
 @dataclass(frozen=True)
 class Picture:
     name: str
-    """Name of its file, without the ending."""
+    """Name of its file without ending."""
     title: str
-    """Read out to those who cannot see it."""
+    """Screen readers read it."""
     figure: Figure
     caption: str
     narrow: Figure | None = None
@@ -76,14 +76,14 @@ class Section:
     pictures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: str = ""
-    """The missing part of the folder; empty: it is there."""
+    """The part that the folder lacks; empty: it lacks none."""
 
     def picture(self, figure: Figure, caption: str, narrow: Figure | None = None) -> None:
         number = len(self.pictures) + 1
         self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, self.title, figure, caption, narrow))
 
     def curves(self, panels: Sequence[Panel], x_label: str, caption: str, **settings: Any) -> None:
-        """A picture of lines, for narrow screens too; `settings` are those of `line_chart`."""
+        """Add a picture of lines, also for narrow screens; `settings` are those of `line_chart`."""
         self.picture(line_chart(panels, x_label, **settings), caption, line_chart(panels, x_label, narrow=True, **settings))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
@@ -94,7 +94,7 @@ UNKNOWN = "–"
 
 
 def percent(share: Any, digits: int = 1) -> str:
-    """Without its sign; a dash for what is not known."""
+    """A share in percent without its sign; a dash if unknown."""
     return _shown(share, lambda value: amounts.percent(value, digits))
 
 
@@ -116,7 +116,7 @@ def _shown(value: Any, show: Any) -> str:
 
 
 def where(rows: Iterable[Row]) -> str:
-    """Model, texts, depth and steps of rows, the version that measured them, and where and when."""
+    """Model, texts, depth and steps of rows, and the version, machine and date of their measurement."""
     rows = list(rows)
 
     def values(key: str) -> str:
@@ -131,7 +131,7 @@ _RUN_KEYS = ("cpu", "date", "model", "version", "isa")
 
 
 def runs_of(rows: Iterable[Row], figure: str) -> list[list[Row]]:
-    """The rows that have `figure`, by run: figures of two machines or days do not compare."""
+    """The rows that have `figure`, by run: figures of different machines or days cannot be compared."""
     runs: dict[tuple, list[Row]] = {}
     for row in rows:
         if row.get(figure) is not None:

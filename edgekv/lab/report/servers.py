@@ -12,7 +12,7 @@ _COLOURS = {**MODE_COLOURS, "off-flash": RED, "off-noflash": PURPLE, "endpoint":
 
 
 def clients(rows: Sequence[Row]) -> Section:
-    """Of rows of `edgekv bench serve`: throughput and waiting against the number of clients."""
+    """The section of rows of `edgekv bench serve`: throughput and waiting times against the number of clients."""
     section = Section("serve", "Servers under several clients")
     runs = runs_of(rows, "tokens_per_second")
     if not runs:
@@ -36,7 +36,7 @@ def _answers(run: Sequence[Row]) -> str:
 
 
 def _panel(run: Sequence[Row], part: str, figure: str, title: str, y_label: str) -> Panel | None:
-    """None where only one number of clients was measured."""
+    """A panel of one figure; None if only one number of clients was measured."""
     lines: dict[str, dict[int, float]] = {}
     for row in run:
         if row.get("part") == part and row.get(figure) is not None:
@@ -59,7 +59,7 @@ def _line(row: Row) -> tuple[str, ...]:
 
 
 def over_time(histories: Sequence[Mapping[str, Any]]) -> Section:
-    """Of documents of a server's /edgekv/history: lists by figure."""
+    """The section of documents of a server's /edgekv/history: lists by figure."""
     section = Section("history", "A server over time")
     shown = [history for history in histories if len(history.get("at") or ()) > 1]
     if not shown:
@@ -82,7 +82,7 @@ def over_time(histories: Sequence[Mapping[str, Any]]) -> Section:
 def _over(
     seconds: Sequence[float], values: Mapping[str, Any], title: str, y_label: str, scale: str, figures: Mapping[str, tuple[str, str]], unit: float
 ) -> Panel | None:
-    """None where nothing of it is known at two times."""
+    """A panel; None without values at two times."""
     lines = []
     for key, (name, colour) in figures.items():
         known = [(second, value / unit) for second, value in zip(seconds, values.get(key) or ()) if value is not None]
@@ -92,7 +92,7 @@ def _over(
 
 
 def memory_over_time(states: Sequence[Mapping[str, Any]]) -> Section:
-    """Of documents of a server's /edgekv/state, of one moment each: bytes by tier."""
+    """The section of documents of a server's /edgekv/state, each of one moment: bytes by tier."""
     section = Section("tiers", "Memory over time")
     known = sorted((state for state in states if state.get("taken") is not None), key=lambda state: state["taken"])
     if not known:

@@ -1,4 +1,4 @@
-"""The parts of a report that come from traces: curves over the budget, heads, popularity over time, what is read, roles."""
+"""The parts of a report that come from traces: curves over the budget, heads, popularity over time, reads, roles."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from edgekv.lab.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE
 
 
 def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
-    """given: rows of `edgekv sim`."""
+    """The section of curves over the budget. given: rows of `edgekv sim`."""
     section = Section("budget", "Hit rate by mass over the budget")
     rows: list[Row] = [row for study in studies for row in study.curves()]
     rows += [{"text": "rows of edgekv sim", **row, "name": _sim_name(row)} for row in given
@@ -56,7 +56,7 @@ def _sim_name(row: Row) -> str:
 
 
 def _means(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
-    """Mean over texts of the hit rate by mass, by name and budget, budgets ascending."""
+    """The hit rate by mass as a mean over texts, by name and budget, budgets ascending."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         found.setdefault(row["name"], {}).setdefault(row["budget"], []).append(row["hit_rate_mass"])

@@ -30,11 +30,11 @@ from edgekv.vocab import STOCK, STOCK_KERNELS
 WANTED = "rows of edgekv bench -o json"
 
 Points = dict[str, dict[int, float]]
-"""By name of a line, by depth."""
+"""Values by name of a line and by depth."""
 
 
 def answers(rows: Sequence[Row], plan: Row | None) -> Section:
-    """The section about the speed of decoding. The estimates of `plan` are drawn beside, if it is of the same model."""
+    """The section about the speed of decoding. It also shows the estimates of `plan`, if that is of the same model."""
     section = Section("speed", "Speed of answers against depth")
     rows = [row for row in rows if row.get("n_gen") and not row.get("n_prompt")]
     _speeds(section, rows, plan, "decode", "tokens generated one by one")
@@ -42,7 +42,7 @@ def answers(rows: Sequence[Row], plan: Row | None) -> Section:
 
 
 def prompts(rows: Sequence[Row], plan: Row | None) -> Section:
-    """The section about the speed of prompts, made as `answers`."""
+    """The section about the speed of prompts, made like `answers`."""
     section = Section("reading", "Speed of prompts against depth")
     _speeds(section, [row for row in rows if row.get("n_prompt") and not row.get("n_gen")], plan, "prompt", "tokens of a prompt, computed in batches")
     return section
@@ -66,8 +66,8 @@ def _speeds(section: Section, rows: Sequence[Row], plan: Row | None, figure: str
 
 
 def speed_picture(rows: Sequence[Row], path: Path) -> None:
-    """Write the plot of ms per token against depth, of the first run that has two depths, as SVG or PNG. Raises ConfigError where there is
-    none, or where `path` cannot be written."""
+    """Write the plot of ms per token against depth, of the first run with two depths, as SVG or PNG. Raises ConfigError if there is
+    no such run, or if `path` cannot be written."""
     for run in runs_of([row for row in rows if row.get("n_gen") and not row.get("n_prompt")], "avg_ts"):
         points = {title: {name: {depth: 1000 / speed for depth, speed in by.items()} for name, by in lines.items()}
                   for title, lines in _by_test(run, _speed_points).items()}
@@ -79,12 +79,12 @@ def speed_picture(rows: Sequence[Row], path: Path) -> None:
 
 
 def _not_measured(rows: Sequence[Row], run: Sequence[Row]) -> list[Row]:
-    """Rows without a speed, of the run's machine and day."""
+    """Rows of the run's machine and day that have no speed."""
     return [row for row in rows if row.get("avg_ts") is None and all(row.get(key) == run[0].get(key) for key in ("cpu", "date", "model"))]
 
 
 def _by_test(run: Sequence[Row], points_of: Callable[[Sequence[Row]], Points]) -> dict[str, Points]:
-    """Lines with more than one depth, by a title of test, threads, text and cache types."""
+    """Lines with more than one depth, by a title made of test, threads, text and cache types."""
     groups: dict[tuple, list[Row]] = {}
     for row in run:
         groups.setdefault((_test(row), row.get("n_threads"), row.get("type_k"), row.get("type_v"), row.get("text")), []).append(row)
@@ -108,8 +108,8 @@ def _speed_points(rows: Sequence[Row]) -> Points:
 
 
 def _points(rows: Sequence[Row], figure: str) -> Points:
-    """Stock is at each depth the kernel that was the faster one there. A mode with several budgets at a depth has a line for each; one
-    that grows with the context is no other budget."""
+    """The points of each line. At each depth, stock is its faster kernel. A mode with several budgets at a depth has a line for each; a
+    budget that grows with the context counts as one."""
     budgets: dict[tuple, set[Any]] = {}
     for row in rows:
         if row.get(figure) is not None:
@@ -143,7 +143,7 @@ def _lines(points: Mapping[str, Mapping[int, float]], estimates: Mapping[str, Ma
 
 
 def _estimates(plan: Row | None, run: Sequence[Row], figure: str) -> Points:
-    """The plan's estimates, if it is of the run's model."""
+    """The plan's estimates, if the plan is of the run's model."""
     found: Points = {}
     if plan is not None and plan.get("model") == run[0].get("model"):
         for speed in plan.get("speeds") or ():
@@ -153,7 +153,7 @@ def _estimates(plan: Row | None, run: Sequence[Row], figure: str) -> Points:
 
 
 def _gain(run: Sequence[Row]) -> str:
-    """A sentence about our fastest mode at the deepest place, with a space before it."""
+    """A sentence about our fastest mode at the deepest depth, with a space before it."""
     ours = [row for row in run if row.get("ratio_vs_stock") and row.get("kv_mode") not in (*STOCK_KERNELS, "peer") and row["n_depth"]]
     if not ours:
         return ""
@@ -184,7 +184,7 @@ def _test(row: Row) -> str:
 
 
 def hits(rows: Sequence[Row]) -> Section:
-    """The section about the reads of mode sparse, and the share of them in the arena."""
+    """The section about mode sparse's reads, and their share from the arena."""
     section = Section("hits", "Hit rates and what is read")
     for run in runs_of(rows, "hit_rate"):
         panels = [Panel(f"{what}, {title}", _lines(points), y_label, "percent from zero") for what, y_label, figure in (
@@ -213,7 +213,7 @@ def _hit_line(row: Row) -> tuple[str, ...]:
 
 
 def memory(rows: Sequence[Row]) -> Section:
-    """The section about the highest use of memory, by depth."""
+    """The section about peak memory by depth."""
     section = Section("memory", "Memory against depth")
     known = [row for row in rows if row.get("ram_peak_mib") is not None or row.get("vram_peak_mib") is not None]
     runs = runs_of(known, "avg_ts")
@@ -234,7 +234,7 @@ def memory(rows: Sequence[Row]) -> Section:
 
 
 def _most(run: Sequence[Row], figure: str) -> list[Row]:
-    """For each depth and mode the row of the test that took the most; stock is its faster kernel."""
+    """For each depth and mode, the row of the test with the highest figure; stock is its faster kernel."""
     found: dict[tuple, Row] = {}
     for row in run:
         if row.get(figure) is not None and (row.get("kv_mode") not in STOCK_KERNELS or row.get("best_stock")):

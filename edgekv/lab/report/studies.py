@@ -14,14 +14,14 @@ from edgekv.lab.results.retention import Retention
 from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
 
 LINES = 5
-"""Lines that have a name where none of _TOLD is there; the others are grey."""
+"""Number of named lines if none is in _TOLD; the others are grey."""
 
 _LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "by mass %", "gain", "worst %", "fetched", "KLD",
                    "same top %", "x exact ms", "overhead %")
 
 
 def ladder(rows: Sequence[Row]) -> Section:
-    """The section of rows of `edgekv bench ladder`, as means over their texts."""
+    """The section of rows of `edgekv bench ladder`, as means over texts."""
     section = Section("ladder", "The ladder")
     shown = _means(rows)
     if not shown:
@@ -46,7 +46,7 @@ _AHEAD = "ahead"
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
-    """Over the texts, for each budget, observation and rung; of several runs on a text the last counts. A figure that a text lacks is
+    """Means over texts, for each budget, observation and rung; of several runs on a text the last counts. A figure that a text lacks is
     None."""
     last = {(row["budget"], row.get("observe"), row["rung"], row.get("text")): row for row in rows if row.get("text") != "mean"}
     groups: dict[tuple, list[Row]] = {}
@@ -92,7 +92,7 @@ class _Likeness:
 
     name: str
     dial: str
-    """The setting of how much is read: "10%", "resolution 1000"; empty: the default."""
+    """The setting that decides how much is read: "10%", "resolution 1000"; empty: the default."""
     read: float
     """Share of the visible tokens."""
     kld: float
@@ -100,7 +100,7 @@ class _Likeness:
 
 
 def _likeness(row: Row) -> _Likeness | None:
-    """None for a mean over texts, which are averaged here, and for rows without live figures."""
+    """The row's distance; None for a mean over texts (texts are averaged here) and for a row without live figures."""
     if row.get("text") in ("mean", "all"):
         return None
     if row.get("kind") == "ladder":
@@ -119,7 +119,7 @@ _REFERENCES = (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")
 
 
 def _mode(mode: str) -> tuple[str, str]:
-    """Name of a bench mode such as sparse:resolution=1000,policy=lru, and its dial."""
+    """The name and the dial of a bench mode such as sparse:resolution=1000,policy=lru."""
     base, _, text = mode.partition(":")
     changes = [change for change in text.split(",") if change]
     dials = {"attend=": "", "resolution=": "resolution "}
@@ -168,7 +168,7 @@ def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
 
 
 _TOLD = {"sparse": BLUE, "+ recent pins": RED, "ema": RED, "streaming": GREEN, "lru": ORANGE, "evict": PURPLE}
-"""Rungs and bench modes that have a colour and a name, where they are there."""
+"""Rungs and bench modes that are drawn with a colour and a name."""
 
 
 def retention(rows: Sequence[Row]) -> Section:
@@ -200,7 +200,7 @@ def retention(rows: Sequence[Row]) -> Section:
 
 
 def _by_depth(rows: Sequence[Row]) -> dict[str, dict[tuple[int, float], float]]:
-    """By mode, then by (length, part of the context): the share that was found, of all tasks and runs together."""
+    """The found share by mode and by (length, part of the context), over all tasks and runs."""
     counts: dict[str, dict[tuple[int, float], list[int]]] = {}
     for row in rows:
         if row.get("kind") == "grid" and row.get("asked"):
@@ -211,7 +211,7 @@ def _by_depth(rows: Sequence[Row]) -> dict[str, dict[tuple[int, float], float]]:
 
 
 def _together(rows: Sequence[Row]) -> list[Row]:
-    """One row for each task and mode: several runs, of other lengths or seeds, add up."""
+    """One row for each task and mode, the sum of all runs, which may differ in lengths and seeds."""
     counts: dict[tuple[str, str], Retention] = {}
     merged: dict[tuple[str, str], Row] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The simulations that a report needs of the traces it finds."""
+"""The simulations of traces that a report needs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Progress = Callable[[str, int, int], None]
 
 BUDGETS = (0.05, 0.10, 0.20, 0.25)
 MAP_BUDGET = 0.10
-"""The budget of the pictures that show one."""
+"""The budget of pictures that show a single one."""
 
 STEPS = 256
 """Measured steps of each trace that are simulated."""
@@ -33,8 +33,8 @@ _ONLY_PINS = {"anchor", "recent", "none"}
 
 
 def subjects() -> dict[str, dict[str, Any]]:
-    """What is compared, by name, as changes to `Scenario`: every policy where it decides what is attended, what mode sparse's observation
-    makes of two of them, the oracle."""
+    """The compared scenarios by name, as changes to `Scenario`: every policy when it decides what is attended, two policies under mode
+    sparse's observation, and the oracle."""
     alone = [name for name in POLICIES if name not in _ONLY_PINS and name != ORACLE]
     found: dict[str, dict[str, Any]] = {name: {"policy": name, "observe": "honest"} for name in (*alone, EMA)}
     found["lru, sampled"] = {"policy": "lru", "observe": "sampled", "split": "uniform"}
@@ -47,7 +47,7 @@ def subjects() -> dict[str, dict[str, Any]]:
 
 
 HIGHLIGHTS = ("streaming", "lru", "h2o", EMA, POOLED)
-"""Lines with a colour and a name of their own; the others are grey, and stand in the table."""
+"""Lines with a colour and a name; the others are grey, and the table lists them."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class Reads:
 
     rows: np.ndarray
     pages: np.ndarray
-    """With a row that was read."""
+    """Pages with at least one read row."""
 
 
 class Study:
-    """One trace. Results come from the cache where the same was simulated before."""
+    """The simulations of one trace. Results of earlier equal simulations come from the cache."""
 
     def __init__(self, text: str, path: Path, cache: Cache, progress: Progress, n_steps: int = STEPS):
         self.text, self.progress = text, progress
@@ -112,7 +112,7 @@ class Study:
                 for name in ("streaming", EMA, POOLED, ORACLE_POOLED)}
 
     def hits_over_time(self) -> dict[str, np.ndarray]:
-        """Hit rate by mass [step] at MAP_BUDGET, mean over all heads, of what can be hot while mode sparse reads."""
+        """Hit rate by mass [step] at MAP_BUDGET, mean over all heads, of policies that can fill mode sparse's arena."""
         return {name: self.run(budget=MAP_BUDGET, **self.subjects[name]).hit_rate_mass_over_time
                 for name in ("lru, sampled", SAMPLED, POOLED, ORACLE_POOLED)}
 
@@ -122,7 +122,7 @@ class Study:
         return Reads(np.array([n.sum(axis=1).mean() for n in counts]), np.array([(n > 0).sum(axis=1).mean() for n in counts]))
 
     def profile(self) -> Profile:
-        """The profile that tells roles, from all steps, those of the warm-up too."""
+        """The profile that decides roles, from all steps including the warm-up."""
         steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
         return of_steps(steps, self.header.n_layers, self.header.n_heads)
 
@@ -150,8 +150,8 @@ class Study:
         return {name: np.array(steps) for name, steps in found.items()}
 
     def kept(self, il: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
-        """What some policies choose at MAP_BUDGET: of one head bool [step, page]; of all heads the share of these pages by age, as AGES
-        has it, and first of all the share of the attention itself."""
+        """The pages that some policies choose at MAP_BUDGET: for one head bool [step, page]; for all heads the chosen pages' shares by age
+        (AGES), preceded by the shares of the attention itself."""
         masks: dict[str, np.ndarray] = {}
         ages: dict[str, list[float]] = {"attention": self._ages_of_mass()}
         for i, name in enumerate(HIGHLIGHTS):

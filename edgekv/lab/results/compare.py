@@ -1,10 +1,10 @@
-"""Two results compared: rows of `edgekv bench` and of llama-bench, paired by what they measured, with the ratio of their speeds and its
+"""Compares two results: rows of `edgekv bench` and of llama-bench, paired by measurement, with the ratio of their speeds and its
 noise.
 
 The noise of a ratio is propagated from the samples of both sides: var(ln ratio) = (s_a / m_a)^2 / n_a + (s_b / m_b)^2 / n_b, with means m,
 sample standard deviations s and n samples (the repetitions, -r), and a 95 % interval from Student's t with the degrees of freedom of B. L.
-Welch, "The generalization of Student's problem when several different population variances are involved", Biometrika 34 (1947). No
-bootstrap: of the usual three to five samples it is much too narrow. With one sample on a side the noise is not known.
+Welch, "The generalization of Student's problem when several different population variances are involved", Biometrika 34 (1947). A
+bootstrap of the usual three to five samples would be much too narrow. With one sample on a side the noise is unknown.
 """
 
 import math
@@ -20,12 +20,12 @@ from edgekv.vocab import STOCK_KERNELS
 Row = dict[str, Any]
 
 LLAMA_BENCH = "llama-bench"
-"""The mode of rows that llama-bench itself wrote; what it says of flash attention stands behind it."""
+"""The mode of llama-bench's own rows; their flash attention setting follows it."""
 
 SETTINGS = ("model", "test", "mode", "threads", "types")
-"""Two rows with the same of these are a pair."""
+"""Two rows with equal settings are a pair."""
 _MORE = ("budget", "n_batch", "n_ubatch", "n_gpu_layers", "text", "fill", "peer")
-"""These too, where rows of one file differ in nothing else. An automatic budget follows the context, so two runs rarely have the same."""
+"""Also compared if rows of one file differ in nothing else. An automatic budget follows the context, so two runs rarely have the same."""
 
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
       2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
@@ -43,15 +43,15 @@ class Measured:
     """The speed of a test on one side, in tokens/s."""
 
     settings: dict[str, Any]
-    """By SETTINGS and _MORE."""
+    """Values of SETTINGS and _MORE."""
     speed: float | None
-    """The mean; None: it was not measured, and `note` says why."""
+    """The mean; None: not measured, and `note` says why."""
     deviation: float | None
-    """Standard deviation of the samples; None: there are fewer than two."""
+    """Standard deviation of the samples; None: fewer than two samples."""
     n_samples: int
     note: str | None = None
     facts: dict[str, str] = field(default_factory=dict)
-    """By the keys of _MACHINE, as far as the row tells."""
+    """The row's known facts by the keys of _MACHINE."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the ratio; None where a side has less than two samples."""
+        """95 % interval of the ratio; None if a side has fewer than two samples."""
         ratio, sides = self.ratio, (self.a, self.b)
         if ratio is None or any(side.deviation is None for side in sides):
             return None
@@ -75,13 +75,13 @@ class Pair:
         if total == 0.0:
             return ratio, ratio
         freedom = total ** 2 / sum(variance ** 2 / (side.n_samples - 1) for variance, side in zip(variances, sides))
-        n = int(freedom)  # a little wider where it is no whole number
+        n = int(freedom)  # rounded down, so the interval is a little wider
         half = (_T[max(1, n) - 1] if n <= len(_T) else _T_MANY) * math.sqrt(total)
         return ratio * math.exp(-half), ratio * math.exp(half)
 
     @property
     def verdict(self) -> str:
-        """The verdict on B, beside A."""
+        """The verdict on B, compared with A."""
         if self.ratio is None:
             return self.b.note or self.a.note or "not measured"
         if self.interval is None:
@@ -90,7 +90,7 @@ class Pair:
         return "faster" if low > 1 else "slower" if high < 1 else "within noise"
 
     def row(self) -> Row:
-        """Flat, with None for what is not known."""
+        """The pair as a flat row, with None for unknown values."""
         low, high = self.interval or (None, None)
         a, b = self.a.settings, self.b.settings
         return {"in": "both", **{name: _both(a[name], b[name]) for name in a},
@@ -105,7 +105,7 @@ class Comparison:
     only_a: list[Measured]
     only_b: list[Measured]
     differences: list[tuple[str, str, str]]
-    """(what, of A, of B): settings and facts of the machines in which the files differ as a whole."""
+    """(name, A's value, B's value): settings and machine facts in which the files differ as a whole."""
     keys: tuple[str, ...]
     """The settings that tell pairs apart."""
 
@@ -119,9 +119,9 @@ class Comparison:
 
 
 def compare(a: Sequence[Row], b: Sequence[Row]) -> Comparison:
-    """Pair the rows of A and B. A setting that has one value in A and another in B keeps no rows apart, it is a difference; nor does the
-    mode, where one side is all llama-bench. Rows that repeat within a side are one, with the samples of all. Raises ConfigError where
-    no rows are to be paired."""
+    """Pair the rows of A and B. A setting with one value in A and another in B is a difference and does not prevent pairs; neither does the
+    mode if one side is all llama-bench. Repeated rows within a side count as one, with all samples. Raises ConfigError if no rows
+    can be paired."""
     sides = [_measured(a, "A"), _measured(b, "B")]
     of = [{name: {_said(one.settings[name]) for one in side} for name in (*SETTINGS, *_MORE)} for side in sides]
     foreign = [all(mode.startswith(LLAMA_BENCH) for mode in values["mode"]) for values in of]
@@ -152,7 +152,7 @@ def _measured(rows: Iterable[Row], side: str) -> list[Measured]:
 
 
 def _one(row: Row) -> tuple[Measured, list[float]] | None:
-    """The row's speed and its samples; None for a row of something else."""
+    """The row's speed and its samples; None for another kind of row."""
     if not {"n_prompt", "n_gen", "avg_ts"} <= set(row):
         return None
     samples = [float(sample) for sample in row.get("samples_ts") or []]
@@ -168,7 +168,7 @@ def _one(row: Row) -> tuple[Measured, list[float]] | None:
 
 
 def _foreign_mode(row: Row) -> str:
-    """llama-bench tells of flash attention as -1 (its own choice), 0 or 1, older ones as false or true."""
+    """The mode of a llama-bench row. It gives flash attention as -1 (its own choice), 0 or 1; older versions as false or true."""
     return _FOREIGN.get(row.get("flash_attn", -1), LLAMA_BENCH)
 
 
@@ -176,7 +176,7 @@ _FOREIGN = {False: f"{LLAMA_BENCH}, no flash", True: f"{LLAMA_BENCH}, flash"}
 
 
 def _same_kernel(one: Measured, other: Measured) -> bool:
-    """Of stock's rows that of the same kernel is llama-bench's pair; with flash attention left to llama-bench, either."""
+    """Whether rows of stock and llama-bench pair: they must have the same kernel, unless flash attention was left to llama-bench."""
     said = {str(side.settings["mode"]) for side in (one, other)}
     stock, flash = said & set(STOCK_KERNELS), said & set(_FOREIGN.values())
     return not stock or not flash or flash == {_FOREIGN[stock == {STOCK_KERNELS[0]}]}
@@ -188,7 +188,7 @@ def _test(row: Row) -> str:
 
 
 def _together(ones: Sequence[tuple[Measured, list[float]]]) -> Measured:
-    """Rows of the same settings as one."""
+    """Merge rows of the same settings into one."""
     first = ones[0][0]
     measured = [(one, samples) for one, samples in ones if one.speed is not None]
     if not measured:
@@ -213,7 +213,7 @@ def _by_key(side: Sequence[Measured], keys: Sequence[str]) -> dict[tuple, list[M
 
 
 def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, str, str]]:
-    """The facts in which their machines differ."""
+    """The facts in which the machines differ."""
     told = []
     for name in _MACHINE:
         of_a, of_b = (", ".join(dict.fromkeys(one.facts[name] for one in side if name in one.facts)) for side in (a, b))
@@ -223,7 +223,7 @@ def _machines(a: Sequence[Measured], b: Sequence[Measured]) -> list[tuple[str, s
 
 
 def _both(a: Any, b: Any) -> Any:
-    """The common value, or "A -> B". A value that one side alone has is no difference."""
+    """The common value, or "A -> B". A value that only one side has is not a difference."""
     return b if a is None else a if b is None or a == b else f"{_said(a)} -> {_said(b)}"
 
 

@@ -1,4 +1,4 @@
-"""Retention: the answers of full attention that a mode keeps."""
+"""Retention: the share of full attention's answers that a mode keeps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from edgekv.lab.results.intervals import wilson
 
 HANDFUL = 5
-"""Where full attention finds fewer answers than this, and fewer than half of those asked for, the model cannot do the task:
-what it finds may be luck, and the task says nothing about the cache."""
+"""If full attention finds fewer answers than this, and fewer than half of all, the model cannot do the task:
+its answers may be luck, and the task says nothing about the cache."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Retention:
     @property
     def says_nothing(self) -> bool:
         if self.luck and wilson(self.n_full, self.n_asked)[0] <= self.luck / self.n_asked:
-            return True  # guesses may have found that
+            return True  # guesses may have found so many
         return self.n_full < HANDFUL and 2 * self.n_full < self.n_asked or not self.n_full
 
     @property
     def share(self) -> float | None:
-        """The share that is kept; None if full attention finds nothing."""
+        """The kept share; None if full attention finds nothing."""
         return self.n_kept / self.n_full if self.n_full else None
 
     def row(self) -> dict[str, Any]:
-        """The counts, and the share with its interval (Wilson; answers to one context are not quite independent, so it is
-        rather too narrow than too wide)."""
+        """The counts, and the share with its interval (Wilson's; answers to one context are not quite independent, so it is
+        too narrow rather than too wide)."""
         low, high = wilson(self.n_kept, self.n_full) if self.n_full else (None, None)
         return {
             "asked": self.n_asked, "full_found": self.n_full, "found": self.n_found, "kept": self.n_kept,

@@ -1,4 +1,4 @@
-"""Files of results: what `-o json` and `-o jsonl` print, EdgeKV's commands and llama-bench alike."""
+"""Reads files of results: the output of `-o json` and `-o jsonl`, of EdgeKV's commands and of llama-bench."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 
 def read_document(path: Path) -> Any:
-    """What a JSON file holds; of one with a document in each line, the list of them. Raises ConfigError where it cannot be read, or is
+    """The content of a JSON file, or the list of documents of a file with one in each line. Raises ConfigError if it cannot be read or is
     neither."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def _lines(path: Path, lines: list[str]) -> list[Any]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The objects of a file's array or lines. Raises ConfigError as `read_document`, and where there is none."""
+    """The objects of a file's array or lines. Raises ConfigError as `read_document`, and if there is no object."""
     document = read_document(path)
     rows = [row for row in (document if isinstance(document, list) else [document]) if isinstance(row, dict)]
     if not rows:

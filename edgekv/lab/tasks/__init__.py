@@ -1,4 +1,4 @@
-"""Questions about long contexts that are graded exactly, generated from a seed: one file for each kind."""
+"""Questions about long contexts, generated from a seed and graded exactly: one file for each kind."""
 
 from edgekv.lab.tasks import needles, variables, words, records, facts_in_text  # noqa: F401  (each registers its tasks)
 from edgekv.lab.tasks import multi_value, multi_query, needles_only, four_hops, grid, forms  # noqa: F401  (asked by name)

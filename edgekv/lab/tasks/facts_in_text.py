@@ -7,7 +7,7 @@ from edgekv.lab.tasks.task import Blank, Context, Question, TaskSample, spread, 
 from edgekv.lab.texts.facts import SUBJECTS, Fact
 
 N_FACTS = 4
-"""In one context: with more of them a small model confuses them with full attention too."""
+"""Facts in one context: more of them confuse a small model even with full attention."""
 
 N_COLD = 500
 
@@ -42,7 +42,7 @@ def _sample(random: Random, n_tokens: int, place: float, n_cold: int = 0, in_tur
 
 
 def facts_in_text(random: Random, n_tokens: int, place: float) -> tuple[list[Fact], Context]:
-    """N_FACTS facts, and the context in which they are planted."""
+    """N_FACTS facts, and a context with the facts planted in it."""
     facts = [Fact(subject, str(value)) for subject, value in
              zip(random.sample(SUBJECTS, N_FACTS), random.sample(range(1000, 10000), N_FACTS))]
     return facts, Context(n_tokens, needles=tuple(fact.sentence for fact in facts), depths=spread(N_FACTS, place),

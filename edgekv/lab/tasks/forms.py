@@ -9,11 +9,11 @@ from edgekv.lab.tasks.task import Blank, Question, TaskSample, task
 from edgekv.lab.texts.facts import Fact
 
 Form = Callable[[Random, list[Fact]], list[Question]]
-"""Questions about all facts of a text."""
+"""A form makes questions about all facts of a text."""
 
 
 def _true_or_false(random: Random, facts: list[Fact]) -> list[Question]:
-    """A true and a false statement of each thing; what is false of it is true of another one."""
+    """A true and a false statement about each thing; the false one is true of another thing."""
     statements = []
     for fact in facts:
         wrong = random.choice([other.value for other in facts if other != fact])
@@ -29,7 +29,7 @@ def _fill_in(random: Random, facts: list[Fact]) -> list[Question]:
 
 
 def _choose(random: Random, facts: list[Fact]) -> list[Question]:
-    """The numbers to choose from all stand in the text."""
+    """Questions with a choice of numbers, all of which stand in the text."""
     questions = []
     for fact in facts:
         letter_of = dict(zip([other.value for other in random.sample(facts, len(facts))], "ABCDEFGH"))
@@ -40,7 +40,7 @@ def _choose(random: Random, facts: list[Fact]) -> list[Question]:
 
 
 def _match(random: Random, facts: list[Fact]) -> list[Question]:
-    """All in one question."""
+    """One question about all facts."""
     values = ", ".join(fact.value for fact in random.sample(facts, len(facts)))
     asked = random.sample(facts, len(facts))
     blanks = [Blank(("\n" if i else "") + f"{fact.subject}:", fact.value) for i, fact in enumerate(asked)]

@@ -1,4 +1,4 @@
-"""One long chain of boxes that get what they hold from each other: which boxes hold the number at its beginning?"""
+"""One long chain of boxes that pass on a number: which boxes hold the number from its beginning?"""
 
 from random import Random
 

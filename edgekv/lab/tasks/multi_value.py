@@ -1,4 +1,4 @@
-"""One thing that has several numbers, each said elsewhere in a long text: all of them are asked for at once."""
+"""One thing with several numbers at different places of a long text: one question asks for all."""
 
 from random import Random
 

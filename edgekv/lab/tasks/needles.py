@@ -55,7 +55,7 @@ def niah_multikey(random: Random, n_tokens: int, place: float) -> TaskSample:
 
 
 def magic_numbers(random: Random, n_tokens: int, place: float, n: int) -> tuple[list[tuple[str, str]], Context]:
-    """(city, its number) of `n` cities, and the context in which they are planted."""
+    """(city, its number) of `n` cities, and a context with these planted in it."""
     pairs = list(zip(random.sample(CITIES, n), numbers(random, n)))
     return pairs, Context(n_tokens, needles=tuple(f"The magic number of {city} is {value}." for city, value in pairs),
                           depths=spread(n, place), skip=_skip(random))
@@ -74,7 +74,7 @@ def _number(random: Random, n_digits: int) -> str:
 
 
 def numbers(random: Random, n: int) -> list[str]:
-    """Different ones, of four digits."""
+    """Different numbers of four digits."""
     return [str(number) for number in random.sample(range(1000, 10000), n)]
 
 

@@ -1,4 +1,4 @@
-"""A haystack that consists of needles: every sentence says what the asked ones say, of something else."""
+"""A haystack made of needles: every sentence has the form of the wanted ones, but is about another thing."""
 
 from random import Random
 
@@ -9,7 +9,7 @@ from edgekv.lab.tasks.words import WORDS
 N_ASKED = 4
 
 LEAST_TOKENS = 8
-"""The least tokens of a sentence, for any model: sentences counted by it always fill the context."""
+"""Fewest tokens of a sentence in any model: a number of sentences computed from it always fills the context."""
 
 
 @task("niah-needles", "a text of nothing but magic numbers, each of another thing: four of them are asked for", RULER, by_default=False)
@@ -28,7 +28,7 @@ def niah_needles(random: Random, n_tokens: int, place: float) -> TaskSample:
 
 
 def _name(number: int) -> str:
-    """An adjective and two different words, another one for each number."""
+    """A name for each number: an adjective and two different words."""
     number, adjective = divmod(number, len(ADJECTIVES))
     first, second = divmod(number, len(WORDS) - 1)
     return f"{ADJECTIVES[adjective]} {WORDS[first]} {WORDS[second + (second >= first)]}"

@@ -1,4 +1,4 @@
-"""Boxes that hold a number, or what another box holds: variables that get their values from each other."""
+"""Boxes that hold a number or another box's content: variables that get their values from each other."""
 
 from itertools import pairwise
 from random import Random
@@ -25,7 +25,7 @@ def variables(random: Random, n_tokens: int, place: float) -> TaskSample:
 
 
 def chained(random: Random, n_tokens: int, place: float, n_chains: int, n_hops: int) -> tuple[list[tuple[list[str], str]], Context]:
-    """(boxes, the number that the first one holds) of each chain, and the context in which their links are planted, in order."""
+    """(boxes, the first box's number) of each chain, and a context with the chains' links planted in order."""
     names = random.sample(NAMES, n_chains * (n_hops + 1))
     chains = [names[i::n_chains] for i in range(n_chains)]
     values = [str(value) for value in random.sample(range(10000, 100000), n_chains)]

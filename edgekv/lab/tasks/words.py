@@ -23,7 +23,7 @@ ZETA = 2.0
 def common_words(random: Random, n_tokens: int, place: float) -> TaskSample:
     words = random.sample(WORDS, len(WORDS))
     common, others = words[:N_COMMON], words[N_COMMON:]
-    # in rounds, so that the counts are right wherever the list is cut off; ten rounds for each other word
+    # in rounds, so that the counts are right wherever the list is cut; each other word has ten rounds
     listed: list[str] = []
     while len(listed) < n_tokens:
         n_others = len(others) // 10
@@ -38,7 +38,7 @@ def frequent_words(random: Random, n_tokens: int, place: float) -> TaskSample:
     words = list(dict.fromkeys("".join(random.choices(SYLLABLES, k=3)) for _ in range(64)))[:40]
     share = [(rank + 1) ** -ZETA for rank in range(len(words))]
     owed, listed = [0.0] * len(words), list[str]()
-    while len(listed) < n_tokens:  # in rounds, as above: each word gets what it is owed
+    while len(listed) < n_tokens:  # in rounds, as above: each word catches up with its share
         part = []
         for rank, word in enumerate(words):
             owed[rank] += 40 * share[rank] / sum(share)

@@ -1,4 +1,4 @@
-"""Facts that can be planted in a text and asked for: things that have a number."""
+"""Facts to plant in a text and ask for: things with a number."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ SUBJECTS = (
     "room number of Doctor Lee", "price of the red bicycle", "combination of the safe", "population of Willowbrook",
     "number of the train to Vienna", "account number of Mr. Harris", "PIN of Anna's card", "phone number of the Boston bakery",
 )
-"""What the facts are about: each in words of its own."""
+"""The subjects of facts, each in words of its own."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Fact:
 
     @property
     def beginning(self) -> str:
-        """How the answer begins."""
+        """The beginning of the answer."""
         return f"The {self.subject} is"
 
 

@@ -1,4 +1,4 @@
-"""How a model's chat template frames a text, a question about it, and the beginning of the answer."""
+"""The frame of a model's chat template around a text, a question about it, and the beginning of the answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from edgekv.lab.texts.text import chat_template, check_beginnings
 from edgekv.llama import Llama
 
 MARK = "\ue000"
-"""Stands for what is said while the template is rendered: a private character that no template holds."""
+"""Placeholder for messages while the template is rendered: a private character that no template contains."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Tokens around what is said: `before` the user's turn, `after` it up to where the answer begins, and `between` an answer and
-    the user's next turn."""
+    """Tokens around messages: `before` the user's turn, `after` it up to the answer, and `between` an answer and the user's next
+    turn."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -24,8 +24,8 @@ class Frame:
 
     @classmethod
     def of(cls, llama: Llama) -> Frame:
-        """In the model's chat template, or in plain words for a model without one. Raises ModelError for a template that does not
-        leave what is said as it is, and for tokens with a beginning of text too many."""
+        """The frame of the model's chat template, or of plain words for a model without one. Raises ModelError if the template changes
+        messages, or if the tokens have a superfluous beginning of text."""
         chat = chat_template(llama, add_generation_prompt=True)
         if chat is None:
             empty = llama.tokenize(b"")
@@ -44,7 +44,7 @@ class Frame:
 
 
 def plain(llama: Llama, text: str) -> list[int]:
-    """Text as tokens: what looks like a control token in it is none. Raises ModelError where a beginning of text is among them."""
+    """Text as tokens, without control tokens even if it spells one. Raises ModelError if a beginning of text is among them."""
     tokens = llama.tokenize(text.encode(), add_bos=False)
     check_beginnings(llama, tokens, repr(text[:40]), "")
     return tokens

@@ -10,23 +10,23 @@ from edgekv.lab.texts.text import Text
 from edgekv.llama import Llama
 
 MARGIN = 64
-"""Tokens at the end that no planted sentence reaches into."""
+"""Tokens at the end without planted sentences."""
 
 
 @dataclass(frozen=True)
 class Haystack:
     tokens: list[int]
     positions: list[int]
-    """Where each planted sentence begins, in tokens."""
+    """The first token of each planted sentence."""
 
 
 def paragraphs(text: Text) -> list[str]:
-    """Each with the empty line after it."""
+    """The paragraphs of a text, each with the empty line after it."""
     return [paragraph.strip() + "\n\n" for paragraph in text.content.split("\n\n") if paragraph.strip()]
 
 
 def sentences(text: Text) -> list[str]:
-    """Each with the white space after it; about as fine as a place in a text can be chosen."""
+    """The sentences of a text, each with the white space after it: the finest choice of places."""
     return [sentence for paragraph in paragraphs(text) for sentence in re.findall(r".+?(?:[.!?:]\s+|\Z)", paragraph, re.S)]
 
 
@@ -34,14 +34,14 @@ def planted(
     llama: Llama, name: str, pieces: Sequence[str], needles: Sequence[str], starts: Sequence[int], n_tokens: int, n_last: int,
     before: Sequence[int] = (),
 ) -> Haystack:
-    """`n_tokens` tokens: `before`, then the `pieces` of the text called `name`, with each of the `needles` as a paragraph of
-    its own at the first end of a piece from its start (in tokens, ascending) on, or earlier where the next piece would push it
-    beyond `n_last` tokens. Raises ConfigError where the text has too little or too long pieces, or the needles too many
+    """Build `n_tokens` tokens: `before`, then the `pieces` of the text `name`. Each of the `needles` is a paragraph of its own. It
+    stands at the first end of a piece from its start (in tokens, ascending) on, or earlier if the next piece would push it
+    beyond `n_last` tokens. Raises ConfigError if the text is too short, its pieces too long, or the needles have too many
     tokens."""
     tokens, positions = list(before), list[int]()
     apart = plain(llama, "\n\n")
     todo = [plain(llama, needle + "\n\n") for needle in needles]
-    inside = False  # a paragraph
+    inside = False  # inside a paragraph
     for text in pieces:
         piece = plain(llama, text)
         while todo:

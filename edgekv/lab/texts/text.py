@@ -1,6 +1,6 @@
-"""The texts that benchmarks read: prose, code and dialogue out of Python's own standard library, without a download, or a file.
+"""The texts that benchmarks read: prose, code and dialogue from Python's standard library, without a download, or a file.
 
-They are the same wherever the Python version is. `content` is plain text; a Text also knows how a given model reads it.
+They are the same for the same Python version. `content` is plain text; a Text also knows how a given model reads it.
 """
 
 import ast
@@ -20,7 +20,7 @@ from edgekv.registry import Registry
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 BYTES_PER_TOKEN = 16
-"""Text handed to the tokenizer for each token that is wanted: far above any language's mean, and it bounds the work."""
+"""Bytes given to the tokenizer per wanted token: far above any language's mean, and a bound on the work."""
 
 SOURCES = (
     "collections/__init__", "statistics", "heapq", "argparse", "difflib", "fractions", "textwrap", "random", "configparser",
@@ -28,11 +28,11 @@ SOURCES = (
     "mailbox", "optparse", "pathlib", "pdb", "pickle", "shutil", "subprocess", "tarfile", "threading", "turtle", "typing",
     "zipfile", "email/message", "asyncio/base_events", "unittest/mock", "xml/dom/minidom", "ast", "enum", "ipaddress", "locale",
 )
-"""Modules of the standard library that code and dialogue are made from; those a Python version does not have are left out."""
+"""Modules of the standard library that make code and dialogue; modules that a Python version lacks are skipped."""
 
 
 def chat_template(llama: Llama, add_generation_prompt: bool) -> Jinja2ChatFormatter | None:
-    """Renders messages as the model expects them; None for a model without a template."""
+    """A formatter that renders messages for the model; None for a model without a template."""
     template = llama.metadata.get("tokenizer.chat_template")
     if template is None:
         return None
@@ -41,8 +41,8 @@ def chat_template(llama: Llama, add_generation_prompt: bool) -> Jinja2ChatFormat
 
 
 def check_beginnings(llama: Llama, tokens: Sequence[int], what: str, written: str | None = None) -> None:
-    """Raises ModelError where `tokens` hold the beginning-of-text token more often than they should: once, and at the very beginning;
-    or, where they are the tokens of `written`, a part of a chat, as often as that has it."""
+    """Raise ModelError if `tokens` hold the beginning-of-text token too often. It may stand once, at the very beginning; in the tokens
+    of `written`, a part of a chat, as often as there."""
     bos = llama.token_bos()
     places = [i for i, token in enumerate(tokens) if token == bos]
     if places in ([], [0]) and written is None or not places:
@@ -61,7 +61,7 @@ class Text:
     content: str
 
     def tokens(self, llama: Llama, n: int) -> list[int]:
-        """The first `n` tokens as this model reads them; fewer where the text is shorter. Raises ModelError (`check_beginnings`)."""
+        """The first `n` tokens as this model reads them; fewer if the text is shorter. Raises ModelError (`check_beginnings`)."""
         tokens = llama.tokenize(self.content[: BYTES_PER_TOKEN * n].encode())[:n]
         check_beginnings(llama, tokens, self.name)
         return tokens
@@ -79,7 +79,7 @@ class Dialogue(Text):
         if chat is None:
             return super().tokens(llama, n)
         n_turns = n // 64 + 1
-        while True:  # how many tokens a turn comes to is only known afterwards
+        while True:  # a turn's number of tokens is only known afterwards
             messages: list[Any] = [{"role": role, "content": said} for turn in self.turns[:n_turns]
                         for role, said in zip(("user", "assistant"), turn)]
             read = chat(messages=messages)
@@ -120,7 +120,7 @@ def standard_text() -> Text:
 
 
 def find_text(name: str) -> Text:
-    """The text of that name (TEXTS), else the file at that path. Raises ConfigError."""
+    """The text called `name` (TEXTS), otherwise the file at that path. Raises ConfigError."""
     if name in TEXTS:
         return TEXTS.get(name)()
     if not Path(name).exists():
@@ -129,7 +129,7 @@ def find_text(name: str) -> Text:
 
 
 def read_text(path: Path) -> Text:
-    """Raises ConfigError if the file cannot be read or is not UTF-8 text."""
+    """Read a file as a text. Raises ConfigError if it cannot be read or is not UTF-8."""
     try:
         return Text(path.name, path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -156,7 +156,7 @@ def _docstrings() -> Iterator[tuple[str, str]]:
         todo: list[tuple[str, ast.AST]] = [(module, ast.parse(source))]
         while todo:
             name, node = todo.pop(0)
-            if text := ast.get_docstring(node):  # type: ignore[arg-type]  # only what has one is put into todo
+            if text := ast.get_docstring(node):  # type: ignore[arg-type]  # todo holds only nodes that may have one
                 yield name, text
             inner = node.body if isinstance(node, (ast.Module, ast.ClassDef)) else []
             todo[:0] = [(f"{name}.{child.name}", child) for child in inner
@@ -164,7 +164,7 @@ def _docstrings() -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(texts: Iterator[str]) -> Iterator[str]:
-    """Those that are sentences: not indented (code), no grammar, no heading, no item of a list."""
+    """The paragraphs that are sentences, without indented text (code), grammars, headings and list items."""
     for text in texts:
         for paragraph in text.split("\n\n"):
             lines = paragraph.strip("\n").splitlines()
@@ -176,7 +176,7 @@ def _paragraphs(texts: Iterator[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Documented:
-    """A name of the library and its docstring, as turns of a chat about it."""
+    """A name of the library and its docstring, for turns of a chat about it."""
 
     name: str
     docstring: str
@@ -199,7 +199,7 @@ class _Documented:
         yield asked[form % len(asked)], self.explanation
         try:
             examples = doctest.DocTestParser().get_examples(self.docstring)
-        except ValueError:  # not meant to be run
+        except ValueError:  # the example cannot be run
             return
         for example in examples[:4]:
             gives = f"It gives {example.want.strip()}" if example.want.strip() else "That prints nothing."

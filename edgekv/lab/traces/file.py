@@ -1,22 +1,22 @@
-"""The file that a trace is kept in: a zip that numpy.load can read too.
+"""A trace's file: a zip that numpy.load can read too.
 
     header.json                   format, version and the fields of TraceHeader, as UTF-8
     steps/000032.mass_sum.npy     float16 [step, layer, kv_head, page]: 32 steps from step 32 on, the pages in use after the last; attention
                                   mass with full attention, summed over the query heads of the group
-    steps/000032.mass_max.npy     the same, the maximum over the query heads in place of the sum
-    steps/000032.sampled_sum.npy  the same as mass_sum, as mode sparse observed it: weighted mass of the rows that were read
-    steps/000032.sampled_max.npy  the same, the maximum over the query heads
-    steps/000032.n_read.npy       uint16: how many rows mode sparse read of the page
+    steps/000032.mass_max.npy     the same, with the maximum over the query heads in place of the sum
+    steps/000032.sampled_sum.npy  mass_sum as mode sparse observed it: the weighted mass of the read rows
+    steps/000032.sampled_max.npy  the same, with the maximum over the query heads
+    steps/000032.n_read.npy       uint16: the number of rows that mode sparse read of the page
     key_norms.npy                 float32 [layer, kv_head, page]: mean L2 norm of the keys of each page after the last step
 
-A step decodes one token; step 0 is the first after the tokens that were read in batches, the first of the warm-up if there is one. A
-layer of these arrays is a hooked one. What mode sparse observed is from a pass of its own over the same tokens, at `TraceHeader.resolution`,
-in which the layers before attended by sampling too, as they do live.
-Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 where it is below 6e-5. Members are deflated,
-one by one, so that a reader needs no more memory than one of them takes.
+A step decodes one token; step 0 is the first after the tokens read in batches, and the first of the warm-up if there is one. The
+layers of these arrays are the hooked ones. Mode sparse's observations come from a pass of their own over the same tokens, at
+`TraceHeader.resolution`; in it earlier layers also attend by sampling, as they do live.
+Members may stand in any order. float16 keeps a mass within 0.05 %, or within 3e-8 below 6e-5. Each member is deflated
+by itself, so that a reader needs memory for only one.
 
-A file is written under the name FILE.part and renamed when it is complete: a FILE that exists is whole.
-Version 1 had estimates of sketches in place of what mode sparse observes.
+A file is written as FILE.part and renamed when complete: an existing FILE is whole.
+Version 1 had estimates of sketches in place of mode sparse's observations.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ KINDS = (*FULL, *SAMPLED)
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """What a trace is of."""
+    """Describes a trace."""
 
     model: str
     """File name of the model."""
     text: str
     depth: int
-    """Tokens in the cache when the first measured step begins, those of the warm-up among them."""
+    """Tokens in the cache when the first measured step begins, including the warm-up."""
     n_warmup: int
-    """Steps of the warm-up, which every policy sees in full and which are not measured. Nothing is known about the attention of
-    the tokens before them: they were read in batches."""
+    """Steps of the warm-up: every policy sees them in full, and they are not measured. The attention of earlier tokens is unknown,
+    because they were read in batches."""
     n_steps: int
     """Measured steps."""
     n_heads: int
-    """KV heads of the layer that has most."""
+    """KV heads of the layer with most heads."""
     n_pages: int
     """Pages in use after the last step."""
     page_tokens: int
     layers: tuple[int, ...]
-    """Number in the model of each hooked layer."""
+    """Each hooked layer's number in the model."""
     groups: tuple[int, ...]
     """Query heads of each KV head, for each layer."""
     exists: tuple[tuple[bool, ...], ...]
     """[layer][head]: the layer has that KV head."""
     resolution: float
-    """What mode sparse sampled at."""
+    """The resolution of mode sparse's sampling."""
     rope: tuple[int, int, float, float] | None = None
-    """head_dim, channels turned, base and linear scaling factor of the rotary embedding."""
+    """head_dim, rotated channels, base and linear scaling factor of the rotary embedding."""
     type_k: str = "f16"
     type_v: str = "f16"
     version: int = VERSION
@@ -103,7 +103,7 @@ class TraceHeader:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head, of the layer that has most."""
+        """Query heads of a KV head, in the layer with most of them."""
         return max(self.groups)
 
     @property
@@ -113,7 +113,7 @@ class TraceHeader:
 
     @property
     def n_total(self) -> int:
-        """Steps with those of the warm-up."""
+        """Steps including the warm-up."""
         return self.n_warmup + self.n_steps
 
     @property
@@ -121,21 +121,21 @@ class TraceHeader:
         return PageShape(self.n_layers, self.n_heads, self.n_pages, self.page_tokens, exists=np.array(self.exists))
 
     def position(self, step: int) -> int:
-        """The position of the token that is decoded in a step."""
+        """The position of a step's token."""
         return self.n_prompt + step
 
     def n_used_end(self, step: int) -> int:
-        """Pages in use in a step, its own token's among them."""
+        """Pages in use in a step, including its own token's."""
         return self.position(step) // self.page_tokens + 1
 
     def page_positions(self, position: int) -> np.ndarray:
-        """int32 [page]: the newest position in each page when `position` is the newest of all, -1 where it is empty."""
+        """int32 [page]: the newest position in each page when `position` is the newest of all; -1: the page is empty."""
         first = np.arange(self.n_pages, dtype=np.int32) * self.page_tokens
         return np.where(first > position, -1, np.minimum(first + self.page_tokens - 1, position)).astype(np.int32)
 
 
 def dtype_of(kind: str) -> type[np.generic]:
-    """The type that one of KINDS is kept in."""
+    """The stored type of one of KINDS."""
     return np.uint16 if kind == N_READ else np.float16
 
 
@@ -148,12 +148,12 @@ def _member(kind: str, start: int) -> str:
 
 
 def _members(header: TraceHeader) -> set[str]:
-    """What a complete file has besides its header."""
+    """The members of a complete file besides its header."""
     return {_member(kind, start) for kind in KINDS for start in chunk_starts(header)} | {KEY_NORMS}
 
 
 class TraceFile:
-    """A complete trace file, read member by member. Raises ConfigError where it is none, is damaged, or of another version."""
+    """A complete trace file, read member by member. Raises ConfigError for another kind of file, a damaged one, or another version."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -194,7 +194,7 @@ class TraceFile:
             raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
-        """[step, layer, head, page] from step `start` on, of the type that it is kept in."""
+        """[step, layer, head, page] from step `start` on, of the stored type."""
         header = self.header
         n = min(CHUNK_STEPS, header.n_total - start)
         return self._array(_member(kind, start), dtype_of(kind), (n, header.n_layers, header.n_heads, header.n_used_end(start + n - 1)))
@@ -223,10 +223,10 @@ class TraceFile:
 
 
 class TraceWriter:
-    """Writes a trace file, as a context: without an error inside it the file is there afterwards, otherwise nothing is.
+    """Writes a trace file, as a context manager: without an error inside, the file exists afterwards; otherwise nothing is left.
 
-    Members are written when they are given, so that never more than one of them is in memory. `replaced`: whether a part of an
-    earlier recording that never ended was found and is overwritten. Raises EdgeKVError where the disk is full, ConfigError where
+    Members are written as they come, so that at most one is in memory. `replaced`: whether the part of an
+    unfinished earlier recording was found and is overwritten. Raises EdgeKVError if the disk is full, ConfigError if
     the file cannot be created.
     """
 
@@ -263,7 +263,7 @@ class TraceWriter:
             raise
 
     def chunk(self, kind: str, start: int, array: np.ndarray) -> None:
-        """One of KINDS, [step, layer, head, page] from step `start` on; rounded to the type that it is kept in."""
+        """Write one of KINDS, [step, layer, head, page] from step `start` on, rounded to its stored type."""
         self._write(_member(kind, start), np.ascontiguousarray(array, dtype_of(kind)))
 
     def key_norms(self, norms: np.ndarray) -> None:
@@ -286,7 +286,7 @@ class TraceWriter:
                               "and try again") from None
 
     def _discard(self) -> None:
-        self._zip.fp = None  # or it would write its directory when it is collected
-        with contextlib.suppress(OSError):  # what is buffered does not fit either
+        self._zip.fp = None  # otherwise it would write its directory when collected
+        with contextlib.suppress(OSError):  # buffered data does not fit either
             self._file.close()
         self._part.unlink(missing_ok=True)

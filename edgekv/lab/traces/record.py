@@ -1,7 +1,7 @@
-"""Records a trace: what full attention gives each page, step by step, and what mode sparse observes of it.
+"""Records a trace: full attention's mass on each page, step by step, and mode sparse's observation of it.
 
 A text is read in batches, then decoded token by token (teacher-forced) with full attention. The same tokens are then decoded once more in
-mode sparse, which samples in every layer: what it observes is what a live policy sees.
+mode sparse, which samples in every layer: its observation is the one that a live policy gets.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from edgekv.rates.measuring.interrupts import Interrupts
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the tokens done so far and their number."""
+"""Called with the current activity, the tokens done and their total."""
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record."""
+    """The request of a recording."""
 
     model: Path
     text: Text
     depth: int = 7168
-    """Tokens in the cache when the first measured step begins; the last n_warmup of them are decoded one by one."""
+    """Tokens in the cache when the first measured step begins; the last `n_warmup` of them are decoded one by one."""
     n_steps: int = 1024
     n_warmup: int = 32
     resolution: float = SelectionOptions.resolution
@@ -59,10 +59,10 @@ class Recording:
 
 def record(recording: Recording, path: Path, progress: Progress = lambda what, done, total: None,
            warn: Callable[[str], None] = lambda text: None) -> TraceHeader:
-    """Write the trace to `path`; where it does not come to an end, nothing is left of it.
+    """Write the trace to `path`; an unfinished recording leaves nothing.
 
-    Raises ConfigError where the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError where the model
-    cannot be loaded, EdgeKVError where no layer is served or the disk is full.
+    Raises ConfigError if the text is too short, EDGEKV=0 is set or the file cannot be created, ModelError if the model
+    cannot be loaded, EdgeKVError if no layer is served or the disk is full.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is no attention to observe; unset it")
@@ -86,11 +86,11 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
 
 
 _EXACT = KvOptions(mode=KvMode.EXACT, device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, plan_every=1)
-"""On the processor: a device does not say which rows it read. Each ubatch is a run, so that its mass is not the difference of two sums."""
+"""On the processor, because a device does not report the rows that it read. Each ubatch is a run, so its mass is not a difference of sums."""
 
 
 def _sampling(options: KvOptions, resolution: float) -> KvOptions:
-    """Mode sparse at every depth, with the rows that it reads."""
+    """Options of mode sparse at every depth, with its read rows kept."""
     return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, resolution=resolution, exact_tokens=0, error_every=0, keep_rows=True)
 
 
@@ -113,7 +113,7 @@ def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:
 
 
 class _Run:
-    """Reads the text, and makes two passes over what follows: with full attention, and in mode sparse."""
+    """Reads the text, and decodes the following tokens twice: with full attention, and in mode sparse."""
 
     def __init__(self, recording: Recording, decoder: Decoder, tokens: list[int], writer: TraceWriter, progress: Progress):
         self.recording, self.decoder, self.tokens, self.writer, self.progress = recording, decoder, tokens, writer, progress
@@ -149,7 +149,7 @@ class _Run:
         return ubatch.mass_sum[self._pages], ubatch.mass_max[self._pages], n_read
 
     def _pass(self, doing: str, kinds: tuple[str, ...], arrays: Callable[[UbatchReport], tuple[np.ndarray, ...]], watch: _Watch) -> None:
-        """Decode the tokens after the text one by one and write those arrays of each."""
+        """Decode the tokens after the text one by one, and write the arrays `kinds` of each."""
         header, runtime = self.header, self.runtime
         chunks = _Chunks(self.writer, header, kinds)
 
@@ -170,14 +170,14 @@ class _Run:
         chunks.flush()
 
     def _check_order(self) -> None:
-        """A trace says that page p holds the positions from p * page_tokens on."""
+        """Check the trace's assumption that page p holds the positions from p * page_tokens on."""
         n = len(self.tokens)
         if not np.array_equal(self.runtime.cells.stream(0).positions[:n], np.arange(n)):
             raise EdgeKVError("llama.cpp did not store the tokens in the order of their positions, and a trace needs that")
 
 
 class _Watch(Interrupts):
-    """Raises, between two decodes, what happened in one."""
+    """Keeps an exception of a decode, and raises it between two decodes."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
@@ -226,7 +226,7 @@ class _Chunks:
 
 
 def _key_norms(runtime: Runtime, header: TraceHeader) -> np.ndarray:
-    """float32 [layer, head, page]: mean L2 norm of the keys of each page."""
+    """float32 [layer, head, page]: mean L2 norm of each page's keys."""
     norms = np.zeros(header.shape.axes, np.float32)
     valid = np.ones(header.depth + header.n_steps, bool)
     for il, layer in enumerate(header.layers):

@@ -1,7 +1,7 @@
-"""Recorded attention: for each decode step (one token), how much attention mass fell on each page, and what of it sampling observed.
+"""Recorded attention: for each decode step (one token) the attention mass on each page, and the part that sampling observed.
 
-`Trace.open` reads a file that `edgekv trace record` wrote (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
-iterated; `Trace.of` makes one from arrays. Both can be reduced (`cut`) and written (`write`).
+`Trace.open` reads a file of `edgekv trace record` (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
+iterated; `Trace.of` makes a trace from arrays. Both can be reduced (`cut`) and written (`write`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Trace", "TraceHeader", "TraceStep"]
 
 
 _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-"""Every float16 by its bits: looked up several times as fast as NumPy converts."""
+"""Every float16 by its bits: a lookup is several times as fast as NumPy's conversion."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class TraceStep:
     """One decode step. Arrays are [layer, head, page], zero from n_used_end on; masses are float32."""
 
     mass_sum: np.ndarray
-    """Attention mass, summed over the query heads of the group: a head's pages add up to the group size, less what sinks of the
-    model itself took."""
+    """Attention mass, summed over the query heads of the group: a head's pages add up to the group size, less the mass on the model's
+    own sinks."""
     mass_max: np.ndarray
     """The maximum over the query heads."""
     position: int
     n_used_end: int
     warmup: bool
-    """No policy misses anything of this step, and it is not measured."""
+    """A step of the warm-up: no policy misses anything in it, and it is not measured."""
     sampled_sum: np.ndarray | None = None
-    """mass_sum as mode sparse observes it: a consistent estimate, zero where it read nothing. None: not asked for."""
+    """mass_sum as mode sparse observes it: a consistent estimate, zero for unread pages. None: not requested."""
     sampled_max: np.ndarray | None = None
-    """The same of mass_max."""
+    """mass_max as mode sparse observes it."""
     n_read: np.ndarray | None = None
-    """uint16: how many rows mode sparse read of the page."""
+    """uint16: the number of rows that mode sparse read of the page."""
 
     @property
     def sampled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sampled_sum, sampled_max, n_read). Raises ValueError where they were not asked for (`Trace.steps`)."""
+        """(sampled_sum, sampled_max, n_read). Raises ValueError if they were not requested (`Trace.steps`)."""
         if self.sampled_sum is None or self.sampled_max is None or self.n_read is None:
             raise ValueError("this step was read without what mode sparse observed")
         return self.sampled_sum, self.sampled_max, self.n_read
@@ -62,7 +62,7 @@ class _Source(Protocol):
 
 
 class _Arrays:
-    """A trace in memory: [step, layer, head, page] of each kind, as a file keeps it."""
+    """A trace in memory: [step, layer, head, page] of each kind, in the file's type."""
 
     def __init__(self, header: TraceHeader, arrays: Mapping[str, np.ndarray], key_norms: np.ndarray):
         self.header, self._arrays, self._key_norms = header, arrays, key_norms
@@ -78,7 +78,7 @@ class _Arrays:
 
 
 class Trace:
-    """Steps in order, those of the warm-up first; can be iterated again and again."""
+    """Steps in order, beginning with the warm-up; can be iterated repeatedly."""
 
     def __init__(self, source: _Source):
         self._source = source
@@ -87,13 +87,13 @@ class Trace:
 
     @classmethod
     def open(cls, path: Path | str) -> Trace:
-        """Raises ConfigError where there is no complete trace of this version."""
+        """Open a file. Raises ConfigError if it is not a complete trace of this version."""
         return cls(TraceFile(Path(path)))
 
     @classmethod
     def of(cls, header: TraceHeader, mass_sum: np.ndarray, sampled_sum: np.ndarray, n_read: np.ndarray, mass_max: np.ndarray | None = None,
            sampled_max: np.ndarray | None = None, key_norms: np.ndarray | None = None) -> Trace:
-        """From arrays [step, layer, head, page], which are rounded as in a file. A maximum that is None is as its sum, which is right for
+        """A trace from arrays [step, layer, head, page], rounded as in a file. A maximum of None equals its sum, which is right for
         groups of one query head; key_norms None: all 1."""
         given = (mass_sum, mass_sum if mass_max is None else mass_max, sampled_sum,
                  sampled_sum if sampled_max is None else sampled_max, n_read)
@@ -116,14 +116,14 @@ class Trace:
         self.close()
 
     def __len__(self) -> int:
-        """Steps with those of the warm-up."""
+        """The number of steps including the warm-up."""
         return self.header.n_total
 
     def __iter__(self) -> Iterator[TraceStep]:
         return self.steps()
 
     def steps(self, sampled: bool = True) -> Iterator[TraceStep]:
-        """The steps, with what mode sparse observed or without: what is not wanted is not read."""
+        """The steps, with or without mode sparse's observation; without, it is not read."""
         header = self.header
         for start in chunk_starts(header):
             chunks = [self._source.chunk(kind, start) for kind in (KINDS if sampled else FULL)]
@@ -134,11 +134,11 @@ class Trace:
 
     @property
     def key_norms(self) -> np.ndarray:
-        """float32 [layer, head, page]: mean L2 norm of each page's keys after the last step, zero where there is no such head."""
+        """float32 [layer, head, page]: mean L2 norm of each page's keys after the last step, zero for missing heads."""
         return self._source.key_norms()
 
     def _wide(self, array: np.ndarray) -> np.ndarray:
-        """With all pages, and float32 in place of float16."""
+        """The array with all pages, and float32 in place of float16."""
         masses = array.dtype == np.float16
         wide = np.zeros(self._axes, np.float32 if masses else array.dtype)
         wide[:, :, : array.shape[2]] = np.take(_FLOATS, array.view(np.uint16), mode="clip") if masses else array
@@ -147,7 +147,7 @@ class Trace:
     # ---- other traces of it ---------------------------------------------------------------------------------------------------
 
     def loaded(self) -> Trace:
-        """It in memory (`loaded_bytes`), for many simulations of one trace."""
+        """The trace in memory (`loaded_bytes`), for many simulations."""
         return self.cut()
 
     @property
@@ -156,8 +156,8 @@ class Trace:
         return 2 * len(KINDS) * header.n_total * header.n_layers * header.n_heads * header.n_pages
 
     def cut(self, layers: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
-        """A part of it, in memory: some layers, the first n_steps steps, the last n_warmup of the warm-up. None: all of them. Raises
-        ConfigError where it has not that."""
+        """A part of the trace, in memory: some layers, the first n_steps steps, the last n_warmup steps of the warm-up. None: all. Raises
+        ConfigError if the trace lacks the part."""
         header = self.header
         chosen = list(range(header.n_layers)) if layers is None else list(layers)
         n_steps = header.n_steps if n_steps is None else n_steps
@@ -183,7 +183,7 @@ class Trace:
         return out
 
     def write(self, path: Path | str) -> None:
-        """Raises ConfigError or EdgeKVError where it cannot be written; there is no file then."""
+        """Write the trace to a file. On failure raises ConfigError or EdgeKVError and leaves no file."""
         header = self.header
         with TraceWriter(Path(path), header) as writer:
             for start in chunk_starts(header):

@@ -10,7 +10,7 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr size_t kMinMargin   = 256u << 20;  // of VRAM that is left to others
+constexpr size_t kMinMargin   = 256u << 20;  // VRAM left to other programs
 constexpr size_t kMaxHalfRing = 128u << 20;
 
 bool waits_for_nodes() {
@@ -111,14 +111,14 @@ bool GpuEngine::init() {
         }
     }
 
-    // empty cells and pages, none in a slot or pinned, no group without a sketch: each is built with its first key
+    // all cells and pages start empty, without slots and pins, and no group is open: its first key builds its sketch
     std::vector<int32_t> empty(std::min(mirrors.end, size_t{1} << 20), -1);
     for (size_t i = 0; i < mirrors.end; i += empty.size()) {
         if (!copy(mirror(i), empty.data(), std::min(empty.size(), mirrors.end - i)*sizeof(int32_t))) {
             return false;
         }
     }
-    const std::vector<int32_t> none(3*n_groups);  // open, and pinned
+    const std::vector<int32_t> none(3*n_groups);  // clears `open` and `pins`
     std::vector<EdgekvDeviceLayer> table;  // edgekv_device_layer, see move_device.cu
     for (const EngineLayer & layer : shape.layers) {
         table.push_back(home_of(layer));
@@ -166,7 +166,7 @@ bool GpuEngine::read(void * dst, const void * src, size_t n_bytes) {
 
 bool GpuEngine::grow(DeviceBuffer & buffer, size_t n_bytes) {
     if (n_bytes > buffer.size()) {
-        renew();  // recorded graphs know the address of the old one
+        renew();  // recorded graphs hold the old buffer's address
         use_device(index);
     }
     return buffer.reserve(n_bytes);
@@ -296,8 +296,8 @@ EngineBytes GpuEngine::bytes() const {
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-// Shares, rows and logits of a token grow with the context. A long context serves fewer tokens at a time and reads the sketches more often,
-// which lie on the device.
+// A token's shares, rows and logits grow with the context. In a long context fewer tokens go together, and the sketches, which lie on the
+// device, are read more often.
 int GpuEngine::most_tokens(int layer) const {
     const EngineLayer & r        = shape.layers[layer];
     const size_t      of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
@@ -308,7 +308,7 @@ int GpuEngine::most_tokens(int layer) const {
 bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool has_lists) {
     const EngineLayer & r = shape.layers[layer];
 
-    // for the whole context, so that it need not grow with it
+    // sized for the whole context, so that it never grows during decode
     EngineView whole = view;
     whole.n_cells = shape.n_cells;
     EngineAttend args = {};
@@ -322,7 +322,7 @@ bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind
 
     const edgekv_selection any = {};
     args.selection = &any;
-    size_t n_tokens = 0;  // of all streams of the widest group
+    size_t n_tokens = 0;  // in the largest group, over all its streams
     for (const Group & group : groups_of(whole, args, layer)) {
         n_tokens = std::max(n_tokens, static_cast<size_t>(group.view.n_streams)*group.view.n_tokens);
         const AttendProblem p = problem(layer, group.view, group.args, 0);

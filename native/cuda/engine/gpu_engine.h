@@ -15,11 +15,11 @@
 
 namespace edgekv::gpu {
 
-// sets the sentence that the library's last_error() gives; returns false
+// keeps `sentence` for the library's error(); returns false
 bool fail_with(const std::string & sentence);
 std::string mebibytes(size_t n_bytes);
 
-constexpr int kUpdates = 1 << 14;  // that one upload carries
+constexpr int kUpdates = 1 << 14;  // most updates that one upload carries
 
 // Device memory, zeroed; grows, never shrinks.
 class DeviceBuffer {
@@ -29,7 +29,7 @@ public:
     DeviceBuffer & operator=(DeviceBuffer && other) noexcept;
     ~DeviceBuffer() { release(); }
 
-    bool reserve(size_t n_bytes);  // contents are lost when it grows, which waits for the device
+    bool reserve(size_t n_bytes);  // growing waits for the device and loses the contents
     void release();
 
     template <class T>
@@ -112,14 +112,14 @@ public:
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int layer, int stream) override;
-    // How much selection and attention may leave for tokens that are served together, where they are more than one; tests take less.
+    // Bytes that selection and attention may leave for tokens served together; a single token may take more. Tests set less.
     size_t together_bytes = 64u << 20;
 
     size_t sketch_stream_bytes(int layer) override { return layer_sketches[layer].stream_bytes; }
     const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
-    // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
+    // The device's copies of host arrays lie one behind the other in one buffer; these are their offsets.
     struct Mirrors {
         size_t newest, positions, slots, open, pins, end;
     };
@@ -128,13 +128,13 @@ private:
         size_t stream_bytes = 0;
         DeviceBuffer data;
     };
-    // The uploads of a step. They are two, so that the host fills one while the device still reads the other.
+    // A step's upload. There are two: the host fills one while the device still reads the other.
     struct Upload {
         PinnedBuffer host;
         DeviceBuffer updates;
         Event done = nullptr;
     };
-    // Pages of the ring, and the half that they fill.
+    // The pages that one half of the ring takes at a time: part `chunk` of a stream's pages of a layer.
     struct Fill {
         int layer, stream, chunk;
         bool operator==(const Fill & other) const { return layer == other.layer && stream == other.stream && chunk == other.chunk; }
@@ -158,29 +158,29 @@ private:
     SketchHome sketch_home(int layer, int first_stream) const;
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
-    int ring_pages(int layer) const;  // of all heads, that half of the ring holds
+    int ring_pages(int layer) const;  // pages, each with all heads, that half of the ring holds
     int n_chunks(int layer, const EngineView & view) const;
     int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
     static int groups_in_view(const EngineView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
-    // of the longest list, and of the shares of a query row
+    // entries of the longest list; also of a query row's shares
     size_t list_stride() const { return static_cast<size_t>(groups_per_stream())*kGroupCells; }
     size_t brought_stride() const { return list_stride()/32; }
-    int most_tokens(int layer) const;  // that rows are selected for at a time
+    int most_tokens(int layer) const;  // most tokens that rows are selected for at a time
 
-    bool comes(int layer, const std::vector<bool> & layers) const;  // later in this graph
+    bool comes(int layer, const std::vector<bool> & layers) const;  // whether the layer comes later in this graph
     void forget_ring();
     void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
     Ring ring_of(int layer, int half, const EngineView & view, int chunk) const;
-    // Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one.
+    // Query tokens whose rows are selected and attended together. A group has tokens of all streams, or of one if a stream has several groups.
     struct Group {
         EngineView view;
         EngineAttend args;
-        size_t first;  // of all query tokens of the graph
+        size_t first;  // index of its first among the graph's query tokens
     };
     std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int layer) const;
-    // Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and
-    // weights lie in the workspace until the last part; n_bytes: of all groups.
+    // A group of query tokens in a stream that attends every page. The groups meet each part of the ring one after the other; a group's
+    // partials and weights stay in the workspace until the last part. n_bytes: the workspace of all groups.
     struct WholeGroup {
         AttendProblem problem;
         int n_splits;
@@ -193,7 +193,7 @@ private:
     int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
-    ListBatch batch_of(int layer, const Group & group) const;  // the batch that either kind of selection takes
+    ListBatch batch_of(int layer, const Group & group) const;  // the arguments that both kinds of selection share
     void select(int layer, const Group & group, Stream stream);
     void attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     void attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
@@ -211,7 +211,7 @@ private:
     std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0;
-    static int next_generation();  // of all planes of the process: recorded graphs outlive theirs
+    static int next_generation();  // unique in the process: recorded graphs outlive their plane
     int current = next_generation();
 
     Upload uploads[2];
@@ -223,11 +223,11 @@ private:
 
     // the ring
     Event half_filled[2] = {}, half_free[2] = {};
-    EngineGraph graph;          // empty: not known
+    EngineGraph graph;          // empty: unknown
     bool side_joined = false;  // the side stream follows the main one in this graph
     bool half_used[2] = {};    // in this graph
     int n_fills = 0;
-    std::deque<std::pair<Fill, int>> filling;  // and the half
+    std::deque<std::pair<Fill, int>> filling;  // each with its half of the ring
 
     static constexpr const char * kSomewhere = "in a step (EDGEKV_DEVICE_SYNC=1 finds the node)";
     const bool syncs;

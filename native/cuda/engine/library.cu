@@ -1,4 +1,4 @@
-// The table that libedgekv finds in libedgekv-cuda and in libedgekv-emulated.
+// The table of functions that libedgekv takes from libedgekv-cuda or libedgekv-emulated.
 #include "cuda/engine/gpu_engine.h"
 #include "cuda/engine/rates.h"
 
@@ -67,7 +67,7 @@ Engine * make(int index, const EngineShape & shape, void * stream) {
     return plane->init() ? plane.release() : nullptr;
 }
 
-// our own sentence is told once: a later failure may be the device's
+// tells our own sentence once: a later failure may be the device's
 const char * error() {
     static thread_local std::string told;
     told = t_error.empty() ? last_error() : t_error;

@@ -1,7 +1,7 @@
-// The nodes of a graph enqueue kernels. They may run while a CUDA graph is recorded, and are not called when it is replayed. So
+// The nodes of a graph enqueue kernels. They may run while a CUDA graph is recorded, and a replay does not call them. So
 // arguments and launch shapes depend on the view and on addresses that live as long as the engine (its generation is among the node's
-// parameters). ggml's backend records each split by itself: a node of the same graph joins what a node forks onto the side stream, and no
-// graph waits for an event of another.
+// parameters). ggml's backend records each split by itself, so work that a node forks onto the side stream is joined by a node of the
+// same graph, and no graph waits for another's event.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -144,7 +144,7 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
     return p;
 }
 
-// Brings all cells in view of a stream to the staging buffer.
+// Copies a stream's cells in view to the staging buffer.
 void GpuEngine::stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineLayer & r        = shape.layers[layer];
     const int         of_cache = view.first_stream + s;
@@ -152,7 +152,7 @@ void GpuEngine::stage_view(int layer, const EngineView & view, const EngineAtten
                    shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
 }
 
-// The rows that a group's lists name, of one stream.
+// Copies the rows that a group's lists name in one stream.
 void GpuEngine::bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineLayer & r        = shape.layers[layer];
     const int         of_cache = view.first_stream + s;
@@ -173,7 +173,7 @@ void GpuEngine::bring_rows(int layer, const EngineView & view, const EngineAtten
     launch_bring(p, stream);
 }
 
-// Lists have a few hundred rows, however much there is to see. A longer list keeps its blocks busy for longer.
+// Splits for lists of a few hundred rows, their usual length at any depth. A longer list only keeps its blocks busy for longer.
 int GpuEngine::list_splits(const AttendProblem & p) const {
     constexpr int kExpectedRows = 2048;
     return attend_device_splits(p, std::min(static_cast<int>(list_stride()), kExpectedRows)/p.page_tokens + 1, card.n_sm);
@@ -236,7 +236,7 @@ void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAtten
         int half = 0;
         if (streams) {
             const Fill wanted = { layer, of_cache, chunk };
-            while (!filling.empty() && !(filling.front().first == wanted)) {  // a layer that was announced and did not come
+            while (!filling.empty() && !(filling.front().first == wanted)) {  // drops a layer that was announced but did not come
                 event_wait(stream, half_filled[filling.front().second]);
                 event_record(half_free[filling.front().second], stream);
                 filling.pop_front();

@@ -17,7 +17,7 @@ constexpr size_t   kBytes     = size_t(512) << 20;  // larger than the caches in
 constexpr size_t   kLeast     = size_t(1) << 20;    // enough for the emulated device
 constexpr unsigned kThreads   = 256;
 
-// Each block takes pages in turn, in an order that jumps about as a list of cold pages does.
+// Blocks take pages in turn, in the jumping order of a list of cold pages.
 __global__ void __launch_bounds__(kThreads) gather_pages(uint4 * dst, const uint4 * src, unsigned n_pages, unsigned step) {
     constexpr unsigned n_words = kPageBytes/sizeof(uint4);
     for (unsigned page = blockIdx.x; page < n_pages; page += gridDim.x) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads) read_all(unsigned * out, const uint4
         sum.z ^= word.z;
         sum.w ^= word.w;
     }
-    if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x9e3779b9u) {  // the compiler cannot know that it never is
+    if ((sum.x ^ sum.y ^ sum.z ^ sum.w) == 0x9e3779b9u) {  // never true, but the compiler cannot know that
         *out = 1;
     }
 }
@@ -74,7 +74,7 @@ uint64_t read_part(const uint64_t * begin, const uint64_t * end) {
     return sums[0] + sums[1] + sums[2] + sums[3] + sums[4] + sums[5] + sums[6] + sums[7];
 }
 
-// all cores read their part of the buffer
+// each core reads its part of the buffer
 double read_host(const char * data, size_t n_bytes) {
     const size_t n_threads = std::max(1u, std::thread::hardware_concurrency());
     const size_t n_words = n_bytes/sizeof(uint64_t)/n_threads;
@@ -94,7 +94,7 @@ double read_host(const char * data, size_t n_bytes) {
     return static_cast<double>(n_words*n_threads*sizeof(uint64_t))/seconds_since(begin);
 }
 
-// Buffers of one measurement, the larger the better.
+// The buffers of one measurement, as large as memory allows.
 class Bench {
 public:
     bool init(const Device & card) {
@@ -115,13 +115,13 @@ public:
         for (n_bytes = card.arch == 0 ? kLeast : kBytes; n_bytes >= kLeast; n_bytes /= 2) {
             void * p = nullptr, * q = nullptr;
             if (n_bytes > kLeast && n_bytes > card.free_bytes/2) {
-                continue;  // others need memory, too
+                continue;  // leaves memory to others
             }
             if (alloc(&p, n_bytes)) {
                 device_memory.reset(static_cast<char *>(p));
                 if (alloc_pinned(&q, n_bytes)) {
                     host_memory.reset(static_cast<char *>(q));
-                    std::fill_n(host_memory.get(), n_bytes, char(1));  // unwritten pages would all be the same one
+                    std::fill_n(host_memory.get(), n_bytes, char(1));  // unwritten pages would all be one zero page
                     return true;
                 }
                 device_memory.reset();
@@ -130,10 +130,10 @@ public:
         return false;
     }
 
-    // bytes per second of the work that `enqueue` puts on the stream; 0: it failed
+    // rate of the work that `enqueue` puts on the stream, in bytes per second; 0: it failed
     double rate(size_t bytes, int n_runs, const std::function<bool()> & enqueue) {
         double best = 0.0;
-        for (int i = 0; i <= n_runs; ++i) {  // the first run does not count
+        for (int i = 0; i <= n_runs; ++i) {  // run 0 does not count
             if (!event_record(from.get(), stream.get()) || !enqueue() || !event_record(to.get(), stream.get()) ||
                 !stream_sync(stream.get())) {
                 return 0.0;

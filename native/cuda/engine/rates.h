@@ -1,4 +1,4 @@
-// How fast the machine moves bytes, measured once (edgekv_measure_rates): which way to a page is the cheaper one.
+// The machine's transfer rates, measured once (edgekv_measure_rates). They decide the cheaper way to a page.
 #pragma once
 
 namespace edgekv::gpu {
@@ -12,8 +12,8 @@ struct Rates {                  // bytes per second
     double launch_us     = 0;   // microseconds from launch to launch
 };
 
-// Takes about a second on a GPU, and up to 512 MiB of pinned and of device memory, less where less is free. Each rate is the best of several
-// runs, because other work on the machine only makes them slower. False, with last_error(): not even a small buffer can be had.
+// Takes about a second on a GPU, and up to 512 MiB each of pinned and of device memory, less if less is free. Each rate is the best of
+// several runs: other work on the machine only slows them. False, with last_error(): even a small buffer failed.
 bool measure_rates(int index, Rates & out);
 
 }  // namespace edgekv::gpu

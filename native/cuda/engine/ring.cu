@@ -1,5 +1,5 @@
-// The ring: the home pages that mode exact reads travel through it on the side stream. One half fills while the other is read. Copies that are
-// under way belong to one graph; see nodes.cu.
+// The ring: home pages that mode exact reads pass through it, copied on the side stream. One half fills while the other is read. Copies under
+// way belong to one graph; see nodes.cu.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void GpuEngine::begin_graph(const EngineGraph & now) {
     forget_ring();
 }
 
-// Ends the copies under way: their reads and writes are ordered before the next work on the stream of the step.
+// Forgets which halves were used: the side stream joins the next graph anew and so follows all earlier work of the main one.
 void GpuEngine::forget_ring() {
     side_joined  = false;
     half_used[0] = half_used[1] = false;
@@ -53,7 +53,7 @@ Ring GpuEngine::ring_of(int layer, int half, const EngineView & view, int chunk)
              ring_held.as<uint8_t>() + half*(ring_held.size()/2) };
 }
 
-// On the side stream, as soon as no kernel reads that half of the ring any more.
+// Copies on the side stream, as soon as kernels have read this half of the ring.
 void GpuEngine::fill_ring(const Fill & fill, const EngineView & view, Stream stream) {
     const EngineLayer & r = shape.layers[fill.layer];
     const int half = n_fills++%2;

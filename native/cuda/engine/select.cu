@@ -1,4 +1,4 @@
-// Selection: which rows the query tokens of a group read. The nodes of nodes.cu enqueue it, under the same rules.
+// Selection lists the rows that a group's query tokens read. The nodes of nodes.cu enqueue it, under the same rules.
 #include "cuda/engine/gpu_engine.h"
 
 namespace edgekv::gpu {

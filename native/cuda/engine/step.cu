@@ -1,5 +1,5 @@
-// Begin and end of a ubatch: the host's arrays go to the device. They go on the stream of the step, so that a graph in flight sees the arrays
-// as they were. Nothing waits unless two uploads are still under way.
+// Begin and end of a ubatch. The host's arrays go to the device on the step's stream, so that a graph in flight still sees the old
+// ones. Nothing waits unless two uploads are still under way.
 #include "cuda/engine/gpu_engine.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace edgekv::gpu {
 bool GpuEngine::upload_updates(const EngineStep & step) {
     const size_t offsets[] = { mirrors.newest, mirrors.positions, mirrors.slots, mirrors.open, mirrors.pins };
 
-    // the last part is left in `uploads[turn]`, whose event the caller records
+    // the last part stays in `uploads[turn]`; the caller records its event
     for (size_t i = 0; i < step.n_updates; i += kUpdates) {
         if (i > 0 && !event_record(uploads[turn].done, main)) {
             return false;
@@ -42,7 +42,7 @@ void GpuEngine::keep_failure(const char * where) {
 }
 
 bool GpuEngine::begin_node() {
-    take_failure();  // not a node's
+    take_failure();  // drops an older failure, which is no node's
     return failed.empty() && !error_stands() && use_device(index);
 }
 

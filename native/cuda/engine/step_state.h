@@ -1,4 +1,4 @@
-// Numbers of a step that its graph does not show: the host writes them before the step, and its kernels read them.
+// Numbers of a step that its graph does not hold. The host writes them before the step; the step's kernels read them.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -6,7 +6,7 @@
 namespace edgekv::gpu {
 
 struct StepState {
-    uint32_t n_ubatch;  // counts the ubatches; heads take turns by it
+    uint32_t n_ubatch;  // number of the ubatch; it decides which heads' turn it is
     int n_stale;        // entries of the list of stale groups
 };
 

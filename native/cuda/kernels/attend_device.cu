@@ -27,7 +27,7 @@ bool attend_device_supports(const AttendProblem & p) {
 }
 
 int attend_device_splits(const AttendProblem & p, int n_pages, int n_sm) {
-    // one wave of blocks; a strip for each warp at least
+    // one wave of blocks, with at least one strip for each warp
     const int blocks = p.n_head_kv*units_of(p, heads_of(p)).grid_z;
     const int most = (n_pages*(p.page_tokens/kStrip) + kWarps - 1)/kWarps;
     const int n = resident_blocks(heads_of(p))*n_sm/blocks;

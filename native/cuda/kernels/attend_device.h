@@ -1,21 +1,21 @@
 // Decode attention over a paged view of the KV cache, on the device.
 //
-// The problem is the CPU plane's AttendProblem (attend.h) of one layer and one stream, with device addresses in it: q, mask,
+// The problem is the CPU plane's AttendProblem (attend.h) of one layer and one stream with device addresses: q, mask,
 // sinks, out, mass, rows, slots, hits lie in device memory, home (k and v) in pinned host memory or on the device.
-// attend_reference() is the specification, with one difference: K in q8_0 meets the query in float, not a quantised one.
+// attend_reference() is the specification, with one difference: K in q8_0 meets a float query here, not a quantised one.
 //
-//   launch_attend        one part: some pages, divided among n_splits blocks per KV head, each of which leaves a partial softmax
+//   launch_attend        one part: some pages, divided among n_splits blocks per KV head; each block leaves a partial softmax
 //                        (max, sum, out) and the weights of its pages in the workspace
-//   launch_attend_merge  all partials into `out`, then mass and hits
-//   launch_attend_error  behind the merge, and before the workspace is used again: errors of the heads whose turn it is
+//   launch_attend_merge  merges all partials into `out`, then adds mass and hits
+//   launch_attend_error  after the merge and before the workspace is used again: errors of the heads whose turn it is
 //
-// With lists of rows, one part walks all of them; a row lies in its page's slot, or is read where it is at home. Without lists the pages
-// of a view may come in several parts, one behind the other (the ring is filled again between them); each has partials of its own, and
+// With lists of rows, one part walks all lists; each row is read from its page's slot, or else from home. Without lists the pages
+// of a view may come in several parts, one after the other (the ring is refilled between them); each part has partials of its own, and
 // one merge follows the last.
 //
-// Nothing is allocated, nothing waits. Launch shapes and arguments depend on the shapes in the problem only; how many rows a
-// list has, and where pages lie, is read on the device. The workspace needs no preparation; what lies in it between a part and
-// its merge must be left alone, so streams of one step share it only if each is merged before the next begins.
+// Nothing allocates or waits. Launch shapes and arguments depend only on the shapes in the problem; the kernels read the lists'
+// lengths and the pages' places on the device. The workspace needs no preparation. It must stay untouched between a part and
+// its merge, so streams of one step share it only if each is merged before the next begins.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -25,9 +25,9 @@ namespace edgekv::gpu {
 
 constexpr int kMaxGroup = 16;  // query heads per KV head
 
-// Pages [first_page, end_page) of every KV head, brought to the device for the moment: that of (head, page) lies at
+// Pages [first_page, end_page) of every KV head, copied to the device for the moment. Page `page` of `head` lies at
 // data + (head*(end_page - first_page) + page - first_page)*arena.slot_bytes, laid out like a slot of the arena, if `held` is
-// not 0 at the same index. The arena comes before the ring, and the ring before home.
+// not 0 at the same index. Kernels look in the arena first, then in the ring, then at home.
 struct Ring {
     char * data;  // null: no ring
     int first_page, end_page;
@@ -37,15 +37,15 @@ struct Ring {
 
 // The part that one launch attends. Partials [first_partial, first_partial + n_splits) of the workspace are its own.
 struct AttendPart {
-    int first_page, end_page;  // without lists; with them not read
+    int first_page, end_page;  // read only without lists
     int first_partial, n_splits;
     Ring ring;
     bool brought = false;  // k and v of the problem lie on the device: nothing is read over the link
 };
 
-// Whether the kernels serve these shapes; null pointers are not looked at, so a problem may be asked about while its graph is
-// built. They ask for more than the CPU's: groups of at most kMaxGroup, rows of q and of f16 K and V on 16-byte boundaries
-// (strides and, where not null, addresses), rows of q8_0 on 2-byte boundaries.
+// Whether the kernels serve these shapes. Null pointers are ignored, so the question can be asked while the graph is
+// built. The device needs more than the CPU: groups of at most kMaxGroup, rows of q and of f16 K and V on 16-byte boundaries
+// (strides, and addresses that are not null), rows of q8_0 on 2-byte boundaries.
 bool attend_device_supports(const AttendProblem & problem);
 
 // Bytes for `n_partials` partials of this problem's shapes (lists of any length up to the view); grows with n_cells and
@@ -55,15 +55,15 @@ size_t attend_device_workspace_bytes(const AttendProblem & problem, int n_partia
 // Splits that keep `n_sm` multiprocessors busy if each list or part has up to `n_pages` pages; 1 or more.
 int attend_device_splits(const AttendProblem & problem, int n_pages, int n_sm);
 
-// `n_partials`: of all parts of the problem, the same in every launch that shares the workspace.
+// `n_partials`: the partials of all parts together, the same in every launch that shares the workspace.
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
-// `first_page`, `end_page`: without lists, the pages that the parts covered together; with lists not read. Adds to mass and hits in the
-// order of query tokens, one block for each page, so that a run repeats bit by bit.
+// `first_page`, `end_page`: all pages that the parts covered; read only without lists. Adds to mass and hits in the
+// order of query tokens, one block for each page, so that a repeated run gives the same bits.
 void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream);
 
-// Adds to hits; V of the rows that came by chance is read once more. The heads' turns go by problem.error_turn and `n_ubatch`, in device
-// memory, or null: 0. Nothing without lists, weights, hits or error_every.
+// Adds to hits, and reads V of the sampled rows once more. problem.error_turn and `n_ubatch` (device memory; null: 0) decide which heads
+// have their turn. Does nothing without lists, weights, hits or error_every.
 void launch_attend_error(const AttendProblem & problem, const AttendPart & part, const void * workspace, int n_partials,
                          const uint32_t * n_ubatch, Stream stream);
 

@@ -1,5 +1,5 @@
-// The relative error of outputs that rows by chance gave, estimated from those rows: see AttendProblem. A block for a KV head whose turn it
-// is; a warp for a row of V at a time, all query heads of the group while it is in registers.
+// Estimates the relative error of outputs from sampled rows by those rows: see AttendProblem. One block serves one KV head whose turn it
+// is; a warp loads one row of V at a time, and all query heads of the group use it while it is in registers.
 #include "cuda/kernels/attend_final.cuh"
 #include "cuda/kernels/attend_load.cuh"
 #include "cuda/kernels/attend_places.cuh"
@@ -8,8 +8,8 @@ namespace edgekv::gpu {
 namespace {
 
 constexpr int kErrorThreads = 512, kErrorWarps = kErrorThreads/kWarp;
-constexpr int kErrorRows = 4;   // of a warp, under way
-constexpr int kErrorHeads = 4;  // at a time
+constexpr int kErrorRows = 4;   // rows that a warp has under way
+constexpr int kErrorHeads = 4;  // heads at a time
 constexpr int kMaxDim = 256;
 
 struct ErrorShared {
@@ -32,7 +32,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
     if (n == 0) {  // the same in all threads of a block
         return;
     }
-    __syncthreads();  // the heads before are done with the shared arrays
+    __syncthreads();  // the previous heads are done with the shared arrays
     if (warp < n_heads) {
         const int i = token*group + first_head + warp;
         const Final final = final_of(p, workspace, kv, i, lane);

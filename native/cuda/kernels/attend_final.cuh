@@ -18,7 +18,7 @@ __device__ inline size_t row_of(const AttendProblem & p, int kv, int i) {
 
 __device__ inline float weight_of(float2 partial, float max) { return partial.x == -INFINITY ? 0.0f : __expf(partial.x - max); }
 
-// By one warp.
+// One warp calls it.
 __device__ inline Final final_of(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, int lane) {
     const size_t row = row_of(p, kv, i);
     const float2 * partials = workspace.max_sum + row*workspace.n_partials;

@@ -1,4 +1,4 @@
-// Chooses the kernel of a part for the shapes of a problem. Every cell and lists are compiled in sources of their own.
+// Chooses the kernel of a part for the shapes of a problem. Two sources include it: attend_device.cu for every cell, attend_lists.cu for lists.
 #pragma once
 
 #include "cuda/kernels/attend_part.cuh"
@@ -12,7 +12,7 @@ attend_part(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
     Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::run(p, part, workspace);
 }
 
-// Heads of a unit. K and V of different types are rare: they have one kernel for every group.
+// Heads of a unit. K and V rarely differ in type, so one kernel then serves groups of any size.
 int heads_of(const AttendProblem & p) {
     const int group = p.n_head/p.n_head_kv;
     return p.k_type != p.v_type ? 4 : group <= 2 ? 2 : group <= 4 ? 4 : 8;

@@ -1,5 +1,5 @@
 // Eight neighbouring values of a K or V row, as they lie in memory and as floats. A lane loads the words of several rows
-// before it unpacks the first, so that many loads are under way at once; for both types they take four registers.
+// before it unpacks the first, so that many loads are under way at once. The words take four registers for either type.
 #pragma once
 
 #include "kernels/layout.h"
@@ -24,9 +24,9 @@ __device__ __forceinline__ Eight eight_of(const char * row, int i) {
     return T == CellType::q8_0 ? Eight{row + (i/4*34 + 2 + i%4*8), 2 + i%4*8} : Eight{row + i*16, 0};
 }
 
-// q8_0 blocks are 34 bytes, so that codes begin on 2-byte boundaries only. Of their eight bytes four lie in one aligned word: the
-// first half, or where `at` is odd in units of 2 bytes, the middle; the two pairs that are left are loaded by themselves. Nothing
-// is read that does not belong to the row, and no lane takes another path than its neighbour.
+// q8_0 blocks have 34 bytes, so codes are only aligned to 2 bytes. Four of the eight codes always lie in one aligned word: the
+// first half, or the middle if `at` is odd in units of 2 bytes. Two more loads fetch the other two pairs. So all reads stay
+// within the row, and all lanes take the same path.
 __device__ __forceinline__ bool straddles(const char * at, unsigned offset) {
     return ((static_cast<unsigned>(reinterpret_cast<uintptr_t>(at)) + offset) & 2u) != 0;
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint4 load_eight(const Eight & eight) {
     return words;
 }
 
-// The values divided by the factor it returns; `odd`: straddles() of where they were loaded. Words of zeros are values of zero.
+// Gives the values divided by a factor, and returns the factor. `odd`: straddles() at their address. Zero words give zeros.
 template <CellType T>
 __device__ __forceinline__ float unpack_eight(const uint4 & words, bool odd, float (&x)[8]) {
     if (T == CellType::f16) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ float unpack_eight(const uint4 & words, bool odd, flo
         }
         return 1.0f;
     }
-    // a byte b below the exponent of 2^23 reads as 2^23 + b: two fast instructions, where conversions run at a quarter rate
+    // a byte b under the exponent of 2^23 reads as 2^23 + b: two fast instructions; conversions run at a quarter of the rate
     const unsigned low = odd ? __byte_perm(words.y, words.x, 0x5410) : words.x;
     const unsigned high = __byte_perm(odd ? words.x : words.y, words.z, odd ? 0x5432 : 0x5410);
     const unsigned codes[2] = {low ^ 0x80808080u, high ^ 0x80808080u};

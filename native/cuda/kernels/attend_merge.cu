@@ -1,11 +1,11 @@
-// The second half of the attention: partial softmaxes into the output, and strips' weights into mass and hits.
+// The second half of the attention merges partial softmaxes into the output, and strips' weights into mass and hits.
 //
-// One launch does it all: every block forms the final max and sum of all rows of its KV head again (a few kilobytes from the
-// second-level cache, less than a launch would cost), then takes its share of the rows of the output and of the pages. Without
-// lists pages are shared out by number; with lists the last block has the pages of all lists, one list after the other, since two
-// tokens may have read rows of the same page, and hits are one sum. Lists are short where they pay.
+// One launch does it all. Every block computes the final max and sum of all rows of its KV head (it reads a few kilobytes from the
+// L2 cache, which costs less than a second launch), then takes its share of the output's rows and of the pages. Without
+// lists, blocks share the pages by number. With lists, the last block takes the pages of all lists, one list after the other, because two
+// tokens may have read rows of the same page, and hits are one sum. Lists are short wherever they pay.
 //
-// Errors have a launch of their own, for the few heads whose turn it is: they need the output, and V once more.
+// Errors have a launch of their own, for the few heads whose turn it is: it needs the output, and reads V once more.
 #include "cuda/kernels/attend_final.cuh"
 
 namespace edgekv::gpu {
@@ -14,7 +14,7 @@ namespace {
 constexpr int kMergeThreads = 256;
 constexpr int kMaxRows = kMaxGroup*kMaxQueryTokens;  // of a KV head
 
-// One row of the output: groups of threads take partials in turn, four values a thread.
+// Merges one row of the output: groups of threads take partials in turn, four values per thread.
 __device__ inline void merge_row(const AttendProblem & p, const AttendWorkspace & workspace, int kv, int i, Final final, float4 * sums) {
     const size_t row = row_of(p, kv, i);
     const int wide = p.head_dim/4, n_groups = kMergeThreads/wide;
@@ -93,10 +93,10 @@ __device__ inline double sum_of_block(double x, double * sums) {
             sums[threadIdx.x] += sums[threadIdx.x + n];
         }
     }
-    return sums[0];  // of use to thread 0
+    return sums[0];  // complete in thread 0 only
 }
 
-// The mass that a page got from the rows [first, end) of a list, all of which are its.
+// The mass of a page from the rows [first, end) of a list, all rows of that page.
 __device__ inline Mass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int token,
                                     const float * weights, int first, int end) {
     const int group = p.n_head/p.n_head_kv;
@@ -128,7 +128,7 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
         for (int i = threadIdx.x; i < n; i += kMergeThreads) {
             const int page = cells[i]/p.page_tokens;
             if (i > 0 && cells[i - 1]/p.page_tokens == page) {
-                continue;  // whoever has the first of a page's rows has all of them
+                continue;  // the thread of a page's first row serves all its rows
             }
             int end = i + 1;
             while (end < n && cells[end]/p.page_tokens == page) {
@@ -223,7 +223,7 @@ void launch_attend_merge(const AttendProblem & problem, int first_page, int end_
     const bool lists = has_lists(problem);
     const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
     const int end = end_page < view_pages(problem) ? end_page : view_pages(problem);
-    // with lists: a block that has no row of the output, for the pages
+    // with lists, one more block, without rows of the output, takes the pages
     const int n_page_blocks = !lists && observes(problem) ? (end - first_page + kMergeThreads - 1)/kMergeThreads : 0;
     int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
     n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;

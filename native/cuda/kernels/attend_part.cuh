@@ -1,18 +1,18 @@
 // A part of the attention: partial softmaxes over some pages, or over the rows of lists.
 //
-// Shape. A block is four warps over one share of the pages of one KV head; a warp takes a strip of 16 cells at a time, every
-// fourth of the share; with lists a strip is 16 rows of one, wherever they lie. Of a row of K or V a lane holds eight values (16 bytes
-// of f16), so that 8, 16 or 32 lanes hold a row and one load of the warp covers 4, 2 or 1 rows. All query heads of the group meet a row
+// Shape. A block has four warps and one share of the pages of one KV head. A warp takes a strip of 16 cells at a time, every
+// fourth of the share; with lists a strip is 16 rows of one list, wherever they lie. A lane holds eight values of a row of K or V (16 bytes
+// of f16), so 8, 16 or 32 lanes hold a row, and one load of the warp covers 4, 2 or 1 rows. All query heads of the group use a row
 // while it is in registers: K and V cross the memory bus once. Groups of more than eight heads, and query tokens that read the same
-// pages, are spread over the warps of a block, which then meet the same rows at about the same time, in the first-level cache.
+// pages, are spread over the warps of a block. These warps read the same rows at about the same time, from the L1 cache.
 //
-// Its bounds. A row of K and of V of 128 values is 512 bytes in f16, for which a group of four takes about 50 warp
-// instructions: some 40 bytes per clock and multiprocessor, where the memory of an RTX 4070 delivers 4.4 and that of an H100 15.
-// So the loads set the pace, and they must be many at a time: 8 or 12 warps per multiprocessor with 2 to 4 KB under way each, K
-// of the next strip while this one's weights are formed, V of this strip while its K is multiplied.
+// Bounds. One row each of K and V with 128 values takes 512 bytes in f16, and a group of four spends about 50 warp
+// instructions on it: some 40 bytes per clock and multiprocessor. The memory of an RTX 4070 delivers 4.4, that of an H100 15.
+// So loads set the pace, and many must be under way: 8 or 12 warps per multiprocessor, each with 2 to 4 KB. K of the next
+// strip is loaded while this strip's weights are computed, V of this strip while its K is multiplied.
 //
-// Lanes hold a score each only after a sum over the lanes of a row. Sums of several scores are folded into one another, which
-// takes about one shuffle per score in place of four; scores and weights then pass through shared memory.
+// A score is a sum over the lanes of a row. Folding the sums of several scores together takes about one shuffle per score
+// instead of four. Scores and weights then pass through shared memory.
 #pragma once
 
 #include "cuda/kernels/attend_places.cuh"
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// Blocks that a multiprocessor holds: 168 registers for a thread, or 255, which eight heads need.
+// Blocks that a multiprocessor holds at 168 registers per thread; eight heads need 255.
 constexpr int resident_blocks(int heads) { return heads == 8 ? 2 : 3; }
 
 // `combine` over the 16 lanes that hold the cells of a strip.
@@ -36,20 +36,20 @@ __device__ __forceinline__ float over_cells(float x, F combine) {
     return x;
 }
 
-// kLanes: that hold a row, 8 values each. kHeads: query heads of a unit; those behind the group's last are zeros. kLists: the rows that
-// lists name.
+// kLanes: lanes that hold a row, 8 values each. kHeads: query heads of a unit; heads past the group's last are zeros. kLists: attends the
+// rows that lists name.
 template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
 struct Kernel {
     using Math = RowMath<kTypeK, kTypeV, kLanes, kHeads>;
     template <CellType T>
     using Rows = std::conditional_t<kLists, typename Math::template Scattered<T>, typename Math::template Rows<T>>;
-    // strips of a warp that are found at a time
+    // strips whose places a warp finds at a time
     static constexpr int kFound = kLists ? kWarp/kStrip : kWarp;
     static constexpr int kBatch = Math::kBatch, kBatches = Math::kBatches, kWidth = Math::kWidth;
 
     struct Shared {
-        // queries of the units: [unit][head][half][lane of the row][4], so that neighbours read neighbouring words; afterwards
-        // the warps' outputs: [warp][head][kWidth]
+        // first the units' queries, [unit][head][half][lane of the row][4], so that neighbours read neighbouring words; afterwards
+        // the warps' outputs, [warp][head][kWidth]
         float4 rows[kWarps*kHeads*kWidth/4];
         float scores[kWarps][kHeads*kStrip];     // [head][cell]
         float4 weights[kWarps][kHeads*kStrip/4]; // [cell][head]
@@ -92,7 +92,7 @@ struct Kernel {
         load_queries(p, units, shared);
         __syncthreads();
 
-        // this block's share, in pages or, of a list, in strips
+        // this block's share: pages, or strips of a list
         const int per_page = kLists ? 1 : p.page_tokens/kStrip;
         const int32_t * cells = nullptr;
         const float * row_weights = nullptr;
@@ -118,16 +118,15 @@ struct Kernel {
         float * factors = shared.factors[warp];
 
         float acc[kHeads][8] = {};
-        // of head lane/16 + 2*i; the same in 16 lanes
+        // element i belongs to head lane/16 + 2*i and is the same in 16 lanes
         float top[kHeads/2], sum[kHeads/2];
         for (int i = 0; i < kHeads/2; ++i) {
             top[i] = -INFINITY;
             sum[i] = 0.0f;
         }
 
-        // Where a strip lies takes two or three loads that wait for one another: each lane finds out about one strip of the next
-        // 32, or with lists about one row of the next two strips, so that the warp waits once for all of them. Two times, because the
-        // last of the old ones is still in use.
+        // Finding a strip takes two or three dependent loads. Each lane finds one of the next 32 strips, or with lists one row of the
+        // next two strips, so that the warp waits once for all. There are two sets, because the last strip of the old set is still in use.
         const auto row_at = [&](int i) { return (first_strip + i*n_walkers)*kStrip + lane%kStrip; };  // of the list
         const auto strip = [&](int i) -> Strip & { return shared.strips[warp][i/kWarp%2][i%kWarp]; };
         const auto found_at = [&](int i) { return i%kFound*kStrip; };
@@ -170,7 +169,7 @@ struct Kernel {
             }
         };
 
-        const auto look = [&](int i) {  // the token's mask of a strip's cells; it sees all rows of a list
+        const auto look = [&](int i) {  // the token's mask of a strip's cells; a token sees all rows of its list
             if (i >= n_strips) {
                 return -INFINITY;
             }
@@ -188,7 +187,7 @@ struct Kernel {
         float next_bias = -INFINITY;
         unsigned next_visible = 0;
 #pragma unroll 1
-        for (int i = -1; i < n_strips; ++i) {  // from -1: there is no strip yet, only a next one
+        for (int i = -1; i < n_strips; ++i) {  // turn -1 only loads the first strip
             const float bias = next_bias;
             const unsigned visible = next_visible;
             next_bias = look(i + 1);
@@ -260,7 +259,7 @@ struct Kernel {
             }
             moved = __any_sync(kAll, moved) != 0;
             __syncwarp();
-            if (moved) {  // seldom, after the first strips
+            if (moved) {  // rare after the first strips
 #pragma unroll
                 for (int h = 0; h < kHeads; ++h) {
                     const float factor = factors[h];
@@ -304,7 +303,7 @@ struct Kernel {
                 shared.max_sum[warp][lane/kStrip + 2*j] = make_float2(top[j], sum[j]);
             }
         }
-        __syncthreads();  // the queries are done with, too
+        __syncthreads();  // nobody needs the queries any more
 
         const auto max_of = [&](int in_block, int head) {
             float max = -INFINITY;

@@ -8,11 +8,11 @@
 namespace edgekv::gpu {
 namespace {
 
-// How a launch spreads (token, heads) units: of one KV head, `heads` query heads of one token.
+// How a launch spreads its units. A unit is `heads` query heads of one token and one KV head.
 struct Units {
     int n_chunks;       // units of a token
-    int n_units;        // that read the same rows: of one token with lists, else of all
-    int n_together;     // in one block: 1, 2 or 4
+    int n_units;        // units that read the same rows: one token's with lists, else all tokens'
+    int n_together;     // units in one block: 1, 2 or 4
     int grid_z;
 };
 
@@ -44,7 +44,7 @@ struct Strip {
     int dense;   // rows without gaps, as in a slot
 };
 
-// The arena before the ring before home.
+// Looks in the arena, then in the ring, then at home.
 __device__ __forceinline__ Strip strip_at(const AttendProblem & p, const Ring & ring, int kv, int page, int in_page) {
     const char * slot_data = nullptr;
     const int slot = p.arena.data != nullptr ? p.arena.slots[static_cast<size_t>(kv)*p.arena.slots_stride + page] : -1;

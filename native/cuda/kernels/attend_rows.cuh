@@ -10,8 +10,8 @@ namespace {
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kPlaceWords = 2;  // pointers of a Place
 
-// Sums v[i] over groups of `kLanes` lanes, for kCount values at once: each step halves the values that a lane has left to sum.
-// Afterwards v[i] of a lane is sum number lane%kLanes*kCount/kLanes + i; fewer values than lanes end up several times.
+// Sums v[i] over groups of `kLanes` lanes, kCount values at once: each step halves the values that a lane still has to sum.
+// Afterwards v[i] of a lane is sum number lane%kLanes*kCount/kLanes + i; with fewer values than lanes, several lanes hold the same sum.
 template <int kLanes, int kCount>
 __device__ __forceinline__ void fold(float (&v)[kCount], int lane) {
     int n = kCount;
@@ -33,18 +33,18 @@ __device__ __forceinline__ void fold(float (&v)[kCount], int lane) {
     }
 }
 
-// kLanes: that hold a row, 8 values each. kHeads: query heads that meet it.
+// kLanes: lanes that hold a row, 8 values each. kHeads: query heads that use it.
 template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads>
 struct RowMath {
     static constexpr int kRowsAtOnce = 32/kLanes;
     static constexpr int kRowsOfLane = kStrip/kRowsAtOnce;
-    // rows that a lane has under way, of K and of V; as registers allow
+    // rows of K, and of V, that a lane has under way: as many as the registers allow
     static constexpr int kBatch = kHeads == 2 && kRowsOfLane >= 8 ? 8 : 4;
     static constexpr int kBatches = kRowsOfLane/kBatch;
     static constexpr int kFold = 16/kHeads < kBatch ? 16/kHeads : kBatch;  // rows whose scores are summed over lanes together
     static constexpr int kWidth = kLanes*8;
 
-    // Rows of a strip, as a lane reads them: its first, and the bytes from one to the next.
+    // The rows of a strip that a lane reads: the first, and the bytes from each to the next.
     template <CellType T>
     struct Rows {
         Eight first;
@@ -55,10 +55,10 @@ struct RowMath {
         __device__ __forceinline__ bool odd(int row) const { return T == CellType::q8_0 && straddles(first.at, row*step); }
     };
 
-    // The same of a strip whose rows lie anywhere.
+    // The same for a strip whose rows lie anywhere.
     template <CellType T>
     struct Scattered {
-        const char * const * rows;  // shared memory; each kPlaceWords after the other
+        const char * const * rows;  // shared memory, kPlaceWords apart
         int lane;
         __device__ __forceinline__ Eight at(int row) const {
             return eight_of<T>(rows[(row*kRowsAtOnce + lane/kLanes)*kPlaceWords], lane%kLanes);
@@ -71,7 +71,7 @@ struct RowMath {
 #pragma unroll
         for (int r = 0; r < kBatch; ++r) {
             const int row = batch*kBatch + r;
-            // a row that no token sees is not read: it may hold anything, and times zero must be zero
+            // a row that no token sees is not read: it may hold a NaN or an infinity, which times zero is not zero
             words[r] = (visible >> (row*kRowsAtOnce + lane/kLanes) & 1) != 0 ? load_eight<T>(rows.at(row)) : make_uint4(0, 0, 0, 0);
         }
     }

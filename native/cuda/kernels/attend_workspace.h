@@ -1,4 +1,4 @@
-// The results that a part of the attention leaves for its merge. Rows are (token, query head) pairs: row = token*n_head + head.
+// The workspace holds a part's results until its merge. A row is a (token, query head) pair: row = token*n_head + head.
 #pragma once
 
 #include "cuda/kernels/attend_device.h"
@@ -11,11 +11,11 @@ constexpr int kStrip = 16;
 struct AttendWorkspace {
     float2 * max_sum;  // [n_rows][n_partials]: largest logit, -inf where nothing was seen, and sum of exp(logit - max)
     float * out;       // [n_rows][n_partials][head_dim]: sum of exp(logit - max)*v
-    // [n_rows][strip_stride], where every cell is attended and mass is observed: sum of exp(logit - y) of the strip's cells, and y, the max
-    // of its warp so far. The same exponentials serve the output, so mass costs no second pass over K; a pair, because one log-sum has
+    // [n_rows][strip_stride], if every cell is attended and mass is observed: the sum of exp(logit - y) over the strip's cells, and y, the
+    // warp's max so far. The output uses the same exponentials, so mass costs no second pass over K. A pair, because one log-sum has
     // too few bits beside a bias of -1e30. Strip i is the i-th of the view.
     float2 * strips;
-    float * logits;    // [n_rows][logit_stride], with lists where keeps_logits(): of the i-th row of the list
+    float * logits;    // [n_rows][logit_stride], with lists if keeps_logits(): entry i is the logit of the list's i-th row
     int n_partials;
     int strip_stride, logit_stride;
 };

@@ -8,7 +8,7 @@ constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kBins = 256;
 constexpr uint32_t kHidden = 0, kAlways = 0xffffffffu;  // keys of hidden pages, and of pages that are always read
 
-// A block's sum over its threads, in any number of turns.
+// Sums over a block's threads, as often as needed.
 struct Counts {
     unsigned pages, always, cells, certain_cells;
 };
@@ -20,14 +20,14 @@ struct Shared {
     unsigned found, above;
 };
 
-// Larger floats have larger keys, and a NaN has that of the lowest float; no float has the key of a hidden page or of one that is always read.
+// Larger floats have larger keys; a NaN has the lowest float's key. No float's key equals kHidden or kAlways.
 __device__ inline uint32_t key_of(float x) {
     const uint32_t bits = __float_as_uint(x == x ? x : -INFINITY);
     const uint32_t key = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
     return min(max(key, kHidden + 1), kAlways - 1);
 }
 
-// The bits of 16 neighbouring cells, of which pages have a multiple.
+// The bits of 16 neighbouring cells; a page has a multiple of 16.
 __device__ inline unsigned sixteen(uint64_t bits, int cell) { return static_cast<unsigned>(bits >> cell % kGroupCells) & 0xffffu; }
 
 // A block for each list; grid: heads, tokens, streams.
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
     const int n_visible = static_cast<int>(s.counts.pages), n_always = static_cast<int>(s.counts.always);
     const int wanted = b.tokens > 0 ? (b.tokens + b.page_tokens - 1) / b.page_tokens
                                     : static_cast<int>(lroundf(__fmul_rn(b.share, static_cast<float>(n_visible))));
-    unsigned left = static_cast<unsigned>(min(max(wanted, n_always), n_visible) - n_always);  // of the others, the best
+    unsigned left = static_cast<unsigned>(min(max(wanted, n_always), n_visible) - n_always);  // pages still to take, the best of the others
 
-    // the key of the last one taken, eight bits at a time from the top; how many have it, and are wanted of them
+    // finds the last taken page's key, eight bits at a time from the top, then the number of pages with that key and how many to take
     uint32_t last = kAlways;
     unsigned ties = 0;
     for (int shift = 24; left > 0 && shift >= 0; shift -= 8) {
@@ -96,11 +96,11 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
         left -= s.above;
         ties = s.bins[s.found];
         last = (shift == 24 ? 0u : last << 8) | s.found;
-        __syncthreads();  // all have read before the bins are cleared
+        __syncthreads();  // all threads have read the bins before the next turn clears them
     }
-    const unsigned skipped = ties - left;  // the older ones of them
+    const unsigned skipped = ties - left;  // the oldest ties are skipped
 
-    // a page for each thread, a turn for each kThreads of them: its place among the ties, then that of its cells
+    // each turn serves kThreads pages, one per thread: first the page's place among the ties, then its cells' place in the list
     unsigned n_ties = 0, n_rows = 0;
     for (int first = 0; first < n_pages; first += kThreads) {
         const int page = first + threadIdx.x;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
                 rows[at++] = cell + __ffs(static_cast<int>(bits)) - 1;
             }
         }
-        __syncthreads();  // before the next turn's numbers take the place of these
+        __syncthreads();  // the next turn overwrites these numbers
     }
     if (threadIdx.x == 0) {
         b.n_rows[list] = static_cast<int32_t>(n_rows);

@@ -1,17 +1,17 @@
-// Which pages are read where there are no sketches, on the device: choose_pages() of plane/host/page_choice.h for all streams, query tokens
-// and KV heads of a layer at once. The same rows.
+// Chooses the pages to read without sketches, on the device: choose_pages() of plane/host/page_choice.h for all streams, query tokens
+// and KV heads of a layer at once, with the same rows as result.
 #pragma once
 
 #include "cuda/kernels/list_batch.h"
 
 namespace edgekv::gpu {
 
-// With choose_device_scratch_bytes() of scratch, and a stride of at least n_cells.
+// Needs choose_device_scratch_bytes() of scratch and a stride of at least n_cells.
 struct ChooseBatch : ListBatch {
     int n_cells;  // in view of one stream
     int page_tokens, pages_per_stream;
     size_t head_stride;
-    const float * priority;  // page p of stream s (of the cache) and head h: at h * head_stride + s * pages_per_stream + p
+    const float * priority;  // page p of the cache's stream s, head h: at h * head_stride + s * pages_per_stream + p
     int tokens;   // the budget: see page_choice.h
     float share;
 };

@@ -1,4 +1,4 @@
-// The arguments that both ways to select rows on the device take: the query tokens, and the place of their lists.
+// The arguments of both ways to select rows on the device: the query tokens, and the place of their lists.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -6,15 +6,14 @@
 
 namespace edgekv::gpu {
 
-// The sums of a KV head over query tokens.
+// A KV head's sums over query tokens.
 struct SampleTotals {
     unsigned long long n_tokens, n_visible, n_certain;
-    unsigned long long n_covered;  // tokens for which sketches told shares
-    unsigned long long missed;     // estimated shares of the attention on rows that these did not read, in steps of 2^-40
+    unsigned long long n_covered;  // tokens with shares from sketches
+    unsigned long long missed;     // their estimated shares of the attention on unread rows, in steps of 2^-40
 };
 
-// All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`
-// counted in the graph.
+// All pointers are to device memory. List l = (stream * n_tokens + token) * n_head_kv + head; `stream` counts in the graph.
 struct ListBatch {
     int n_streams, first_stream;
     int n_tokens;  // of one stream
@@ -27,7 +26,7 @@ struct ListBatch {
     size_t stride;     // at least the cells in view
     int32_t * n_rows;  // out [list]
     SampleTotals * totals;  // [n_head_kv] added to; or null
-    char * scratch;         // 16-byte aligned; free again for the next launch on the stream
+    char * scratch;         // 16-byte aligned; the next launch on the stream may use it
 };
 
 }  // namespace edgekv::gpu

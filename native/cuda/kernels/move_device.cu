@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) scatter32_kernel(int32_t * dst, cons
     }
 }
 
-// A warp for K or V of one (page, head), heads innermost, because the rows of a page lie together in home.
+// One warp copies K or V of one (page, head); heads are innermost, because a page's rows lie together in home.
 __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.layer.n_heads);
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) gather_ring_kernel(const RingProblem
     }
 }
 
-// A warp for K or V of one (page, head), heads innermost.
+// One warp copies K or V of one (page, head); heads are innermost.
 __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.layer.n_heads), n_pages = (p.n_cells + p.page_tokens - 1) / p.page_tokens;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
         const size_t stride = value ? p.layer.v_stride_cell : p.layer.k_stride_cell;
         const size_t place = first * stride + head * (value ? p.layer.v_stride_head : p.layer.k_stride_head);
         const int32_t slot = p.slots[static_cast<size_t>(head) * p.slots_stride + page];
-        const int32_t in_arena = slot >= 0 ? slot : -2 - slot;  // -1: it has none, and is to have none
+        const int32_t in_arena = slot >= 0 ? slot : -2 - slot;  // -1: it has no slot and gets none
         char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.layer.v_offset : 0);
         char * const home = reinterpret_cast<char *>(value ? p.layer.v + p.stream * p.layer.v_stride_stream
                                                            : p.layer.k + p.stream * p.layer.k_stride_stream) + place;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
     }
 }
 
-// A warp for each row of a list. Where several lists name a row, the first warp that comes copies it.
+// One warp copies one row of a list. If several lists name a row, the first warp copies it.
 __global__ void __launch_bounds__(kThreads) bring_kernel(const BringProblem p) {
     const unsigned lane = threadIdx.x % kWarp;
     const int n_heads = static_cast<int>(p.layer.n_heads), n_warps = static_cast<int>(gridDim.x) * (kThreads / kWarp);

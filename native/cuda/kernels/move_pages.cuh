@@ -1,5 +1,5 @@
-// Moves pages from home into slots. Device code alone: it needs nothing but a CUDA compiler, so that NVRTC compiles this very
-// file too. Two structs of edgekv.h stand here once more, under names of their own (move_device.cu checks that they agree).
+// Moves pages from home into slots. This file is device code alone and includes nothing, so that NVRTC can compile it too.
+// It repeats two structs of edgekv.h under other names; move_device.cu checks that they agree.
 #pragma once
 
 struct EdgekvDeviceLayer {  // edgekv_device_layer
@@ -23,7 +23,7 @@ struct Rows {
     unsigned long long stride;
 };
 
-// By one warp, in words of T, and where `second` is given, there too. Host memory answers late: each thread has kInFlight loads under
+// One warp copies in words of T, and also to `second` if given. Host memory answers late, so each thread has kInFlight loads under
 // way before it stores.
 template <class T>
 __device__ inline void copy_words(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows,
@@ -53,7 +53,7 @@ __device__ inline void copy_words(const Rows & to, const Rows & second, const Ro
     }
 }
 
-// In the widest words that all places are aligned to; row_bytes is a multiple of 2.
+// Copies in the widest words that all places are aligned to; row_bytes is a multiple of 2.
 __device__ inline void copy_rows(const Rows & to, const Rows & second, const Rows & from, unsigned row_bytes, unsigned n_rows,
                                  unsigned lane) {
     const unsigned long long all = reinterpret_cast<unsigned long long>(to.data) | reinterpret_cast<unsigned long long>(second.data) |
@@ -75,10 +75,10 @@ struct Page {
     int stream;
     int index;  // in the stream
     int tokens;
-    int n_cells;  // of the stream: rows of a last page behind them do not exist
+    int n_cells;  // of the stream: the last page has no rows past them
 };
 
-// Copies K or V of a page. The slot's bytes behind the page's last cell stay.
+// Copies K or V of a page. The slot's bytes past the page's last cell stay as they are.
 __device__ inline void copy_page(const EdgekvDeviceLayer & layer, bool value, const Page & page, char * slot, unsigned lane) {
     const int first = page.index * page.tokens;
     const int n_rows = page.n_cells - first < page.tokens ? page.n_cells - first : page.tokens;
@@ -95,8 +95,8 @@ __device__ inline void copy_page(const EdgekvDeviceLayer & layer, bool value, co
 
 }  // namespace move_pages
 
-// A warp for each move and each of K and V, in turn. moves[i].page counts through all streams; moves of a head that the layer has
-// not are left out. n_cells: of a stream. blockDim.x is a multiple of 32; any grid will do.
+// One warp copies K or V of one move at a time. moves[i].page counts through all streams. Moves of a head that the layer lacks
+// are skipped. n_cells: of a stream. blockDim.x must be a multiple of 32; any grid works.
 #if defined(__CUDACC_RTC__)
 extern "C" __global__ void
 #else

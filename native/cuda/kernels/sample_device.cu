@@ -5,23 +5,23 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kEach = 4;  // neighbouring cells of a thread
+constexpr int kEach = 4;  // neighbouring cells per thread
 constexpr int kChunkGroups = kThreads * kEach / kGroupCells;
 constexpr int kMaxHeads = 16;
 constexpr uint32_t kOne = 1u << kChanceBits;
-constexpr double kShareSteps = 1099511627776.0;  // of SampleTotals::missed
+constexpr double kShareSteps = 1099511627776.0;  // 2^40, for SampleTotals::missed
 
 // The factor of a query head that turns exp(top - most) of a group into its part of p.
 struct Norm {
     float most, factor;
 };
 
-// Of a list: where its walk begins, and the floor under the chances of its cells.
+// A list's walk: where it begins, and the floor under its cells' chances.
 struct Draw {
     uint32_t offset, least;
 };
 
-// Of a chunk of cells: at most kThreads * kEach * kOne, which is 2^30.
+// A chunk's sums over its cells: at most kThreads * kEach * kOne, which is 2^30.
 struct Sums {
     uint32_t chance, n_visible, n_certain, unused;
 };
@@ -42,7 +42,7 @@ __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
     return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(draws), reinterpret_cast<Sums *>(draws + even(n_lists) * sizeof(Draw))};
 }
 
-// A warp for each row: the top and the sum of all that it sees, and for each list how its walk begins.
+// One warp per query row finds the top and the sum of all cells that it sees, and for each list the start of the walk.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {
@@ -87,10 +87,11 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     }
 }
 
-// The chances of a thread's cells, in steps of 2^-20, and what they are without the floor; by all threads of the block. `factors`: [kMaxHeads][kChunkGroups], shared.
+// The chances of a thread's cells in steps of 2^-20, with and without the floor. All threads of the block construct it.
+// `factors`: [kMaxHeads][kChunkGroups], shared.
 struct Chunk {
     int list, first_group;  // of the block
-    int group, cell;        // of the thread, the first of its cells
+    int group, cell;        // of the thread: its group, and its first cell
     Sight sight;            // of its cells, from bit 0 on
 
     __device__ Chunk(const SampleBatch & b, float * factors)
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
     }
 }
 
-// The same blocks: where the running sum, from the offset on, passes a whole number, the cell is a row; its place in the list is that number.
+// The same blocks list the rows. A cell becomes row n if the running sum of chances, from the offset on, passes n + 1 there.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     __shared__ float factors[kMaxHeads * kChunkGroups];
     __shared__ uint32_t warps[kWarps], missed_of_warps[kWarps];
@@ -202,14 +203,14 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
             }
         }
     }
-    const Chunk chunk(b, factors);  // its barrier shows the sums of the blocks before
+    const Chunk chunk(b, factors);  // its barrier shows before_block to all threads
     uint32_t chance[kEach], by_share[kEach], sum = 0;
     chunk.chances(b, factors, chance, by_share);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         sum += chance[i];
     }
-    uint32_t through = sum;  // the thread's
+    uint32_t through = sum;  // this thread's cells
     for (unsigned step = 1; step < kWarp; step *= 2) {
         const uint32_t other = __shfl_up_sync(kAll, through, step);
         through += lane >= static_cast<int>(step) ? other : 0u;

@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A hidden cell is -inf: the bits are compared, so that a NaN is seen as on the CPU.
+// A hidden cell is -inf. Comparing bits makes a NaN visible, as on the CPU.
 __device__ inline bool is_seen(const SightProblem & p, int s, int token, int cell) {
     const char * const row = p.mask + s * p.mask_stride_stream + token * p.mask_stride_token;
     switch (p.mask_type) {
@@ -15,7 +15,7 @@ __device__ inline bool is_seen(const SightProblem & p, int s, int token, int cel
     }
 }
 
-// A thread for each cell, a warp for half of a group; grid: cells, tokens, streams.
+// One thread per cell, one warp per half of a group; grid: cells, tokens, streams.
 __global__ void __launch_bounds__(kThreads) sight_kernel(const SightProblem p) {
     const int token = blockIdx.y, s = blockIdx.z;
     const int64_t stream = p.first_stream + s, query = static_cast<int64_t>(s) * p.n_tokens + token;

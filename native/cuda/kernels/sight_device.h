@@ -1,4 +1,4 @@
-// The cells that each query token sees, and the cells that it reads in any case: found once a step, before the first layer that selects.
+// Finds the cells that each query token sees, and those it always reads: once a step, before the first layer that selects.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -18,7 +18,7 @@ struct SightProblem {
     size_t mask_stride_token, mask_stride_stream;  // bytes
 
     const int32_t * positions;  // [stream of the cache][n_cells_stream]
-    const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch; null: nothing is open
+    const int32_t * open;       // [stream of the cache][groups_per_stream] not 0: the group has no sketch; null: no group is open
     const uint32_t * pins;      // [stream of the cache][groups_per_stream][2] a bit for each pinned cell
     int groups_per_stream;
     const int64_t * k_idxs;     // [n_streams][n_tokens] the token's own cell, counted through all streams of the cache
@@ -29,8 +29,8 @@ struct SightProblem {
     size_t stride;  // at least the groups in view
 };
 
-// Of each group of cells in view: a bit for each cell that the token sees; and of those, for each of the first tokens and the newest, what is
-// pinned, and each in an open group. Cells behind the view have no bit.
+// For each group of cells in view: a bit for each cell that the token sees, and a bit for each of these that it always reads: the first
+// and the newest tokens, pinned cells, and all cells of an open group. Cells past the view have no bit.
 void launch_sight(const SightProblem & problem, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -1,5 +1,5 @@
-// Rebuilds stale groups: a block for a group of a head, whose 64 keys lie in shared memory as they came from home. The operations are
-// those of kernels/sketch/sketch_build.h.
+// Rebuilds stale groups. One block serves one group of one head and keeps its 64 keys in shared memory as they came from home. The
+// operations are those of kernels/sketch/sketch_build.h.
 #include "cuda/kernels/sketch_keys.cuh"
 
 namespace edgekv::gpu {
@@ -25,17 +25,17 @@ __device__ inline float warp_most(float x) {
     return x;
 }
 
-// A tiny scale stands for all zeros.
+// A tiny scale means that all values are zero.
 __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top > 1e-30f ? top : 1e-30f, levels); }
 
 // ---- a group -----------------------------------------------------------------------------------------------------------------
 
 struct Ranges {
     float least[kBuildThreads * 4], most[kBuildThreads * 4];  // [slice of the cells][channel]
-    float low[kMaxDim], per_step[kMaxDim];  // the values of the bytes
+    float low[kMaxDim], per_step[kMaxDim];  // the values that the stored bytes stand for
 };
 
-// The least and the most of each channel, in as many slices of the cells as there are threads for.
+// Finds each channel's least and most value. Threads share the cells in slices.
 __device__ inline int find_ranges(CellType type, const char * rows, int row_stride, int head_dim, uint64_t valid, Ranges & ranges) {
     const int n_quads = head_dim / 4, n_slices = kBuildThreads / n_quads;
     const int quad = threadIdx.x % n_quads, slice = threadIdx.x / n_quads;
@@ -64,7 +64,7 @@ __device__ inline int find_ranges(CellType type, const char * rows, int row_stri
     return n_slices;
 }
 
-// The parameters of all channels, by one warp.
+// One warp builds the parameters of all channels.
 __device__ inline void build_params(Ranges & ranges, int n_slices, int head_dim, const SketchLayout & layout, char * params) {
     constexpr int kEach = kMaxDim / kWarp;
     const int lane = threadIdx.x;
@@ -109,8 +109,8 @@ __device__ inline void build_params(Ranges & ranges, int n_slices, int head_dim,
     }
 }
 
-// The codes of a cell's 32 channels from 32 * chunk on. They are taken against the values that the parameters stand for, so that they make
-// up for the rounding of the parameters.
+// Builds the codes of a cell's 32 channels from 32 * chunk on. They refer to the values of the rounded parameters and so
+// make up for that rounding.
 __device__ inline void build_codes(CellType type, const char * row, int chunk, int head_dim, const Ranges & ranges, uint32_t * codes) {
 #pragma unroll
     for (int q = 0; q < 8; ++q) {

@@ -1,5 +1,5 @@
-// Sketches on the device: building the groups that are stale, and the shares of all cells for a step's queries. Layout of a sketch and
-// values are those of kernels/sketch/sketch.h, which is the specification.
+// Sketches on the device: they are built for stale groups, and scanned for the shares of all cells for a step's queries. Their layout and
+// values are those of kernels/sketch/sketch.h, the specification.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -7,20 +7,20 @@
 
 namespace edgekv::gpu {
 
-// Sketches of one layer, of all streams of the cache or of the view.
+// The sketches of one layer, for all streams of the cache or of the view.
 struct SketchArray {
     int head_dim, n_head_kv;
     int n_groups;         // of a stream
     char * data;          // first stream; 64-byte aligned
-    size_t stream_bytes;  // from a stream to the next; a multiple of 64, at least sketch_bytes()
+    size_t stream_bytes;  // from one stream to the next; a multiple of 64, at least sketch_bytes()
 };
 
-// Where keys lie: copies of pages in the arena are read instead of home where slots say so.
+// Where keys lie: a page with a slot is read from the arena, any other from home.
 struct SketchHome {
     CellType type;
-    const char * k;  // cell 0 of the first stream, head 0: home, which is read through the link, or a copy of the same layout
+    const char * k;  // cell 0 of the first stream, head 0: home, read through the link, or a copy of the same layout
     size_t stride_cell, stride_head, stride_stream;  // bytes
-    bool brought;        // it lies on the device
+    bool brought;        // k lies on the device
     const char * arena;  // null: none
     size_t slot_bytes;
     const int32_t * slots;  // [n_head_kv][slots_stride], the page p of stream s at s * pages_per_stream + p; negative: no slot
@@ -41,10 +41,10 @@ struct SketchBuildArgs {
     SketchHome home;
     const StaleGroup * stale;  // device memory, each group at most once
     const int * n_stale;       // device memory: StepState::n_stale
-    int n_expected;            // stale groups that a step of this shape usually has: sizes the launch; any number is served
+    int n_expected;            // stale groups that a step of this shape usually has; it sizes the launch, which serves any number
 };
 
-// Writes the bytes that sketch_build() writes. Every operation on floats is an IEEE one of its own (the _rn intrinsics, which are
+// Writes the same bytes as sketch_build(). Every float operation is a separate IEEE one (the _rn intrinsics, which are
 // never contracted); the source must not be compiled with -ftz=true or -use_fast_math.
 void launch_sketch_build(const SketchBuildArgs & args, Stream stream);
 
@@ -53,7 +53,7 @@ void launch_sketch_build(const SketchBuildArgs & args, Stream stream);
 struct SketchScanArgs {
     SketchArray sketches;  // data: of the view's first stream
     SketchHome home;       // k, slots: of the view's first stream
-    const int32_t * open;  // [n_streams][sketches.n_groups] not 0: the group has no sketch, its shares come from the keys themselves
+    const int32_t * open;  // [n_streams][sketches.n_groups] not 0: the group has no sketch; its shares come from the keys themselves
     int n_streams, n_tokens, group;
     int n_groups;   // in view
     const char * q;  // f32 [n_streams * n_tokens][n_head_kv * group][head_dim], device memory; strides in bytes
@@ -64,8 +64,8 @@ struct SketchScanArgs {
     Shares out;            // [n_streams][n_tokens][n_head_kv][group][stride] each
 };
 
-// Shares as sketch_scan() and sketch_scan_keys() define them; without a softcap the exponents are the CPU's but for the roundings of
-// a few float operations.
+// Computes shares as sketch_scan() and sketch_scan_keys() define them. Without a softcap the exponents equal the CPU's up to the rounding
+// of a few float operations.
 void launch_sketch_scan(const SketchScanArgs & args, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -1,4 +1,4 @@
-// The shares of one group for some rows of queries: a warp's work in a scan, two cells to a lane.
+// The shares of one group for some query rows: a warp's work in a scan, two cells per lane.
 #pragma once
 
 #include "cuda/kernels/sketch_query.cuh"
@@ -14,7 +14,7 @@ __device__ inline float scan_softcap(float x, float cap) {
     return cap * __fdividef(e - 1.0f, e + 1.0f);
 }
 
-// exp(x) for x <= 0 as the CPU's scan has it: 2^n * (1 + f) for 2^(n + f), too large by up to 6.2 %.
+// exp(x) for x <= 0 as in the CPU's scan: 2^n * (1 + f) for 2^(n + f), up to 6.2 % too large.
 __device__ inline uint32_t exp_bits(float x) {
     return static_cast<uint32_t>(__float2int_rn(fmaxf(fmaf(x, 1.44269504f * 0x1p23f, 127.0f * 0x1p23f), 0.0f)));
 }
@@ -26,7 +26,7 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// A warp leaves its result of a group for one row, from the logits of its cells; all lanes call.
+// Writes a warp's result for one group and one query row from the logits of its cells; all lanes call it.
 __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t visible, int lane, uint16_t * cells, float * top_of,
                                     float * sum_of) {
     bool seen[kCellsOfLane];
@@ -52,7 +52,7 @@ __device__ inline void leave_shares(const float (&logit)[kCellsOfLane], uint64_t
     }
 }
 
-// Twice the i16 times a step, / 2^16 and rounded, of four channels: as i8.
+// Four channels' doubled i16 times a step, divided by 2^16 and rounded, as i8.
 __device__ inline int scale_bytes(uint32_t step, const QueryQuad & q) {
     uint32_t p[4];
 #pragma unroll
@@ -71,7 +71,7 @@ struct GroupScan {
         int x[kQuads][NR];  // query times step, as i8
     };
 
-    // The factors of a group, and the common part of its cells' logits.
+    // Computes a group's factors, and the common part of its cells' logits.
     __device__ static inline void prepare(const char * params, int padded, const ScanRows<D> & rows, int lane, Factors & factors,
                                           float (&slope)[NR], float (&base)[NR]) {
         const float * const scales = reinterpret_cast<const float *>(params);
@@ -99,7 +99,7 @@ struct GroupScan {
         __syncwarp();
     }
 
-    // The sums of products of a lane's cells. codes: of the group.
+    // Computes the dot products of a lane's cells from the group's codes.
     __device__ static inline void multiply(const char * codes, int lane, const Factors & factors, int (&dots)[NR][kCellsOfLane]) {
 #pragma unroll 1
         for (int chunk = 0; chunk < kChunks; ++chunk) {

@@ -1,4 +1,4 @@
-// The keys of a group of cells: each row read once, from home or from a slot, and kept in shared memory as it came.
+// The keys of a group of cells: each row is read once, from home or from a slot, and kept unchanged in shared memory.
 #pragma once
 
 #include "cuda/kernels/sketch_device.h"
@@ -26,7 +26,7 @@ struct KeyRows {
     int row_bytes, row_stride, word_bytes;
 };
 
-// The stride is a few banks more than the row, so that lanes with a row each do not all meet in one.
+// The stride is a few banks longer than the row, so that lanes with a row each use different banks.
 inline KeyRows key_rows(const SketchHome & home, int head_dim) {
     KeyRows rows;
     rows.row_bytes = key_row_bytes(home.type, head_dim);
@@ -40,7 +40,7 @@ inline KeyRows key_rows(const SketchHome & home, int head_dim) {
     return rows;
 }
 
-// Of a block's shared memory: where each row comes from (null: it is not wanted), then the rows.
+// A block's shared memory holds each row's source (null: the row is not wanted), then the rows.
 inline size_t key_shared_bytes(const KeyRows & rows) { return kGroupCells * (sizeof(const char *) + static_cast<size_t>(rows.row_stride)); }
 
 template <class T>
@@ -66,8 +66,8 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
     }
 }
 
-// The rows of the group's cells whose bit is set in `valid`, by a block of at least 64 threads; the others become zeros. Between two
-// barriers: no warp uses the old rows any more, and all see the new ones. Returns their address.
+// Loads the rows of the group's cells whose bit is set in `valid`; the others become zeros. A block of at least 64 threads calls it. Barriers
+// before and after: no warp still uses the old rows, and all see the new ones. Returns their address.
 __device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int group, uint64_t valid,
                                          char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);

@@ -1,4 +1,4 @@
-// The query rows of a head in the form that a scan takes, in shared memory.
+// A head's query rows in shared memory, in the form that a scan takes.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -7,7 +7,7 @@
 namespace edgekv::gpu {
 namespace {
 
-// A row of queries in shared memory: a header, then by quad of channels a QueryQuad, then the quads' coarse i8.
+// A query row in shared memory: a header, a QueryQuad for each four channels, then the quads' coarse i8.
 struct alignas(16) QueryHeader {
     float fine;    // as in SketchQueryHeader
     float coarse;
@@ -24,7 +24,7 @@ __device__ inline float warp_top(float x) {
     return x;
 }
 
-// By a warp; the same numbers as the host's sketch_query_prepare().
+// One warp calls it. The numbers equal those of the host's sketch_query_prepare().
 template <int D>
 __device__ inline void prepare_row(const float * q, float scale, char * row, int lane) {
     float top = 0.0f;

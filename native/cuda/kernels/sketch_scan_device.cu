@@ -1,23 +1,23 @@
-// Shares of the attention from the sketches. A warp works on a group of 64 cells and has up to four rows of the head's queries (those of a
-// group of heads, of all tokens); where there are more, other warps of the thread block take them over the same groups at the same time,
-// out of the cache. Groups without a sketch, and those that a token sees in part, are few: a launch of its own finds them and takes the keys
-// themselves. A sketch is made of all keys of its group, also of those that the token does not see.
+// Shares of the attention from the sketches. A warp works on a group of 64 cells for up to four of the KV head's query rows (all tokens, all
+// query heads of the group). Other warps of the thread block take further rows over the same groups at the same time, from the cache.
+// Few groups lack a sketch or are seen only in part by a token: a separate launch finds these and scans the keys
+// themselves, because a sketch covers all keys of its group, even those that the token does not see.
 #include "cuda/kernels/sketch_group.cuh"
 #include "cuda/kernels/sketch_keys.cuh"
 
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kScanRows = 4;             // of a warp, at most
-constexpr int kScanWarps = 4;            // of a thread block, at most
-constexpr int kScanBlocks = 4;           // thread blocks that the registers of an SM have to suffice for
-constexpr unsigned kScanGridMax = 4096;  // thread blocks; beyond that a warp takes several groups in turn
+constexpr int kScanRows = 4;             // most rows of a warp
+constexpr int kScanWarps = 4;            // most warps of a thread block
+constexpr int kScanBlocks = 4;           // thread blocks whose registers must fit an SM
+constexpr unsigned kScanGridMax = 4096;  // most thread blocks; beyond that a warp takes several groups in turn
 
 constexpr int kOpenThreads = 256;
-constexpr int kOpenRows = 16;  // at a time
-constexpr int kOpenBlocks = 4;  // of a head, that share its open groups
+constexpr int kOpenRows = 16;  // rows at a time
+constexpr int kOpenBlocks = 4;  // thread blocks that share a head's open groups
 
-// Row i of a head: of all rows of the outputs.
+// The index of a head's row i among all output rows.
 __device__ inline int64_t row_of(const SketchScanArgs & args, int stream, int head, int i) {
     const int64_t list = (static_cast<int64_t>(stream) * args.n_tokens + i / args.group) * args.sketches.n_head_kv + head;
     return list * args.group + i % args.group;
@@ -39,7 +39,7 @@ __device__ inline bool by_keys(const SketchScanArgs & args, int stream, int toke
     return args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0 || sees_in_part(sight_of(args, stream, token, group));
 }
 
-// Thread block: x takes groups, y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
+// Thread block x takes groups, y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
 template <int D, int NR>
 __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(SketchScanArgs args, SketchLayout layout, int parts_per_block) {
     using Scan = GroupScan<D, NR>;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     const int n_rows = args.n_tokens * args.group;
     const int first_row = chunk * parts_per_block * NR;
     for (int i = warp; i < parts_per_block * NR; i += blockDim.x / kWarp) {
-        const int row = min(first_row + i, n_rows - 1);  // past the last row it is repeated, and not stored
+        const int row = min(first_row + i, n_rows - 1);  // repeats of the last row are not stored
         prepare_row<D>(query_of(args, stream, head, row), args.scale, shared + i * ScanRows<D>::kBytes, lane);
     }
     __syncthreads();
@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
         if (args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0) {
             continue;
         }
-        uint64_t seen = 0;  // by any of the tokens
+        uint64_t seen = 0;  // cells that any of the tokens sees
         for (int token = first_token; token <= last_token; ++token) {
             seen |= sight_of(args, stream, token, group).visible;
         }
         float slope[NR] = {}, base[NR] = {};
         int dots[NR][kCellsOfLane] = {};
         if (seen != 0) {
-            __syncwarp();  // all lanes are done with the factors of the group before
+            __syncwarp();  // all lanes are done with the previous group's factors
             Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, lane, factors,
                           slope, base);
             Scan::multiply(of_head + static_cast<size_t>(group) * layout.code_bytes, lane, factors, dots);
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     }
 }
 
-// Open groups, and groups that a token sees in part, from the keys: x takes every n-th of them, y is a head, z a stream. A group's keys are read once for all
-// of its tokens.
+// Scans the keys of open groups and of groups that a token sees in part: x takes every n-th of them, y is a head, z a stream. A group's keys are read
+// once for all tokens.
 __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
     __shared__ float logits[kOpenRows][kGroupCells];
     const int head = blockIdx.y, stream = blockIdx.z;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, K
             }
             for (int first = 0; first < n_rows; first += kOpenRows) {
                 const int n = min(kOpenRows, n_rows - first);
-                __syncthreads();  // the logits before are used up
+                __syncthreads();  // the previous logits are used up
                 for (int cell = warp; cell < kGroupCells; cell += kOpenThreads / kWarp) {
                     if ((seen >> cell & 1) == 0) {
                         continue;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, K
 
 struct ScanKernel {
     void (*run)(SketchScanArgs, SketchLayout, int);
-    size_t row_bytes, factor_bytes;  // of shared memory, for each row of a block and for each warp
+    size_t row_bytes, factor_bytes;  // shared memory for each row of a block, and for each warp
 };
 
 template <int D, int NR>
@@ -201,7 +201,7 @@ ScanKernel scan_kernel(int head_dim) {
 }  // namespace
 
 void launch_sketch_scan(const SketchScanArgs & args, Stream stream) {
-    // parts of the rows, as even as it gets
+    // splits the rows as evenly as possible
     const int n_rows = args.n_tokens * args.group;
     const int n_parts = (n_rows + kScanRows - 1) / kScanRows;
     const int rows_per_part = (n_rows + n_parts - 1) / n_parts;

@@ -4,12 +4,12 @@ namespace edgekv::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlockValues = 1024;  // of some heads of a token, in whole heads
+constexpr int kBlockValues = 1024;  // values of a block at most: whole heads of one token
 constexpr int kQuantBlock = 32, kQuantBytes = 34;
 
 // ---- as ggml-cuda rounds -----------------------------------------------------------------------------------------------------
 
-// The card's quick division, with subnormal numbers as zero, as fast maths has it. The emulated device rounds correctly.
+// The card's fast division, which takes subnormal numbers as zero, as with fast maths. The emulated device rounds correctly.
 #if defined(__CUDACC__)
 __device__ inline float quotient(float a, float b) {
     float x;
@@ -28,7 +28,7 @@ inline float quotient(float a, float b) { return without_subnormal(without_subno
 inline float reciprocal(float a) { return without_subnormal(1.0f / a); }
 #endif
 
-// One lane for each value of a block.
+// Each lane has one value of the block.
 __device__ inline void quantise(float x, int lane, char * block) {
     float amax = fabsf(x);
     for (int step = kWarp / 2; step > 0; step /= 2) {
@@ -58,7 +58,7 @@ __device__ inline void copy_as(char * dst, const char * src, int n_bytes) {
     }
 }
 
-// All threads of the block, in words as wide as the place allows: over the link a few wide writes are much faster.
+// All threads copy, in the widest words that the place allows: over the link a few wide writes are much faster.
 __device__ inline void copy_out(char * dst, const char * src, int n_bytes) {
     const uintptr_t places = reinterpret_cast<uintptr_t>(dst) | reinterpret_cast<uintptr_t>(src) |
                              static_cast<uintptr_t>(n_bytes);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads
                 }
             }
         }
-        __syncthreads();  // before the next token's values take the place of these
+        __syncthreads();  // the next token's values overwrite these
     }
 }
 

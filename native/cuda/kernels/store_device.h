@@ -1,5 +1,5 @@
-// Stores the K and V rows of a ubatch: into home, which is pinned host memory that the kernel writes through the link, and on
-// request into a second place and into the arena's slots. One launch for K and V of all tokens and heads.
+// Stores the K and V rows of a ubatch into home (pinned host memory, written through the link), and on request into a second
+// place and into the arena's slots. One launch serves K and V of all tokens and heads.
 #pragma once
 
 #include "kernels/layout.h"
@@ -11,19 +11,19 @@ namespace edgekv::gpu {
 struct StoreRows {
     const char * src;  // f32 [n_tokens][n_head_kv][head_dim]
     size_t src_stride_token, src_stride_head;
-    const int64_t * rows;  // [n_tokens] in device memory: where each token goes; each row at most once
+    const int64_t * rows;  // [n_tokens] in device memory: each token's row in home; no two are equal
     CellType type;
     char * home;  // row 0, head 0
     size_t stride_cell, stride_head;
     char * second;  // another place of the same layout (staging), or null
 };
 
-// Slots of the arena that hold pages which are being written: their rows are kept true as well. A slot holds page_tokens rows of
-// K and, at v_offset, of V, without gaps.
+// The arena's slots. The store also writes rows whose page has a slot. A slot holds page_tokens rows of K and, at
+// v_offset, of V, without gaps.
 struct StoreSlots {
     char * data;  // null: none
     size_t slot_bytes, v_offset;
-    const int32_t * slots;  // [n_head_kv][slots_stride], the page p of stream s at s * pages_per_stream + p; -1: no slot
+    const int32_t * slots;  // [n_head_kv][slots_stride], page p of stream s at s * pages_per_stream + p; -1: no slot
     size_t slots_stride;
     int page_tokens, cells_per_stream, pages_per_stream;
 };
@@ -35,9 +35,9 @@ struct StoreArgs {
     StoreSlots arena;
 };
 
-// Writes the bits that ggml-cuda's GGML_OP_SET_ROWS writes. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in
+// Writes the same bits as ggml-cuda's GGML_OP_SET_ROWS. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in
 // float, stored as f16; codes = x * (1 / d), rounded to nearest, ties away from zero. ggml-cuda is compiled with fast maths, so
-// on a GPU both quotients are the card's approximate ones, with subnormals as zero; the emulated device rounds them correctly.
+// a GPU approximates both quotients and takes subnormals as zero; the emulated device rounds them correctly.
 void launch_store(const StoreArgs & args, Stream stream);
 
 }  // namespace edgekv::gpu

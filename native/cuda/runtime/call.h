@@ -7,7 +7,7 @@
 
 namespace edgekv::gpu {
 
-// Stands around a call of the runtime. An error that was there before stays; the error that the call leaves is answered and taken away.
+// Wraps a call of the runtime. An earlier error stays; the call's own error is returned and cleared.
 class Call {
 public:
     Call() : none_stood(cudaPeekAtLastError() == cudaSuccess) {}
@@ -26,8 +26,8 @@ private:
 // Sentences for last_error(). refuse() returns false.
 bool refuse(const std::string & text);
 std::string sentence(cudaError_t error);
-bool ok(cudaError_t error, const char * what);           // refuses where there is an error
-void fail_later(cudaError_t error, const char * what);  // check() will tell it
+bool ok(cudaError_t error, const char * what);           // refuses on an error
+void fail_later(cudaError_t error, const char * what);  // keeps the error for check()
 
 int attribute(cudaDeviceAttr which, int index);
 int arch_of(int index);  // 89: compute capability 8.9

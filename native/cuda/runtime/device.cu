@@ -1,4 +1,4 @@
-// The card's properties, and the shared memory that it lets a kernel have.
+// The card's properties, and the shared memory that it allows a kernel.
 #include <map>
 #include <mutex>
 #include <utility>
@@ -10,7 +10,7 @@ namespace {
 
 __global__ void probe(int * out) { *out = 1; }
 
-// makes a device the thread's own for a scope
+// makes a device current on this thread for a scope
 class OnDevice {
 public:
     explicit OnDevice(int index) : before(current_device()) { set = cudaSetDevice(index); }

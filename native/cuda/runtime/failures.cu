@@ -1,4 +1,4 @@
-// Failures in sentences, and the callers that are told of them.
+// Failures as sentences, kept until a caller asks.
 #include <utility>
 
 #include "cuda/runtime/call.h"

@@ -21,7 +21,7 @@ bool alloc(void ** out, size_t n_bytes) {
         *out = nullptr;
         return refuse("the GPU has no memory for " + mib(n_bytes) + " more; " + mib(free) + " are free");
     }
-    // the default stream zeroes; streams that do not wait for it may use the memory at once
+    // the default stream zeroes; other streams do not wait for it and may use the memory at once
     if (ok(error, "device memory") && ok(cudaMemset(*out, 0, n_bytes), "device memory") &&
         ok(cudaStreamSynchronize(nullptr), "device memory")) {
         return true;
@@ -54,7 +54,7 @@ bool alloc_pinned(void ** out, size_t n_bytes) {
 void free_pinned(void * p) {
     if (p) {
         const Call call;
-        ok(cudaDeviceSynchronize(), "release of pinned memory");  // operations that are queued may use it
+        ok(cudaDeviceSynchronize(), "release of pinned memory");  // queued operations may still use it
         ok(cudaFreeHost(p), "release of pinned memory");
     }
 }
@@ -69,7 +69,7 @@ bool is_pinned(const void * host) {
 }
 
 bool copy(void * dst, const void * src, size_t n_bytes) {
-    // cudaMemcpy returns before the end where both are device memory, and where the source is pageable
+    // cudaMemcpy may return early: if both sides are device memory, or if the source is pageable
     const Call call;
     return ok(cudaMemcpy(dst, src, n_bytes, cudaMemcpyDefault), "a copy failed") &&
            ok(cudaStreamSynchronize(nullptr), "a copy failed");

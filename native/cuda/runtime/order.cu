@@ -34,7 +34,7 @@ bool stream_capturing(Stream stream, uint64_t * id) {
     const Call call;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     unsigned long long number = 0;
-    // CUDA 12 and 13 have different arguments behind the third; all of them have defaults
+    // CUDA 12 and 13 differ in the arguments after the third; all of those have defaults
     if (cudaStreamGetCaptureInfo(native(stream), &status, &number) != cudaSuccess) {
         return false;
     }

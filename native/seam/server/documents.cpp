@@ -25,7 +25,7 @@ std::map<std::string, document> g_documents;
 std::atomic<void (*)(int)>      g_refresh{nullptr};
 std::atomic<bool>               g_busy{false};
 
-// false where there is no such document
+// false: there is no such document
 bool take(const std::string & path, std::string & type, std::string & text) {
     const std::lock_guard<std::mutex> lock(g_documents_mutex);
     const auto found = g_documents.find(path);
@@ -39,7 +39,7 @@ bool take(const std::string & path, std::string & type, std::string & text) {
     return true;
 }
 
-// null where there is no such document, or nothing in it
+// null: there is no such document, or it is empty
 json take_json(const std::string & name) {
     std::string type;
     std::string text;
@@ -79,7 +79,7 @@ void refresh(bool idle) {
         function(idle ? 1 : 0);
     }
     if (idle) {
-        g_busy = false;  // with the figures of its end published
+        g_busy = false;  // only now are the figures of the work's end published
     }
 }
 

@@ -1,4 +1,4 @@
-// Puts figures of the KV hierarchy into the server's answers, where the patches call it. The figures are the last published ones (published.h);
+// Adds figures of the KV hierarchy to the server's answers; the patches call it. The figures are those published last (published.h);
 // without any, an answer stays as it is.
 #pragma once
 
@@ -9,23 +9,23 @@
 
 namespace edgekv_documents {
 
-// the document that was published under the request's path; 404 where there is none. A header X-EdgeKV-Busy says whether anything is
-// computed now (1 or 0), which the document may not know yet
+// the document published under the request's path, or 404. The header X-EdgeKV-Busy says whether the server computes now (1 or 0), which
+// the document may not know yet
 server_http_res_ptr serve(const server_http_req & req);
 
-// `edgekv` in an object, from the document "props"
+// adds `edgekv` to an object, from the document "props"
 void add_to_props(json & props);
 
-// `edgekv` in each element of an array of slots, from the document "slots": an array with one element for each slot, by its number
+// adds `edgekv` to each element of an array of slots, from the document "slots": an array with one element per slot, by number
 void add_to_slots(json & slots);
 
-// the document "metrics" behind a text in Prometheus' format
+// appends the document "metrics" to a text in Prometheus' format
 void add_to_metrics(std::string & text);
 
-// On the thread that decodes, between two batches: lets the publisher publish anew. idle: nothing is left to do.
+// Lets the publisher publish anew. Decoding thread, between two batches. idle: nothing is left to do.
 void refresh(bool idle);
 
-// On the thread that decodes: there is work from now on, until refresh(true).
+// Says that there is work from now on, until refresh(true). Decoding thread.
 void set_busy();
 
 }  // namespace edgekv_documents

@@ -9,8 +9,8 @@
 namespace edgekv_guards {
 namespace {
 
-constexpr int MOST_LEVELS = 200;  // a tool's schema has ten; overflow begins at some ten thousand
-constexpr int MOST_STRINGS = 4;  // JSON in a string in JSON
+constexpr int MOST_LEVELS = 200;  // a tool's schema has about ten; overflow begins at about ten thousand
+constexpr int MOST_STRINGS = 4;  // levels of JSON within strings of JSON
 
 [[noreturn]] void refuse(const char * what) {
     throw std::invalid_argument(std::string(what) + " in the request is nested more than " + std::to_string(MOST_LEVELS) + " levels deep");
@@ -29,7 +29,7 @@ void check_parentheses(const std::string & pattern) {
     }
 }
 
-// The text that a parser makes of the characters between two quotes. All characters beyond ASCII become one: nothing here asks for one.
+// Decodes the characters between two quotes as a parser does. All characters beyond ASCII become the same one: the checks need none of them.
 std::string decoded(const std::string & text) {
     std::string result;
     result.reserve(text.size());
@@ -48,7 +48,7 @@ std::string decoded(const std::string & text) {
                 i += digits.size();
                 break;
             }
-            default: result += ' ';  // white space of another kind
+            default: result += ' ';  // other white space
         }
     }
     return result;
@@ -74,7 +74,7 @@ void check_json(const std::string & text, int n_strings) {
                 key = decoded(text.substr(first, last - first));
             } else if (key == "pattern") {
                 check_parentheses(decoded(text.substr(first, last - first)));
-            } else if (key == "arguments" && n_strings < MOST_STRINGS) {  // a tool call's; templates get it as JSON
+            } else if (key == "arguments" && n_strings < MOST_STRINGS) {  // of a tool call; templates get it as JSON
                 check_json(decoded(text.substr(first, last - first)), n_strings + 1);
             }
         }
@@ -84,7 +84,7 @@ void check_json(const std::string & text, int n_strings) {
 }  // namespace
 
 void check_body(const std::string & body) {
-    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n");  // a byte order mark, and white space
+    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n");  // skips a byte order mark and white space
     if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
         check_json(body, 0);
     }

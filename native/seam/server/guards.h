@@ -5,8 +5,8 @@
 
 namespace edgekv_guards {
 
-// Throws std::invalid_argument for a JSON body that nests deeper than anybody means it to: upstream walks JSON, and all that it builds from it,
-// by recursion, and a stack that overflows ends the process. Bodies that are no JSON pass.
+// Throws std::invalid_argument for a JSON body that nests deeper than any sensible request. Upstream walks JSON, and all data built from it,
+// by recursion, and a stack overflow ends the process. A body that is not JSON passes.
 void check_body(const std::string & body);
 
 }  // namespace edgekv_guards

@@ -14,14 +14,14 @@ namespace edgekv_server {
 namespace {
 
 constexpr auto   LAST_WORDS   = std::chrono::seconds(5);
-constexpr double NEWEST_REQUEST = 0.2;  // of the running mean of what a request takes
+constexpr double NEWEST_REQUEST = 0.2;  // weight of the newest request in the running mean of their time
 constexpr double MOST_RETRY_S = 60;
 
 struct limits_state {
     std::mutex              mutex;
     std::condition_variable gone;
     limits                  set;
-    std::unordered_map<const void *, std::chrono::steady_clock::time_point> places;  // by reader: since when each is taken
+    std::unordered_map<const void *, std::chrono::steady_clock::time_point> places;  // by reader: the time when it took its place
     uint64_t                n_refused = 0;
     double                  request_s = 1;  // a running mean
     bool                    stopping  = false;
@@ -104,7 +104,7 @@ void leave_place(const void * reader) {
 int retry_after_s() {
     auto & s = the_limits();
     std::lock_guard<std::mutex> lock(s.mutex);
-    // a request holds its place for request_s in the mean, and the first place of all that becomes free is enough
+    // a request holds its place for request_s on average, and the first free place is enough
     const double wait_s = s.request_s / static_cast<double>(std::max<size_t>(1, s.places.size()));
     return static_cast<int>(std::ceil(std::clamp(wait_s, 1.0, MOST_RETRY_S)));
 }

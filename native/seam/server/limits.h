@@ -1,4 +1,4 @@
-// Limits: the cost of one request to the others, and the end of a server for those that wait. The patches call this from many threads.
+// Limits a request's cost to other requests, and ends a server without leaving clients waiting. The patches call it from many threads.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,27 @@ namespace edgekv_server {
 struct limits {
     double  max_gap_s = 0;  // 0: prompts are read at full speed
     int32_t n_slots   = 1;
-    int32_t max_queue = -1;  // requests that wait for a slot; below 0: any number
+    int32_t max_queue = -1;  // most requests that wait for a slot; below 0: any number
 };
 
-// before a server starts; the one before is forgotten
+// call it before a server starts; it forgets an earlier server
 void begin(const limits & l);
 
 const limits & current();
 
-// whether the server runs inside a program that called begin(), which then handles signals
+// whether the server runs inside a program that called begin(); that program then handles signals
 bool embedded();
 
-// No answer comes any more: requests are refused, and readers tell their clients.
+// No answers come any more: requests are refused, and readers tell their clients so.
 bool stopping();
 
-// The server stops. Waits a few seconds at most, until every client that waits for an answer has been told.
+// The server stops. Waits until every waiting client has been told, a few seconds at most.
 void end_answers();
 
 constexpr const char * STOPPING = "the server is stopping";
 
-// Takes a place for a request among those that are answered or wait, until its answer has been sent; `reader` reads its answers. Returns an empty
-// text, or the sentence that refuses the request: there is no place, or the server is stopping.
+// Takes a place for a request, running or waiting, until its answer has been sent; `reader` reads its answers. Returns an empty
+// text, or the sentence that refuses the request: no place is free, or the server is stopping.
 std::string take_place(const void * reader);
 void leave_place(const void * reader);
 

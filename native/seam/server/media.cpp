@@ -37,7 +37,7 @@ mtmd_decoder_pos position_of(const mtmd_input_chunk * chunk, llama_pos first, in
     return { at, at, at, at };
 }
 
-// text alone
+// computes tokens of text
 bool compute_text(llama_context * lctx, int seq_id, const server_tokens & held, int first, int end) {
     const int   n_batch = static_cast<int>(llama_n_batch(lctx));
     llama_batch batch   = llama_batch_init(std::min(n_batch, end - first), 0, 1);

@@ -1,6 +1,6 @@
-// Names of media. Upstream's are SHA-256 of files (and numbers of frames): a prompt with the same name begins with the same file. What its embeddings
-// are made of also depends on how it was read and cut into pixels: on options, on programs that decode, on what stands before it. So a name tells the
-// pixels too, by XXH3 of 128 bits: nobody's choice of bytes meets it, because SHA-256 stands beside it.
+// Names of media. Upstream's name is the SHA-256 of the file (with numbers of frames). But embeddings also depend on how the file became
+// pixels: on options, on the decoding programs, on earlier parts of the prompt. So our name adds the XXH3 (128 bits) of the pixels. A client
+// cannot forge a collision, because the SHA-256 stands beside it.
 #pragma once
 
 #include "hash/xxhash/xxhash.h"
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-// the pixels of an image, or the bands of a sound, with all that says how they are embedded. Entries: upstream's clip_image_f32
+// the pixels of an image, or the bands of a sound, with everything that decides how they are embedded. Entries: upstream's clip_image_f32
 template <typename Entries>
 void edgekv_add_pixels(const Entries & entries, std::vector<uint64_t> & to) {
     for (const auto & entry : entries) {
@@ -33,7 +33,7 @@ inline void edgekv_add_name(std::string & id, const std::vector<uint64_t> & numb
     id += text;
 }
 
-// of a prompt that was just cut into chunks (upstream's mtmd_input_chunk); where media only stand for their sizes nothing happens
+// names the media of a prompt just cut into chunks (upstream's mtmd_input_chunk); does nothing if media only give their sizes
 template <typename Chunks>
 void edgekv_name_media(Chunks & chunks) {
     for (auto & chunk : chunks) {

@@ -7,17 +7,17 @@
 namespace edgekv_server {
 namespace {
 
-constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, and never fewer
-constexpr int32_t FIRST_PROMPT = 32;  // before anything was measured
-constexpr double  GAP_ROOM     = 0.7;  // of the bound; sampling and sending take time too, and times vary
-constexpr double  FIRST_BESIDE = 2.0/3;  // of the room, for the first batch beside answers: in the long ones before it a token cost less
-constexpr double  NEWEST_BATCH = 0.5;  // of running means
-constexpr double  KEPT_BATCHES = 0.97;  // a batch's weight, with each newer one: a line needs tokens of many depths
-constexpr double  LEAST_SPREAD = 256;  // positions; with less no slope can be told from noise
-constexpr double  USUAL_DEPTH  = 4096;  // until the slope is known, a token costs twice as much there as at the beginning
+constexpr int32_t PROMPT_STEP  = 16;  // prompt tokens come in multiples of it, at least one
+constexpr int32_t FIRST_PROMPT = 32;  // prompt tokens before any measurement
+constexpr double  GAP_ROOM     = 0.7;  // part of the bound; the rest is for sampling, sending and variation
+constexpr double  FIRST_BESIDE = 2.0/3;  // part of the room for the first batch beside answers: a token cost less in the longer batches before
+constexpr double  NEWEST_BATCH = 0.5;  // weight of the newest batch in running means
+constexpr double  KEPT_BATCHES = 0.97;  // factor of a batch's weight with each newer one: the line needs tokens of many depths
+constexpr double  LEAST_SPREAD = 256;  // positions; a smaller spread cannot tell a slope from noise
+constexpr double  USUAL_DEPTH  = 4096;  // until the slope is known, a token is assumed to cost twice as much here as at the beginning
 
-// The cost of a prompt token beside answers: a line in its position, fitted to many batches by least squares, times the newest batches' share
-// of that. The machine's speed may change from one batch to the next; the growth of cost with depth does not.
+// The cost of a prompt token beside answers: a line over its position, fitted to many batches by least squares, times a level from the newest
+// batches. The machine's speed may change between batches; the growth of cost with depth does not.
 struct token_cost {
     double n = 0, x = 0, y = 0, xx = 0, xy = 0;  // sums of: 1, positions, seconds, and their products
     double level = 1;
@@ -25,7 +25,7 @@ struct token_cost {
     void learn(double position, double seconds) {
         if (n > 0) {
             level += NEWEST_BATCH * (seconds / line(position) - level);
-            seconds /= level;  // the line is of the usual speed
+            seconds /= level;  // the line stands for the usual speed
         }
         for (double * sum : {&n, &x, &y, &xx, &xy}) {
             *sum *= KEPT_BATCHES;
@@ -47,11 +47,11 @@ struct token_cost {
 };
 
 struct pace_state {
-    std::mutex  mutex;  // of `seen`, and of `prompt` where it changes or others look
+    std::mutex  mutex;  // guards `seen`, and `prompt` when it changes or other threads read it
     pace_report seen;
 
     double     max_gap_s = 0;
-    double     answers_s = 0;  // of a batch without prompt tokens
+    double     answers_s = 0;  // mean time of a batch without prompt tokens
     token_cost prompt;
     bool       beside = false;  // the newest batch with prompt tokens had answers in it
     bool       waits  = false;  // the newest batch waited for kept rows
@@ -89,7 +89,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
     }
     int32_t n_prompt = FIRST_PROMPT;
     if (s.prompt.n > 0) {
-        // keeping the rows of a prompt that was just read has taken some time already
+        // keeping the rows of a prompt just read has already taken some time
         const double since_s = std::chrono::duration<double>(s.now() - s.ended).count();
         double room = std::max(0.0, GAP_ROOM * s.max_gap_s - s.answers_s - since_s) * (s.beside ? 1 : FIRST_BESIDE);
         double fits = 0, cost = s.prompt.at(0);
@@ -99,7 +99,7 @@ int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waitin
             fits += some;
             room -= some * cost;
         }
-        fits += room / cost;  // the room that is left where all of them end
+        fits += room / cost;  // all prompts end: the rest of the room
         n_prompt = std::max(PROMPT_STEP, static_cast<int32_t>(std::min<double>(fits, n_batch)) / PROMPT_STEP * PROMPT_STEP);
     }
     n_prompt = std::min(n_prompt, n_batch - n_answers);
@@ -125,7 +125,7 @@ void decode_ended(int32_t n_tokens, const prompt_tokens & read) {
         return;
     }
     s.beside = n_tokens > read.n;
-    // a prompt's last batch may be a few tokens, which say little about what one costs
+    // a prompt's last batch may have few tokens, which say little about the cost of one
     if (read.n >= PROMPT_STEP && !s.waits) {
         const double beside_s = s.beside ? s.answers_s : 0;
         std::lock_guard<std::mutex> lock(s.mutex);

@@ -1,5 +1,5 @@
-// The pace of prompts: how many prompt tokens go into a batch beside the next tokens of running answers, which must not wait too long, and
-// in which order prompts are read. Only the thread that decodes calls these functions, but for reading_s() and report().
+// The pace of prompts: the number of prompt tokens in a batch beside running answers, which must not wait too long, and the order
+// of prompts. Only the decoding thread calls these functions, except reading_s() and report().
 #pragma once
 
 #include <algorithm>
@@ -11,32 +11,32 @@ namespace edgekv_server {
 
 void begin_pace(double max_gap_s);
 
-// Batches are timed by this clock from now on; tests set their own. The default is steady_clock's.
+// Sets the clock that times batches from now on; the default is steady_clock. Tests set their own.
 using pace_clock = std::chrono::steady_clock::time_point (*)();
 void set_pace_clock(pace_clock now);
 
-// a prompt that is not read to its end: the tokens that are left, and those before them
+// a prompt in part unread: the tokens left, and the tokens before them
 struct waiting_prompt {
     int64_t left, depth;
 };
 
-// The number of tokens that the batch may have, of the `n_batch` that fit. `n_answers` of them are the next tokens of running answers, the others
+// The number of tokens that the batch may have, at most `n_batch`. `n_answers` of them are the next tokens of running answers; the others
 // come from `prompts`, in this order.
 int32_t paced_batch(int32_t n_batch, int32_t n_answers, const std::vector<waiting_prompt> & prompts);
 
 // prompt tokens of a batch
 struct prompt_tokens {
     int32_t n         = 0;
-    int64_t positions = 0;  // of all of them
+    int64_t positions = 0;  // sum of their positions
 };
 
-// Around the decoding of a batch. Between the two, decode_waits() says that the batch waits for kept rows too: its time is then not the cost of
-// its tokens.
+// These stand around the decoding of a batch. Between them, decode_waits() says that the batch also waits for kept rows: its time is then not
+// the cost of its tokens.
 void decode_begins();
 void decode_waits();
 void decode_ended(int32_t n_tokens, const prompt_tokens & read);
 
-// of the n tokens of the batch from `first` on
+// counts the prompt tokens among the batch's n tokens from `first` on
 template <typename Tokens>
 void decode_ended(const Tokens & tokens, int first, int n) {
     prompt_tokens read;
@@ -49,31 +49,31 @@ void decode_ended(const Tokens & tokens, int first, int n) {
     decode_ended(n, read);
 }
 
-// Seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread.
+// Estimated seconds for n tokens of a prompt after its first `first` tokens, from the newest batches; 0: no batch yet. Any thread.
 double reading_s(int64_t first, int64_t n);
 
-// An answer got its n_gen-th token (1 is the first), and the one before at since_us.
+// An answer got its n_gen-th token (1 is the first), and the previous one at since_us.
 void answer_token(int32_t n_gen, int64_t since_us, int64_t now_us);
 
 struct pace_report {
     double   max_gap_s      = 0;  // the bound; 0: none
-    double   worst_gap_s    = 0;  // between two tokens of a running answer, since the start
+    double   worst_gap_s    = 0;  // longest time between two tokens of a running answer, since the start
     double   last_gap_s     = 0;
-    uint64_t n_batches      = 0;  // with prompt tokens beside running answers
-    int32_t  n_prompt_batch = 0;  // prompt tokens that the newest of them was allowed
+    uint64_t n_batches      = 0;  // batches with prompt tokens beside running answers
+    int32_t  n_prompt_batch = 0;  // prompt tokens allowed in the newest of them
 };
 
 pace_report report();
 
-// The number of the next batch that reads prompts, for the functions below. take_turn() returns it and goes on to the one behind.
+// The number of the next batch that reads prompts, for the functions below. take_turn() returns it and goes on to the next.
 uint64_t turn();
 uint64_t take_turn();
 
 template <typename Slot>
 int64_t tokens_left(const Slot & slot) { return static_cast<int64_t>(slot.task->n_tokens()) - slot.prompt.n_tokens(); }
 
-// The slots in the order in which their prompts go into the batch. The prompt with the fewest tokens left comes first, so a short prompt does
-// not wait for a long one; every fourth time the oldest comes first, so short ones do not keep a long one out. embeds: embeddings come
+// The slots in the order in which their prompts enter the batch. The prompt with the fewest tokens left comes first, so a short prompt does
+// not wait for a long one. Every fourth time the oldest comes first, so short prompts cannot keep out a long one. embeds: embeddings come
 // before all others.
 template <typename Slots>
 auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
@@ -97,7 +97,7 @@ auto reading_order(Slots & slots, uint64_t n_batch, bool embeds = false) {
     return order;
 }
 
-// The prompts that are being read, in that order. The depth of one that has not begun is the length of its slot's last conversation.
+// The prompts being read, in that order. For a prompt that has not begun, the depth is the length of its slot's last conversation.
 template <typename Slots>
 std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, bool embeds) {
     std::vector<waiting_prompt> found;
@@ -109,8 +109,8 @@ std::vector<waiting_prompt> waiting_prompts(Slots & slots, uint64_t n_batch, boo
     return found;
 }
 
-// Whether the next batch is for embeddings alone: every second one, while somebody waits for one. An embedding is read whole, so a running answer
-// waits longer than max_gap_s for a long one.
+// Whether the next batch is for embeddings alone: every second batch, while an embedding waits. An embedding is read whole, so a long one makes
+// running answers wait longer than max_gap_s.
 template <typename Slots>
 bool embeds_now(const Slots & slots, uint64_t n_batch) {
     return n_batch % 2 == 1 && std::any_of(slots.begin(), slots.end(), [](const auto & s) {

@@ -12,19 +12,19 @@
 #include <unordered_set>
 
 static edgekv_prefixes g_prefixes = {};
-static bool            g_kept     = false;  // somebody registered
+static bool            g_kept     = false;  // a keeper is registered
 
-// The number of tokens, from a sequence's beginning, whose rows are those that the tokens give; all where there is no entry.
+// For each sequence, the number of first tokens whose rows are as the tokens alone give them; without an entry all are.
 static std::unordered_map<int, int> g_pure;
 
-// Tokens of a sequence's prompt behind which it can go on, in contexts that keep more than rows.
+// For each sequence of a context that keeps more than rows, the number of its prompt's tokens after which it can continue.
 static std::unordered_map<int, int> g_goes_on;
 
-// sequences that wait for kept rows of their prompts, and whether one did so in this round of the server
+// sequences that wait for kept rows of their prompts, and whether one waited in this round of the server
 static std::unordered_set<int> g_fetching;
 static bool                    g_fetches = false;
 
-// rows that a slot was promised and that have not come yet
+// promised rows of a slot that have not come yet
 static struct {
     bool promised = false;
     bool started  = false;
@@ -52,7 +52,7 @@ static int edgekv_kept(const edgekv_cached_tokens & cached) {
     return cached.ram + cached.disk + cached.remote;
 }
 
-// Waits for the rows that were promised. false: some could not be had, and the tokens from there on have been read again.
+// Waits for promised rows. false: some are lost, and the tokens from there on have been read again.
 static bool edgekv_come() {
     if (!g_load.promised) {
         return true;
@@ -68,7 +68,7 @@ static bool edgekv_come() {
     auto * memory = llama_get_memory(load.slot.lctx);
     const int end = edgekv_prefix_computed(load.slot);
     if (first >= end) {
-        return true;  // they have left the sequence
+        return true;  // the tokens have left the sequence
     }
     edgekv_server::set_cached(load.slot.task, load.cached);
     *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
@@ -110,7 +110,7 @@ void edgekv_prefix_decode_begins() {
 bool edgekv_prefix_decode_ended(int & ret) {
     const bool loaded = g_load.started;
     if (!edgekv_come() && ret == 0) {
-        ret = -3;  // it was computed with missing rows
+        ret = -3;  // the batch was computed with missing rows
         return false;
     }
 
@@ -148,7 +148,7 @@ static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot 
     return a.adapters == b.adapters && !a.partly && !b.partly;
 }
 
-// the first n of some tokens, as those of a slot; both must outlive it
+// the first n of some tokens, as a slot's for the keeper; slot and tokens must outlive it
 struct edgekv_told_tokens {
     edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
         told.lctx       = slot.lctx;
@@ -201,7 +201,7 @@ int edgekv_prefix_common(
     return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
 }
 
-// cells of the sequence that begins most like the prompt
+// takes cells of the sequence with the longest common beginning
 static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
     int n_best = n_past;
     const edgekv_prefix_slot * best = nullptr;
@@ -224,7 +224,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
     return n_best;
 }
 
-// -1: rows are all that the context keeps
+// -1: the context keeps only rows
 static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have) {
     return edgekv_server::keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
@@ -244,7 +244,7 @@ bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & 
     return false;
 }
 
-// a kept token for people; those of media have numbers below 0
+// a kept token as text for people; tokens of media have numbers below 0
 static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
     return token < 0 ? "[media]" : common_token_to_piece(lctx, token);
 }
@@ -258,7 +258,7 @@ int edgekv_prefix_begin(
     cached.slot = n_past;
     edgekv_server::set_cached(slot.task, cached);
     if (n_past <= edgekv_pure(slot.seq_id)) {
-        g_pure.erase(slot.seq_id);  // what comes behind is computed
+        g_pure.erase(slot.seq_id);  // later tokens are computed
     }
 
     int n = n_past;
@@ -273,7 +273,7 @@ int edgekv_prefix_begin(
         g_prefixes.begin(g_prefixes.user, &all.told, n, goes_on, &cached);
         n = cached.slot + cached.shared + edgekv_kept(cached);
         if (goes_on >= 0) {
-            if (n == goes_on) {  // nothing was put in
+            if (n == goes_on) {  // no snapshot was put in
                 llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, prompt.pos_next(n), -1);
             }
             g_goes_on[slot.seq_id] = n;
@@ -308,7 +308,7 @@ static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     if (g_fetching.erase(slot.seq_id) > 0) {
-        g_prefixes.leave(g_prefixes.user, slot.seq_id);  // its request ended before its prompt began
+        g_prefixes.leave(g_prefixes.user, slot.seq_id);  // the request ended before its prompt began
     }
     if (!edgekv_may_keep(slot)) {
         return;

@@ -1,6 +1,6 @@
-// Kept prefixes, the server's side: K and V of the tokens that a prompt begins with, computed by an earlier request. The patches call these
-// functions. A keeper registers with edgekv_server_set_prefixes() (edgekv_server.h); without one a slot has what it had. Everything runs on
-// the thread that decodes, between two llama_decode().
+// Kept prefixes, the server's side: K and V of a prompt's first tokens, computed by an earlier request. The patches call these
+// functions. A keeper registers with edgekv_server_set_prefixes() (edgekv_server.h); without a keeper a slot has only its own tokens.
+// All functions run on the decoding thread, between two llama_decode().
 #pragma once
 
 #include "edgekv_server.h"
@@ -12,24 +12,24 @@
 #include <initializer_list>
 #include <vector>
 
-// What these functions need of a slot.
+// A slot as these functions need it.
 struct edgekv_prefix_slot {
     llama_context * lctx;
-    mtmd_context * mctx;  // null: prompts are text
+    mtmd_context * mctx;  // null: prompts are only text
     int seq_id;
-    int task;  // its number; -1: none
+    int task;  // number of its task; -1: none
     uint64_t * n_cached;  // tokens of its prompt that need not be computed
     server_tokens * held;  // the tokens that its sequence holds, or is about to compute
-    std::vector<edgekv_adapter> adapters;  // those that K and V depend on
-    bool keeps;  // whether others may have the rows that it computes
-    bool partly;  // an adapter works on the tokens behind its invocation only: others' rows are not like these
+    std::vector<edgekv_adapter> adapters;  // the adapters that K and V depend on
+    bool keeps;  // whether other requests may use the rows that it computes
+    bool partly;  // an adapter works only on tokens after its invocation, so the rows differ from other slots'
 };
 
 inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { return a.adapter == b.adapter && a.scale == b.scale; }
 
 std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
 
-// Whether the rows that a slot computes may be kept: not where its request says otherwise, nor for embeddings and rankings.
+// Whether a slot's rows may be kept: yes, unless its request forbids it or asks for embeddings or a ranking.
 template <typename Slot>
 bool edgekv_prefix_keeps(const Slot & slot) {
     return !slot.task || (slot.task->params.cache_prompt && !slot.task->need_embd());
@@ -41,11 +41,12 @@ edgekv_prefix_slot edgekv_slot(Slot & slot) {
              edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot), slot.alora_invocation_start >= 0 };
 }
 
-// Whether rows that some adapters computed serve others: equal ones, and rows of no adapter serve one that works behind its invocation.
+// Whether rows computed with the adapters `had` serve a task with `next`: if they are equal, or if there were none and `next` works only after
+// its invocation.
 bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next);
 
-// A task is about to get a slot: the slot forgets tokens of another namespace, so that no way of matching finds them, and rows that other
-// adapters computed. `usual`: the adapters of a task that names none; where a task names some, upstream compares them.
+// A task is about to get a slot. The slot forgets tokens of another namespace, so that no match finds them, and rows computed with other
+// adapters. `usual`: the adapters of a task that names none; if a task names some, upstream compares them.
 template <typename Slot, typename Task>
 void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
     if (task.params.lora.empty() && !edgekv_prefix_serves(slot.lora, usual)) {
@@ -60,26 +61,26 @@ void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<commo
     }
 }
 
-// Whether it pays to wait for a prompt that another slot reads: somebody keeps prefixes, or sequences share cells.
+// Whether waiting for another slot's prompt pays: a keeper is registered, or sequences share cells.
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
 
-// So many of the tokens that another slot reads are worth waiting for; 0: none. `read`: the prompt of the other slot.
+// The number of another slot's tokens worth waiting for; 0: none. `read`: the other slot's prompt.
 int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
 
-// A prompt begins in a slot that holds its first n_past tokens. The slot takes cells of the other slots where the cache is unified, then blocks
-// of the keeper. Returns the number of tokens that it holds now, as `held` does, and notes for its task where each came from. The note, and
-// `n_cached`, which upstream sets from the number, are corrected where rows do not come. Fewer than n_past where a context keeps more than rows:
-// there the sequence goes on. last_user: where the prompt's last user's message begins, -1: nobody knows.
+// A prompt begins in a slot that holds its first n_past tokens. The slot takes cells of other slots if the cache is unified, then blocks
+// of the keeper. Returns the number of tokens that it holds now, as `held` does, and notes the tokens' sources for its task. If rows do not
+// come, the note and `n_cached`, which upstream sets from the number, are corrected. In a context that keeps more than rows the number may be
+// below n_past: the sequence continues there. last_user: where the prompt's last user message begins, -1: unknown.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
                         const std::vector<edgekv_prefix_slot> & others, int last_user);
 
-// Rows that edgekv_prefix_begin() promised come while the next batch is computed; these stand around its llama_decode(). The second says
-// whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
+// Rows promised by edgekv_prefix_begin() come while the next batch is computed; these functions stand around its llama_decode(). The second
+// says whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
 void edgekv_prefix_decode_begins();
 bool edgekv_prefix_decode_ended(int & ret);
 
-// Waits for promised rows where no batch is computed; every function here that looks at rows calls it first. A scope lives while slots are
-// updated: outside nothing is promised.
+// Waits for promised rows while no batch is computed; every function here that reads rows calls it first. A scope lives while slots are
+// updated; outside of it no rows are promised.
 void edgekv_prefix_settle();
 struct edgekv_prefix_scope {
     edgekv_prefix_scope();
@@ -97,26 +98,26 @@ void edgekv_prefix_medium_begins(const Slot & slot) {
     llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
 }
 
-// the number of a slot's tokens that are computed
+// the number of a slot's computed tokens
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot);
 
-// Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the others.
+// Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the rest.
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come);
 
-// Keeps what the sequence keeps besides rows behind its first n tokens, which are all that are computed.
+// Keeps a snapshot of the sequence after its first n tokens, which must be all its computed tokens.
 void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n);
 
-// somebody keeps prefixes
+// whether a keeper is registered
 bool edgekv_prefixes_kept();
 
-// Whether a sequence can go on behind n_past tokens, although upstream misses some before them: edgekv_prefix_begin() saw that, or put a snapshot in.
+// Whether a sequence can continue after n_past tokens although upstream misses earlier ones: edgekv_prefix_begin() found so, or put in a snapshot.
 bool edgekv_prefix_goes_on(int seq_id, int n_past);
 template <typename Slot>
 bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
     return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_prefix_goes_on(slot.id, n_past);
 }
 
-// those of a slot whose task ends
+// keeps the tokens of a slot whose task ends
 template <typename Slot>
 void edgekv_prefix_keep_all(Slot & slot) {
     if (!slot.task->is_child() && !slot.ctx_dft) {
@@ -124,7 +125,7 @@ void edgekv_prefix_keep_all(Slot & slot) {
     }
 }
 
-// those of slots that have just read their prompt
+// keeps the tokens of slots that have just read their prompt
 template <typename Slots, typename State>
 void edgekv_prefix_keep_read(Slots & slots, State answering) {
     for (auto & slot : slots) {
@@ -134,18 +135,18 @@ void edgekv_prefix_keep_read(Slots & slots, State answering) {
     }
 }
 
-// From token `first` on a sequence's rows are not those that its tokens give: they were moved, or loaded from somewhere.
+// From token `first` on, a sequence's rows are not as its tokens alone give them: they were moved or loaded.
 void edgekv_prefix_moved(int seq_id, int first);
 void edgekv_prefix_copied(int from_seq, int to_seq);
 
-// false: kept rows of a prompt are being fetched; the other slots go on meanwhile. alone: there are none, so the call may wait a moment.
+// false: kept rows of a prompt are being fetched; the other slots go on meanwhile. alone: no other slot works, so the call may wait a moment.
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone);
 
-// Whether a slot waits for such rows. A batch may then be empty.
+// Whether a slot waits for rows being fetched. A batch may then be empty.
 bool edgekv_prefix_fetches();
 
 // Whether a slot should wait before it reads its prompt: another slot, in one of the states `reading`, reads the same beginning, or kept rows
-// are being fetched. Once the other slot has computed the common tokens they are kept, and edgekv_prefix_begin() finds them.
+// are being fetched. Once the other slot has computed the common tokens, they are kept, and edgekv_prefix_begin() finds them.
 template <typename Slots, typename Slot, typename State>
 bool edgekv_prefix_comes(Slots & slots, Slot & slot, std::initializer_list<State> reading) {
     if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
@@ -192,12 +193,12 @@ int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
     return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.task->params.message_spans.last_user_message_pos());
 }
 
-// A slot begins with the cells of another one, and its task with the same cached tokens.
+// A slot takes over another slot's cells, and its task the same cached tokens.
 template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_prefix_copied(from.id, to.id);
     edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
 }
 
-// {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in the reply to a task
+// {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in a task's reply
 json edgekv_usage_json(int task);

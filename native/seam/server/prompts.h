@@ -1,5 +1,5 @@
-// Tells which sequences of a batch read a prompt: where prompts are read exactly, the planes read their tokens so, however few of them a
-// ubatch holds. On the thread that decodes.
+// Tells the planes which sequences of a batch read a prompt. If prompts are read exactly, the planes then read these tokens exactly, however
+// few a ubatch holds. Decoding thread.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -9,7 +9,7 @@
 
 namespace edgekv_server {
 
-// before the decoding of the `n` tokens of the batch from `first` on
+// call it before the batch's `n` tokens from `first` on are decoded
 template <typename Tokens>
 void tell_prompts(llama_context * lctx, const Tokens & tokens, int first, int n) {
     std::vector<int32_t> seq_ids;

@@ -85,7 +85,7 @@ void check_tools(const json & body, const std::map<std::string, bool> & caps) {
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given) {
     std::string found;
     for (const auto & key : keys) {
-        // volatile: every character is looked at, also behind the first that differs
+        // volatile: every character is compared, also after the first difference
         volatile unsigned char differs = key.size() == given.size() ? 0 : 1;
         for (size_t i = 0; i < given.size(); ++i) {
             differs = differs | static_cast<unsigned char>(given[i] ^ key[key.empty() ? 0 : i % key.size()]);
@@ -118,7 +118,7 @@ server_task_result_ptr stopping_answer() {
 
 error_type fault(const std::exception & e) {
     if (std::string(e.what()).find("type_error.316") != std::string::npos) {
-        return ERROR_TYPE_SERVER;  // text that is not UTF-8 in what the server writes
+        return ERROR_TYPE_SERVER;  // the server wrote text that is not UTF-8
     }
     const bool theirs = dynamic_cast<const common_json_error *>(&e) != nullptr || dynamic_cast<const std::logic_error *>(&e) != nullptr ||
                         typeid(e) == typeid(std::runtime_error);

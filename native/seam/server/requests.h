@@ -1,5 +1,5 @@
-// Checks of a request: fields that cannot be served, its key, its place in the queue, whose fault an exception is. And errors as clients of both
-// dialects read them.
+// Checks of a request: unserved fields, the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
+// clients of both dialects read.
 #pragma once
 
 #include "server-common.h"
@@ -18,22 +18,22 @@ enum class endpoint { chat, completions, responses, messages };
 // Throws std::invalid_argument for a known field that asks for something and has no effect here.
 void check_fields(const json & body, endpoint where);
 
-// The same for a forced tool call, where the chat template (`caps`: its abilities) would tell the model of no tool.
+// The same for a forced tool call if the chat template (`caps`: its abilities) cannot tell the model of tools.
 void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
 // `given` if it is one of the keys, else an empty string. A wrong key takes as long as a right one of its length.
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given);
 
-// Whether a request finds no place; `res` is then its answer. Else it has one until request_ends(). `reader` reads its answers.
+// Whether a request finds no place; `res` is then its answer. Otherwise it holds a place until request_ends(). `reader` reads its answers.
 bool refuses(const void * reader, server_http_res & res);
 
-// the answer to those that wait when the server stops
+// the answer to clients that wait when the server stops
 server_task_result_ptr stopping_answer();
 
-// The type of an exception on the way from a request to a task: a request that could not be read is the client's fault.
+// The error type of an exception between a request and its task: an unreadable request is the client's fault.
 error_type fault(const std::exception & e);
 
-// the body of an error response, as llama.cpp's clients know it, with OpenAI's code where there is one
+// the body of an error response as llama.cpp's clients know it, with OpenAI's code if there is one
 std::string error_body(const json & error);
 
 }  // namespace edgekv_server

@@ -15,9 +15,9 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int STEPS     = 4;   // of a context, one of which leaves at once
-constexpr int ROOM      = 8;   // an answer without a limit gets this part of the context
-constexpr int MOVED_RUN = 16;  // tokens that are worth moving rather than reading again
+constexpr int STEPS     = 4;   // steps of a context; one leaves at a time
+constexpr int ROOM      = 8;   // an answer without a limit gets 1/ROOM of the context
+constexpr int MOVED_RUN = 16;  // fewest tokens worth moving; fewer are read again
 
 struct exchange {
     int  first;  // position of the user's message
@@ -55,7 +55,7 @@ std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
     return found;
 }
 
-// Keeps the exchanges of pinned messages. Those before the first user's message stay anyway.
+// Keeps the exchanges of pinned messages. Messages before the first user's message stay anyway.
 void pin(std::vector<exchange> & exchanges, const json & body) {
     if (!body.contains("edgekv_pinned")) {
         return;
@@ -76,7 +76,7 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
         const int at = exchange_of[number.get<int>()];
         if (at >= 0 && n_users == static_cast<int>(exchanges.size())) {
             exchanges[at].stays = true;
-        } else if (at >= 0) {  // the template shows messages otherwise: nobody knows where the pinned one is
+        } else if (at >= 0) {  // the template renders messages differently, so the pinned one cannot be found
             std::for_each(exchanges.begin(), exchanges.end(), [](exchange & e) { e.stays = true; });
         }
     }
@@ -84,7 +84,7 @@ void pin(std::vector<exchange> & exchanges, const json & body) {
 
 int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
 
-// What leaves a slot that holds n_tokens of a conversation, and needs room for more.
+// The ranges that leave a slot with n_tokens of a conversation to make room.
 std::vector<token_range> leaving(const conversation & c, int n_tokens, int room, int n_ctx) {
     const int excess = n_tokens + c.n_left + room - n_ctx;
     const int step   = step_of(n_ctx);
@@ -108,7 +108,7 @@ void take_out(conversation & c, const std::vector<token_range> & ranges) {
             e.first -= e.first > range->first ? range->n : 0;
         }
     }
-    // to positions in the whole prompt, and one range for neighbours
+    // translates to positions in the whole prompt, and merges neighbouring ranges
     std::vector<token_range> left = c.left;
     for (auto range : ranges) {
         for (const auto & before : c.left) {

@@ -1,6 +1,6 @@
-// What leaves a context that is full: whole oldest exchanges, each a user's message and all that answers it. The system prompt, pinned exchanges
-// and the newest one stay. Prompts roll on the thread of their request, before they are posted; answers on the thread that decodes. What leaves
-// follows from the length of the whole conversation, in steps of a quarter of the context, so that several turns have the same beginning.
+// Whole oldest exchanges leave a full context; an exchange is a user's message and everything that answers it. The system prompt, pinned
+// exchanges and the newest one stay. Prompts roll on their request's thread, before they are posted; answers roll on the decoding thread. The
+// whole conversation's length decides what leaves, in steps of a quarter of the context, so that several turns have the same beginning.
 #pragma once
 
 #include "server-task.h"
@@ -8,16 +8,16 @@
 #include <unordered_set>
 #include <vector>
 
-// Before a server starts. Off: a prompt that does not fit is refused, and an answer ends where the context does.
+// Call it before a server starts. Off: a prompt that does not fit is refused, and an answer ends when the context is full.
 void edgekv_seam_set_rolling(bool on);
 
 namespace edgekv_server {
 
-// A context was loaded. Where its tokens can move to other positions, what stays of a conversation is not read again.
+// A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
 void roll_in(llama_context * lctx);
 
-// A completion with `n_ctx` tokens of context is about to be posted. body: the request; "edgekv_pinned" lists the messages that stay, by number.
-// Throws std::invalid_argument where that is no such list.
+// A completion with `n_ctx` tokens of context is about to be posted. body: the request; "edgekv_pinned" lists the numbers of messages that stay.
+// Throws std::invalid_argument if it is not such a list.
 void roll_prompt(server_task & task, int n_ctx, const json & body);
 
 struct token_range {
@@ -25,10 +25,10 @@ struct token_range {
     int n;
 };
 
-// The context of a task's slot holds n_tokens and is full: what leaves it, the last range first. Empty: its answer ends here.
+// The context of a task's slot holds n_tokens and is full. Returns the ranges that leave it, the last one first; empty: the answer ends here.
 std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx);
 
-// {"n": tokens that have left the context of a task, "ranges": [[first, n], ...]}, by their positions in the whole prompt; null: none has
+// {"n": tokens that left a task's context, "ranges": [[first, n], ...]}, by positions in the whole prompt; null: none left
 json left_json(int task);
 
 // the tasks have ended
@@ -38,7 +38,7 @@ void forget_rolled(const std::unordered_set<int> & ids);
 
 void edgekv_prefix_moved(int seq_id, int first);
 
-// An answer's slot may be full: the oldest exchanges leave it, and the rest closes up, with K rotated to its new positions.
+// If an answer's slot is full, the oldest exchanges leave it and the rest closes up, with K rotated to its new positions.
 template <typename Slot>
 void edgekv_roll_answer(Slot & slot) {
     if (slot.prompt.n_tokens() + 1 < slot.n_ctx || slot.task->is_parent() || slot.task->is_child() || slot.prompt.tokens.has_mtmd) {

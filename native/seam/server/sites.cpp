@@ -25,7 +25,7 @@ std::string lower(std::string text) {
     return text;
 }
 
-// of "name:port", "[::1]:port" or either without the port, in lower case and without brackets; empty: it is none of these
+// the host of "name:port", "[::1]:port" or either without port, in lower case and without brackets; empty: the text has another form
 std::string host_of(const std::string & authority) {
     const std::string text   = lower(authority);
     const bool        is_v6  = !text.empty() && text[0] == '[';
@@ -66,7 +66,7 @@ bool is_local(const std::string & host) {
     return host == "localhost" || (is_address(host, is_loopback) && is_loopback);
 }
 
-// the same address in other letters is the same
+// whether a host is named; compares IPv6 addresses, not their spelling
 bool is_named(const std::string & host) {
     unsigned char wanted[16], named[16];
     const bool is_v6 = inet_pton(AF_INET6, host.c_str(), wanted) == 1;
@@ -80,7 +80,7 @@ bool is_ours(const std::string & host) {
     return is_local(host) || is_named(host) || (g_hosts.any_address && is_address(host, is_loopback));
 }
 
-// Whether a site may send more than questions: the server's own, one that may read the answers, or a host that was named.
+// Whether a site may send requests that change something: the server's own site, one that may read answers, or a named host.
 bool may_send(const std::string & origin, const std::string & own, const std::string & origins) {
     const std::string authority = authority_of(origin);
     const std::string host      = host_of(authority);
@@ -99,7 +99,7 @@ bool is_empty(const httplib::Request & req) {
     return !req.has_header("Transfer-Encoding") && (!req.has_header("Content-Length") || req.get_header_value("Content-Length") == "0");
 }
 
-// Whether a browser asks before it sends such a request. Files come as forms; a request without a body has no type.
+// Whether a browser asks before it sends a request of this type. Files come as forms; a request without a body has no type.
 bool has_right_type(const httplib::Request & req) {
     static const std::string UPLOADS = "/audio/transcriptions";
     const std::string type = media_type(req);
@@ -117,7 +117,7 @@ bool refuse(httplib::Response & res, int status, const char * type, const std::s
     return true;
 }
 
-// a client's text for a sentence, as far as it can be shown
+// the printable part of a client's text, for a sentence
 std::string shown(const std::string & text) {
     std::string found = text.substr(0, 100);
     std::replace_if(found.begin(), found.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');

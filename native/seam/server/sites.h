@@ -1,7 +1,7 @@
-// Tells requests of people and programs from those that other web sites send: for the patch `requests`.
+// Tells requests of people and programs from requests of other web sites: for the patch `requests`.
 //
-// A browser runs scripts of any site, and lets each send requests anywhere. A script reads the answers of another site only where that allows
-// it (CORS), but the browser sends "simple" POSTs without a question, and takes a site whose name points to our address for ours.
+// A browser runs scripts of any site and lets them send requests anywhere. A script can read another site's answers only if that site allows
+// it (CORS), but the browser sends "simple" POSTs without asking, and treats a site whose name points to our address as ours.
 #pragma once
 
 #include <string>
@@ -14,17 +14,17 @@ struct Response;
 
 namespace edgekv_sites {
 
-// Hosts under which a server may be asked besides localhost and the loopback's addresses; in lower case, IPv6 without brackets.
+// Hosts that requests may name besides localhost and the loopback's addresses; in lower case, IPv6 without brackets.
 struct admitted {
     std::vector<std::string> names;
-    bool                     any_address = false;  // every IP address: no site but ours can be there
+    bool                     any_address = false;  // every IP address: no other site can be at one
 };
 
-// before a server starts; without a call every host is let in
+// call it before a server starts; without a call every host is admitted
 void admit(const admitted & hosts);
 
-// Whether a request is refused; `res` is then its answer. 403: it names a host that is not ours, or comes from a site that may not send it.
-// 415: a POST that a browser would send without a question. `origins`: the sites that may, as --cors-origins says.
+// Whether a request is refused; `res` is then its answer. 403: it names a foreign host, or comes from a site that may not send it.
+// 415: a POST that a browser would send without asking. `origins`: the sites that may send, as in --cors-origins.
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
 }  // namespace edgekv_sites

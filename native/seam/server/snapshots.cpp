@@ -10,15 +10,15 @@ namespace edgekv_server {
 
 namespace {
 
-constexpr int BEFORE_END = 4;  // the next turn may render the last tokens of a prompt, which open the answer, in another way
-constexpr int LEAST      = 8;  // fewer tokens are read again as soon
+constexpr int BEFORE_END = 4;  // the next turn may render a prompt's last tokens, which open the answer, differently
+constexpr int LEAST      = 8;  // fewer tokens are read again just as fast
 
 struct plan {
     int task;
-    std::vector<int> due;  // numbers of tokens
+    std::vector<int> due;  // numbers of tokens after which a snapshot is due
 };
 
-// of sequences
+// plans by sequence
 std::unordered_map<int, plan> & the_plans() {
     static std::unordered_map<int, plan> plans;
     return plans;
@@ -47,7 +47,7 @@ void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkp
 int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past) {
     auto * const memory = llama_get_memory(slot.lctx);
     const auto * model  = llama_get_model(slot.lctx);
-    const bool   whole  = n_past == static_cast<int>(prompt.size());  // its last token is read again
+    const bool   whole  = n_past == static_cast<int>(prompt.size());  // then the last token is read again
     const int    n      = prompt.pos_next(whole_media(prompt, whole ? n_past - 1 : n_past));
     if (n == llama_memory_seq_pos_max(memory, slot.seq_id) + 1) {
         return n_past;
@@ -56,7 +56,7 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
         return 0;
     }
 
-    // the oldest token that the next one sees
+    // the windows must still hold the oldest token that the next one sees
     return llama_memory_seq_pos_min(memory, slot.seq_id) <= std::max(0, n - llama_model_n_swa(model)) ? n_past : 0;
 }
 
@@ -68,7 +68,7 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
     }
     std::vector<int> wanted = { last_user, n_prompt - BEFORE_END };
     for (int at = spacing; spacing > 0 && at < n_prompt; at += spacing) {
-        if (at >= last_user || at + LEAST <= last_user) {  // else it would take the place of the message's
+        if (at >= last_user || at + LEAST <= last_user) {  // otherwise it would replace the message's snapshot
             wanted.push_back(at);
         }
     }

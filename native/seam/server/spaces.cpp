@@ -8,7 +8,7 @@
 namespace edgekv_server {
 namespace {
 
-constexpr const char * UNKNOWN = "unknown";  // of no key that anybody was told
+constexpr const char * UNKNOWN = "unknown";  // the namespace of any other key
 
 std::map<std::string, std::string> & by_key() {
     static std::map<std::string, std::string> spaces;
@@ -25,7 +25,7 @@ std::string value_of(const headers & given, const char * name) {
     return found == given.end() ? std::string() : found->second;
 }
 
-// as the middleware that let the request in looks for it
+// finds the key as the middleware does that admitted the request
 std::string key_of(const headers & given) {
     std::string       key    = value_of(given, "Authorization");
     const std::string bearer = "Bearer ";

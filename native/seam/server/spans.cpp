@@ -19,7 +19,7 @@ common_chat_msg message(const char * role, const char * content) {
     return m;
 }
 
-// What a template puts in front of a user's message behind an answer, without white space around it; empty where it cannot be told.
+// The text that a template puts between an answer and the next user message, without surrounding white space; empty: unknown.
 std::string user_marker(const server_chat_params & chat) {
     common_chat_templates_inputs inputs;
     inputs.add_generation_prompt = false;
@@ -40,11 +40,11 @@ std::string user_marker(const server_chat_params & chat) {
 
         return first == std::string::npos ? std::string() : marker.substr(first, marker.find_last_not_of(SPACE) - first + 1);
     } catch (const std::exception &) {
-        return {};  // it takes no such conversation
+        return {};  // the template rejects such a conversation
     }
 }
 
-// of a server's template: found once
+// the marker of a server's template, found once
 std::string kept_user_marker(const server_chat_params & chat) {
     static std::mutex mutex;
     static const void * of = nullptr;

@@ -1,4 +1,4 @@
-// When each task was posted, and where its cached tokens came from: by the task's number, until its request ends. From any thread.
+// Each task's time of posting and the source of its cached tokens, by the task's number, until its request ends. Any thread.
 #pragma once
 
 #include "edgekv_server.h"
@@ -14,10 +14,10 @@ void tasks_posted(const std::unordered_set<int> & ids);
 // A request ends: its place is free, and its tasks are forgotten. `reader` reads its answers.
 void request_ends(const void * reader, const std::unordered_set<int> & ids);
 
-// when a task was posted; below 0: nobody waits for it
+// when a task was posted; below 0: its request has ended
 int64_t posted_us(int id);
 
-// the tokens of its prompt that need not be computed; zeros where nobody waits for it
+// the tokens of a task's prompt that need not be computed; zeros: its request has ended
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
 

@@ -1,4 +1,4 @@
-// The C functions about one context: its settings and its reports.
+// The C functions for one context: its settings and its reports.
 #include "api/guard.h"
 #include "context/context.h"
 

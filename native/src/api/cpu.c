@@ -1,4 +1,4 @@
-/* Plain C for any processor: no intrinsics, and no flags but the compiler's own. */
+/* Plain C for any processor: no intrinsics, and no flags except the compiler's defaults. */
 #include "edgekv_cpu.h"
 
 #include <stdint.h>
@@ -20,7 +20,7 @@ typedef struct {
     const char * name;
     uint32_t leaf, subleaf;
     int reg, bit;
-    uint64_t state; /* register state that the kernel must save: bits of XCR0 */
+    uint64_t state; /* bits of XCR0: register state that the kernel must save */
 } feature;
 
 #    define AVX_STATE    UINT64_C(0x06)
@@ -61,7 +61,7 @@ static const feature kFeatures[] = {
 static uint64_t saved_state(void) {
     uint32_t eax, ebx, ecx, edx;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & (1u << 27))) {
-        return 0; /* the kernel has not switched XGETBV on, so it saves no AVX registers */
+        return 0; /* the kernel has not enabled XGETBV, so it saves no AVX registers */
     }
     __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
 

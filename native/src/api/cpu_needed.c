@@ -1,6 +1,6 @@
-/* Compiled with the flags of ggml's CPU backend: what the compiler was told it may use. Data only, which any processor can read. Left out
-   are instruction sets that neither ggml nor a compiler by itself uses (for cryptography, say), and the tile unit (AMX): ggml asks the
-   kernel for it at run time, and computes without it where it is refused. */
+/* The instruction sets that the compiler may use: this file is compiled with the flags of ggml's CPU backend. It holds only data, which any
+   processor can read. It leaves out sets that neither ggml nor a compiler uses by itself (cryptography, for example), and the tile unit
+   (AMX): ggml asks the kernel for it at run time, and works without it. */
 const char edgekv_cpu_needed_names[] = ""
 #if defined(__x86_64__)
 #    ifdef __SSE3__

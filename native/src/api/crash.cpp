@@ -1,4 +1,4 @@
-// When native code ends the process, a person reads one sentence, whatever has taken over standard error in the meantime.
+// When native code ends the process, the user reads one sentence, even if standard error was redirected in the meantime.
 #include "edgekv.h"
 
 #if defined(_WIN32)
@@ -24,13 +24,13 @@ namespace {
 constexpr int kSignals[] = { SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV };
 constexpr int kNumSignals = sizeof(kSignals) / sizeof(kSignals[0]);
 
-int  g_fd = -1;              // standard error as it was
-char g_details[512] = "";    // a path; a signal handler reads it, so it has its place for good
+int  g_fd = -1;              // the first standard error
+char g_details[512] = "";    // a path; static, because a signal handler reads it
 volatile sig_atomic_t g_told = 0;
 struct sigaction g_before[kNumSignals];
 std::terminate_handler g_terminate_before = nullptr;
 
-// write() alone: nothing else is allowed in a signal handler
+// uses write() only: a signal handler may not call stdio
 void put(const char * text) {
     size_t left = std::strlen(text);
     while (left > 0) {
@@ -43,7 +43,7 @@ void put(const char * text) {
     }
 }
 
-// once: an abort that follows from a told failure adds nothing
+// prints once: an abort that follows a reported failure adds nothing
 void tell(const char * what, const char * message) {
     if (g_told) {
         return;
@@ -82,18 +82,18 @@ void on_signal(int number, siginfo_t * info, void * context) {
         const struct sigaction & before = g_before[i];
         sigaction(number, &before, nullptr);
         if (before.sa_flags & SA_SIGINFO) {
-            before.sa_sigaction(number, info, context);  // Python's faulthandler: where every thread is
+            before.sa_sigaction(number, info, context);  // such as Python's faulthandler, which prints all stacks
         } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
             before.sa_handler(number);
         } else {
             signal(number, SIG_DFL);
-            raise(number);  // comes when this handler returns
+            raise(number);  // arrives when this handler returns
         }
     }
 }
 
 void on_abort(const char * message) {
-    std::fprintf(stderr, "%s\n", message);  // into the log, where there is one
+    std::fprintf(stderr, "%s\n", message);  // into the log, if there is one
     tell("llama.cpp met a state that it cannot handle", message);
 }
 
@@ -123,7 +123,7 @@ void edgekv_tell_crashes(void) {
     }
     g_fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
     if (g_fd < 0) {
-        return;  // there is no standard error to tell it on
+        return;  // no standard error to print to
     }
 
     ggml_set_abort_callback(on_abort);

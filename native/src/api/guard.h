@@ -1,4 +1,4 @@
-// C frames know nothing of exceptions. A function or a hook that C calls catches every exception here.
+// C frames cannot pass exceptions on. Functions and hooks that C calls catch every exception here.
 #pragma once
 
 #include "api/internal.h"
@@ -8,9 +8,9 @@
 
 namespace edgekv {
 
-// Tests: the n-th guarded call from now on throws std::bad_alloc before anything else; 0: none does.
+// For tests: the n-th guarded call from now on throws std::bad_alloc before anything else; 0: none does.
 void throw_in_guarded(int n);
-void guarded_begins();  // throws where it is this one's turn
+void guarded_begins();  // throws if it is this call's turn
 
 constexpr const char * kNoMemory = "there is no memory for what this call needs";
 
@@ -27,8 +27,8 @@ edgekv_status guarded(F body) {
     }
 }
 
-// A hook that libllama calls for a context, null: for none. An exception becomes the context's failure for good: this ubatch fails with
-// the sentence, and so does every later one.
+// A hook that libllama calls for a context (null: for none). An exception becomes the context's permanent failure: this ubatch and every
+// later one fail with its sentence.
 template <class R, class Context, class F>
 R guarded_hook(Context * ctx, R otherwise, F body) {
     const char * sentence = nullptr;

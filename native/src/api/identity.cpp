@@ -1,4 +1,4 @@
-// edgekv_describe() of edgekv_tokens.h: everything that rows of a context depend on.
+// edgekv_describe() of edgekv_tokens.h: everything that a context's rows depend on.
 #include "edgekv_tokens.h"
 
 #include "api/internal.h"

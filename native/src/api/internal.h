@@ -12,12 +12,12 @@ namespace edgekv {
 constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx };
 constexpr int kNumIsa   = sizeof(kAllIsa) / sizeof(kAllIsa[0]);
 
-// keeps the sentence for edgekv_last_error() of this thread, and returns the status
+// keeps the sentence for this thread's edgekv_last_error() and returns the status
 edgekv_status fail(edgekv_status status, const std::string & sentence);
 
 edgekv_status told(const Failure & failure);  // the same with a failure's sentence, or EDGEKV_OK
 
-edgekv_status choose_isa();  // the one that EDGEKV_ISA names, or the best
+edgekv_status choose_isa();  // takes the instruction set that EDGEKV_ISA names, or the best
 Isa selected_isa();
 
 edgekv_status check_thread(const edgekv_context * ctx);  // EDGEKV_INVALID while another thread computes a ubatch

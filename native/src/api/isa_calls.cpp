@@ -1,4 +1,4 @@
-// The C functions about instruction sets: which there are, and which one the kernels are taken from.
+// The C functions for instruction sets: a list of them, and the choice of the kernels' set.
 #include "api/internal.h"
 #include "plane/host/product_nodes.h"
 

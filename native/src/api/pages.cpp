@@ -1,4 +1,4 @@
-// The C functions about pages: selection, page table and arena.
+// The C functions for pages: selection, page table and arena.
 #include "api/guard.h"
 #include "context/context.h"
 
@@ -116,7 +116,7 @@ edgekv_status check_moves(const edgekv_context * ctx, const edgekv_move * moves,
     return EDGEKV_OK;
 }
 
-// Calls act(i) for each move where all of them name what exists.
+// Calls act(i) for each move, if every move names an existing page and slot.
 template <class Act>
 edgekv_status for_each_move(const edgekv_context * ctx, const edgekv_move * moves, int n, bool slots, Act act) {
     const edgekv_status status = check_moves(ctx, moves, n, slots);

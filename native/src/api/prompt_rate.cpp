@@ -1,4 +1,4 @@
-// How fast a prompt kernel is on this processor.
+// Measures a prompt kernel's speed on this processor.
 #include "api/guard.h"
 #include "kernels/prompt/prompt.h"
 
@@ -11,10 +11,10 @@ using namespace edgekv;
 
 namespace {
 
-constexpr int kTokens = 64, kCells = 1024, kHeadDim = 64, kHeads = 4;  // of one KV head: a quarter of a million logits, under a millisecond
+constexpr int kTokens = 64, kCells = 1024, kHeadDim = 64, kHeads = 4;  // one KV head: a quarter of a million logits, under a millisecond
 constexpr int kTurns = 3;
 
-// Values that nothing depends on, all normal: f16 bits around 1.
+// Arbitrary values without subnormals: f16 bits around 1.
 struct Work {
     std::vector<float> q = std::vector<float>(static_cast<size_t>(kTokens) * kHeads * kHeadDim, 0.125f);
     std::vector<float> out = q;

@@ -1,4 +1,4 @@
-// The library: its start, the contexts that it knows, and the hooks registered in libllama.
+// The library: its start, its contexts, and its hooks in libllama.
 #include "api/guard.h"
 #include "plane/backends.h"
 #include "context/context.h"
@@ -45,7 +45,7 @@ edgekv_context * find(const llama_context * lctx) {
     return it == lib.contexts.end() ? nullptr : it->second.get();
 }
 
-// null with EDGEKV=0 too: hooks around and inside a ubatch do nothing then
+// null also with EDGEKV=0: then hooks around and inside a ubatch do nothing
 edgekv_context * find_active(const llama_context * lctx) { return hooks_enabled() ? find(lctx) : nullptr; }
 
 edgekv_callbacks current_callbacks() {
@@ -68,7 +68,7 @@ void on_created(llama_context * lctx) {
     }
 
     edgekv_context * ctx;
-    edgekv_attach(lctx, &params, &ctx);  // where it fails the context runs stock, and edgekv_find() says so
+    edgekv_attach(lctx, &params, &ctx);  // on failure the context runs stock, and edgekv_find() finds none
 }
 
 void on_freed(llama_context * lctx) {
@@ -113,19 +113,19 @@ ggml_tensor * on_build_attend(llama_context * lctx, const llama_edgekv_attend * 
         return layer->whole() ? ctx->plane->build_whole(*layer, *args) : ctx->plane->build_attend(*layer, *args);
     }) : none;
     if (ctx && !node) {
-        ctx->arrivals.wait(args->il);  // the stock nodes do not
+        ctx->arrivals.wait(args->il);  // stock nodes do not wait
     }
     return node;
 }
 
-// stock llama.cpp is stock in this too
+// with EDGEKV=0 and in mode off products are stock as well
 ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product * args) {
     edgekv_context * ctx  = find_active(lctx);
     ggml_tensor *    none = nullptr;
     return ctx && ctx->params.mode != EDGEKV_MODE_OFF ? guarded_hook(ctx, none, [&] { return build_product(*args); }) : none;
 }
 
-// libllama asks while it makes a context's cache, when there is no handle yet: only the defaults can answer
+// libllama asks while it makes a context's cache. The context has no handle yet, so the defaults answer.
 bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
@@ -138,7 +138,7 @@ bool on_plans(llama_context * lctx) {
     return ctx && ctx->plane->plans_graphs();
 }
 
-// the same
+// asked at the same time as on_home()
 uint32_t on_kv_cells(uint32_t n_cells) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
@@ -302,7 +302,7 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
     }
     if (hooks_enabled()) {
         const edgekv_status placed = guarded([&] {
-            ctx->place();  // where it fails, edgekv_device_problem() says why
+            ctx->place();  // edgekv_device_problem() explains a failure
             return EDGEKV_OK;
         });
         if (placed != EDGEKV_OK) {

@@ -14,7 +14,7 @@ using namespace edgekv;
 
 namespace {
 
-// Whether the cells of a page that hold tokens are the same in a copy of it, as slots have them.
+// Whether a slot's copy of a page equals home in all cells that hold tokens.
 bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int page, const char * copy) {
     const PageShape &   shape  = ctx->shape;
     const ggml_tensor * k      = layer.seam.k;
@@ -28,14 +28,14 @@ bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int pa
     const bool known = llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(stream), &cells);
     for (int i = 0; i < shape.page_tokens && first + i < shape.n_cells; ++i) {
         if (known && cells.pos[first + i] < 0) {
-            continue;  // whatever is there, no token is
+            continue;  // the cell is empty, whatever bytes it has
         }
         const char * home_k = static_cast<const char *>(k->data) + stream * k->nb[2] + (first + i) * k->nb[1] + head * k_row;
         if (std::memcmp(copy + i * k_row, home_k, k_row) != 0) {
             return false;
         }
         if (!v) {
-            continue;  // rows of K hold V
+            continue;  // V is part of K's rows
         }
         const char * home_v = static_cast<const char *>(v->data) + stream * v->nb[2] + (first + i) * v->nb[1] + head * v_row;
         if (std::memcmp(copy + shape.page_tokens * k_row + i * v_row, home_v, v_row) != 0) {

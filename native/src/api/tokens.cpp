@@ -1,4 +1,4 @@
-// The C functions of edgekv_tokens.h: rows of tokens, out of the home and back.
+// The C functions of edgekv_tokens.h: they read rows of tokens from home and write them back.
 #include "edgekv_tokens.h"
 
 #include "api/guard.h"
@@ -21,7 +21,7 @@ struct Rows {
     ggml_tensor * tensor;
     size_t bytes;  // of a row
     int il;        // its layer
-    int number;    // of the layer, among those with a cache
+    int number;    // the layer's number among layers with a cache
     bool is_key;
 };
 
@@ -43,7 +43,7 @@ void for_each_rows(const llama_context * lctx, Act act) {
     }
 }
 
-// Calls act(first of the run, its length) for each run of consecutive cells.
+// Calls act(first cell, length) for each run of consecutive cells.
 template <typename Act>
 void for_each_run(const uint32_t * cells, int n, Act act) {
     for (int first = 0, end; first < n; first = end) {
@@ -115,7 +115,7 @@ edgekv_status edgekv_read_tokens(const edgekv_context * ctx, int stream, const u
 
 struct edgekv_hold {
     struct Rows {
-        const char * data;  // of the stream
+        const char * data;  // the stream's first row
         size_t bytes;       // of a row
     };
 
@@ -248,7 +248,7 @@ edgekv_status edgekv_in_image(const edgekv_context * ctx, int stream, const uint
 }
 
 edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32_t * cells, int n, const edgekv_block_rows * from) {
-    const bool brings = ctx->arrivals.open();  // by the thread that brings rows: the nodes of these layers wait
+    const bool brings = ctx->arrivals.open();  // the thread that brings rows calls this, and the layers' nodes wait
     if (const edgekv_status status = brings ? EDGEKV_OK : check_thread(ctx); status != EDGEKV_OK) {
         return status;
     }
@@ -260,7 +260,7 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
                                     std::to_string(from->skip));
     }
 
-    if (!brings) {  // a thread that brings rows writes to new cells, which nobody reads yet
+    if (!brings) {  // a thread that brings rows writes to new cells, which no ubatch reads yet
         llama_synchronize(ctx->lctx);
         llama_edgekv_wait_for_cells(ctx->lctx, static_cast<uint32_t>(stream), cells, n);
     }

@@ -25,7 +25,7 @@ bool isa_supported(Isa isa) {
 
 Isa isa_best() {
 #if EDGEKV_X86
-    // Intel's vectors of bf16 are slower than its plain ones (LOG.md: 318 tokens/s against 342)
+    // Intel's bf16 vectors are slower than its plain ones (LOG.md: 318 tokens/s against 342)
     if (__builtin_cpu_is("intel") && !isa_supported(Isa::amx) && isa_supported(Isa::avx512)) {
         return Isa::avx512;
     }

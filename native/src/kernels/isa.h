@@ -1,9 +1,9 @@
-// The instruction sets that kernels are written for, and which of them this processor has.
+// The instruction sets that have kernels, and this processor's support for them.
 #pragma once
 
 namespace edgekv {
 
-// The last two are for prompts; where they have no kernel, that of avx512 runs.
+// The last two are for prompts; if they lack a kernel, avx512's runs.
 enum class Isa : int { portable = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3, amx = 4 };
 
 bool isa_supported(Isa isa);  // compiled in and present on this CPU

@@ -4,8 +4,8 @@ set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/attend/attend_reference.cpp ${
     ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp
     ${here}/prompt/prompt_reference.cpp)
 set(edgekv_kernels attend/attend products/products prompt/prompt select/sample sketch/sketch)
-# Where an instruction set has no file of its own for a kernel, its file is written below. What differs: the header that has the functions,
-# what is made of which of them, and the instruction sets.
+# The code below writes a kernel's file for each instruction set that has no file of its own. The files differ in the header with the
+# functions, in the table made of them, and in the instruction set.
 set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
 set(edgekv_attend_isas portable avx2 avx512 avx512vnni)
 set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_token, quantise, rms_factor, weigh_values, gate_values}")
@@ -31,7 +31,7 @@ set(edgekv_amx_flags ${edgekv_avx512_flags})  # its tile instructions are writte
 set(edgekv_isas portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     list(APPEND edgekv_isas avx2 avx512 avx512vnni avx512bf16 amx)
-    # portable ones serve processors before AVX2 only: not worth the minute that -O3 takes to compile them
+    # portable kernels serve only processors before AVX2: not worth the minute that -O3 takes to compile them
     set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
 foreach(path IN LISTS edgekv_kernels)

@@ -1,4 +1,4 @@
-// How rows of K and V and masks lie in memory, and how large a problem may be.
+// The memory layout of rows of K and V and of masks, and the limits of a problem.
 #pragma once
 
 namespace edgekv {
@@ -10,6 +10,6 @@ enum class MaskType : int { none = 0, f16 = 1, f32 = 2 };
 constexpr int kMaxQueryTokens = 16;
 constexpr int kMaxGroup = 128;  // query heads that share a KV head
 constexpr int kMaxHeadsKv = 256;
-constexpr int kMaxHeadDim = 576;  // 512 where V has rows of its own
+constexpr int kMaxHeadDim = 576;  // 512 if V has rows of its own
 
 }  // namespace edgekv

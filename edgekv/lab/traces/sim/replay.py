@@ -18,13 +18,13 @@ from edgekv.prefetch import Rope
 from edgekv.vocab import Split
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and their number."""
+"""Called with the steps done and their total."""
 
 REPORT_STEPS = 16
 
 
 def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None) -> Result:
-    """Raises ConfigError for a policy or prefetch that there is not, or that the trace's model cannot have."""
+    """Simulate a scenario. Raises ConfigError for a policy or prefetcher that does not exist, or that the trace's model cannot use."""
     began = time.perf_counter()
     replay = Replay(trace, scenario)
     for i, step in enumerate(trace.steps(scenario.needs_sampled)):
@@ -35,7 +35,7 @@ def simulate(trace: Trace, scenario: Scenario, progress: Progress | None = None)
 
 
 class Replay:
-    """The state of a simulation between two steps. Steps come with what mode sparse observed where `Scenario.needs_sampled`."""
+    """The state of a simulation between two steps. Steps have mode sparse's observation if `Scenario.needs_sampled`."""
 
     def __init__(self, trace: Trace, scenario: Scenario):
         header = trace.header
@@ -45,8 +45,8 @@ class Replay:
         self.prefetcher = prefetch.make(scenario.prefetch, self.shape, Rope(*header.rope) if header.rope else None)
         self.hot = HotTier(self.shape)
         self.chosen: np.ndarray | None = None
-        """bool [layer, head, :n_used_end]: what the policy chose for the last step; None in the warm-up but for its last step, where it says
-        what the policy would have chosen."""
+        """bool [layer, head, :n_used_end]: the policy's choice for the last step. In the warm-up it is None until the last step, where it is
+        the choice that the policy would have made."""
         self._n_prefetch = 0 if scenario.prefetch == "none" else round(scenario.prefetch_pages * self.shape.n_existing_heads)
         self._key_norms = trace.key_norms if self.policy.needs_keys else None
         self._sums = _Sums(header)
@@ -55,7 +55,7 @@ class Replay:
             self._read_prompt()
 
     def _read_prompt(self) -> None:
-        """The tokens read in batches, as a live policy meets them: stored, not observed."""
+        """Show the policy the tokens read in batches, as live: stored, not observed."""
         nothing = np.zeros(self.shape.axes, np.float32)
         end = self.header.n_used_end(-1)
         n = self.header.n_prompt
@@ -76,7 +76,7 @@ class Replay:
         true = self._observation(step.mass_sum, step.mass_max, step.position, step.n_used_end)
         if self.policy.clairvoyant:
             self.policy.update(true)
-        # what the policy would have chosen for the last step of the warm-up is what is hot when the first one begins
+        # the policy's choice for the warm-up's last step is hot when the first measured step begins
         chooses = not step.warmup or self._n_done == self.header.n_warmup
         chosen = self._choose(step) if chooses else None
         seen = true
@@ -91,7 +91,7 @@ class Replay:
             self.hot.prefetch(self.prefetcher, seen, self._n_prefetch)
 
     def _choose(self, step: TraceStep) -> np.ndarray:
-        """bool [layer, head, :n_used_end]: the policy's pins and the page being filled, then the pages of the highest score up to the
+        """bool [layer, head, :n_used_end]: the policy's pins and the page being filled, then the pages of highest score up to the
         budget."""
         end, scores, pins = step.n_used_end, self.policy.scores, self.policy.pins
         always = np.zeros(end, bool) if pins is None else pins[..., :end].copy()
@@ -106,7 +106,7 @@ class Replay:
         return chosen
 
     def _honest(self, step: TraceStep, true: Observation, chosen: np.ndarray) -> Observation:
-        """What is seen where the chosen pages alone are attended: the softmax over them."""
+        """The observation if only the chosen pages are attended: the softmax over them."""
         end = step.n_used_end
         mass = true.mass_sum[:, :, :end]
         seen = chosen * _ratio(mass.sum(axis=2), np.sum(mass, axis=2, where=chosen))[:, :, None]
@@ -121,7 +121,7 @@ class Replay:
 
 
 def _split(scenario: Scenario, policy: Policy) -> Split:
-    """How the budget is divided: as asked for, else as in the policy's source, else as live."""
+    """The division of the budget: the requested one, otherwise that of the policy's source, otherwise the live one."""
     if scenario.split is not None:
         return scenario.split
     if policy.split is not None:
@@ -130,12 +130,12 @@ def _split(scenario: Scenario, policy: Policy) -> Split:
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """float32; 1 where there is nothing below."""
+    """The quotient as float32; 1 where the divisor is 0."""
     return np.divide(above, below, out=np.ones(above.shape, np.float32), where=below > 0)
 
 
 class _Sums:
-    """What the measured steps add up to; arrays are float64 [layer, head]."""
+    """Sums over the measured steps; arrays are float64 [layer, head]."""
 
     def __init__(self, header: TraceHeader):
         self._exists = np.array(header.exists)
@@ -145,7 +145,7 @@ class _Sums:
         self._hit_mass_over_time: list[float] = []
 
     def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
-        """A step; hot and brought, what prefetch made hot of it: bool [layer, head, :n_used_end], fetched: int [layer, head]."""
+        """Add a step. hot, brought (its prefetched pages): bool [layer, head, :n_used_end]; fetched: int [layer, head]."""
         end = step.n_used_end
         self._n_steps += 1
         self._n_visible += end
@@ -177,7 +177,7 @@ class _Sums:
 
 
 def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:
-    """[layer, head, :n_used_end]: the rows of each page that are wanted, or whether the page is; of equal pages the newer."""
+    """[layer, head, :n_used_end]: the number of wanted rows of each page, or whether the page is wanted; of equal pages the newer."""
     if access.top:
         return budgets.divide(Split.UNIFORM, mass, np.False_, np.True_, access.top)
     if access.share:

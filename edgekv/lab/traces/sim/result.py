@@ -1,4 +1,4 @@
-"""What a simulation found."""
+"""The result of a simulation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,36 +13,36 @@ from edgekv.vocab import Split
 
 @dataclass(frozen=True)
 class Result:
-    """Means over the steps that are measured. Arrays _by_head are float64 [layer, head], NaN where the layer has no such head."""
+    """Means over the measured steps. Arrays _by_head are float64 [layer, head], NaN if the layer lacks the head."""
 
     scenario: Scenario
     header: TraceHeader
     split: Split
-    """How the budget was divided."""
+    """The division of the budget."""
     observe: str
-    """The observation of the scenario, or "ahead": the policy saw each step before it chose, as only the oracle does."""
+    """The scenario's observation, or "ahead": the policy saw each step before its choice, as only the oracle does."""
     hit_rate_by_head: np.ndarray
-    """What was wanted and hot / what was wanted."""
+    """Wanted and hot / wanted."""
     hit_rate_mass_by_head: np.ndarray
-    """True mass on hot pages / true mass on all."""
+    """True mass on hot pages / true mass on all pages."""
     hot_by_head: np.ndarray
-    """Pages in a step."""
+    """Hot pages in a step."""
     fetched_by_head: np.ndarray
     """Pages that became hot for a step, prefetched ones included."""
     prefetched_by_head: np.ndarray
     """Pages that prefetch made hot for a step."""
     n_wanted: np.ndarray
-    """Wanted rows or pages [layer, head], of all steps together."""
+    """Wanted rows or pages [layer, head], summed over all steps."""
     n_visible: float
-    """Pages in a step, mean."""
+    """Mean number of pages in a step."""
     hit_rate_mass_over_time: np.ndarray
-    """float64 [step], means over all heads."""
+    """Means over all heads, float64 [step]."""
     seconds: float
-    """What the simulation took."""
+    """Time of the simulation."""
 
     @property
     def hit_rate(self) -> float:
-        """The share of all that is wanted by all heads."""
+        """The hit rate over all heads together."""
         return _weighted(self.hit_rate_by_head, self.n_wanted)
 
     @property
@@ -54,10 +54,10 @@ class Result:
         return float(np.nanmean(by_head))
 
     def row(self) -> dict[str, Any]:
-        """Numbers and words, for a table. hit_rate is by access; worst_mass is hit_rate_mass of the head that has least; budget is a
+        """Numbers and words for a table. hit_rate is by access; worst_mass is the lowest hit_rate_mass of any head; budget is a
         share, or a whole number of tokens."""
         scenario = self.scenario
-        budget: Any = scenario.budget  # an Attend, by now
+        budget: Any = scenario.budget  # __post_init__ made it an Attend
         return {
             "policy": scenario.policy, "budget": budget.tokens or budget.share, "split": self.split.value,
             "observe": self.observe, "prefetch": scenario.prefetch, "access": str(scenario.access),
@@ -67,17 +67,17 @@ class Result:
         }
 
     def by_head(self) -> Iterator[dict[str, Any]]:
-        """A row for each head that there is, the layer's number in the model."""
+        """A row for each existing head, with the layer's number in the model."""
         for il, head in zip(*np.nonzero(np.array(self.header.exists))):
             yield {"layer": self.header.layers[il], "head": int(head), **self._figures(np.s_[il, head])}
 
     def by_layer(self) -> Iterator[dict[str, Any]]:
-        """A row for each layer: means over its heads."""
+        """A row for each layer, with means over its heads."""
         for il, layer in enumerate(self.header.layers):
             yield {"layer": layer, **self._figures(np.s_[il])}
 
     def worst(self, n: int) -> list[dict[str, Any]]:
-        """The heads with the lowest hit rate by mass, the lowest first."""
+        """The `n` heads with the lowest hit rate by mass, the lowest first."""
         return sorted(self.by_head(), key=lambda row: row["hit_rate_mass"])[:n]
 
     def _figures(self, part: Any) -> dict[str, Any]:

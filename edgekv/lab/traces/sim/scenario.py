@@ -1,4 +1,4 @@
-"""What is simulated: a policy and everything around it."""
+"""A simulated scenario: a policy and its surroundings."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ROWS = "rows"
 
 @dataclass(frozen=True)
 class Access:
-    """What a head wants in a step: the rows that mode sparse reads, or pages by their true mass."""
+    """The wants of a head in a step: the rows that mode sparse reads, or pages by their true mass."""
 
     top: int = 0
-    """This number of pages, those with most."""
+    """So many pages, those with most mass."""
     share: float = 0.0
-    """The pages with more than this share of the head's mass. With both 0 the rows."""
+    """The pages with more than this share of the head's mass. If both are 0: rows."""
 
     @classmethod
     def parse(cls, value: Access | str) -> Access:
-        """ "rows", "top8" or "mass1%". Raises ConfigError."""
+        """Parse "rows", "top8" or "mass1%". Raises ConfigError."""
         if isinstance(value, Access):
             return value
         if value.strip() == ROWS:
@@ -49,20 +49,20 @@ class Access:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulation. Raises ConfigError for what does not go together."""
+    """One simulation. Raises ConfigError for settings that do not go together."""
 
     policy: str = PlacementOptions.policy
     budget: Attend | float = 0.10
-    """Share of the visible pages that are hot, on average over heads, or an Attend with a number of tokens."""
+    """Share of hot pages among the visible ones, on average over heads, or an Attend with a number of tokens."""
     split: Split | None = None
-    """None: that of the policy's source; where it has none, pooled as the arena is, and uniform under honest observation."""
+    """None: that of the policy's source; without one, pooled like the arena, and uniform under honest observation."""
     observe: str = "sampled"
     """One of OBSERVATIONS."""
     prefetch: str = "none"
     prefetch_pages: float = 1.0
-    """How many pages a head may be given in a step by prefetch, on average over heads."""
+    """Most prefetched pages of a head in a step, on average over heads."""
     access: Access | str = Access()
-    """What counts as wanted, for `hit_rate`."""
+    """Decides what is wanted, for `hit_rate`."""
     settings: Mapping[str, int | float] = field(default_factory=dict)
     """Settings of the policies, by name."""
 
@@ -84,15 +84,15 @@ class Scenario:
         return replace(self, **changes)
 
     def n_budget(self, n_visible: int, page_tokens: int) -> int:
-        """Pages of a head on average."""
+        """The average number of pages of a head."""
         return self.budget.pages(n_visible, page_tokens)  # type: ignore[union-attr]  # __post_init__ made it one
 
     @property
     def needs_sampled(self) -> bool:
-        """It uses what mode sparse observed."""
+        """Whether the scenario uses mode sparse's observation."""
         return self.observe == "sampled" or str(self.access) == ROWS
 
     @property
     def name(self) -> str:
-        """Policy and what was observed: "ema+anchor+recent (sampled)"."""
+        """Policy and observation: "ema+anchor+recent (sampled)"."""
         return f"{self.policy} ({self.observe})"

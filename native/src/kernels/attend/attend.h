@@ -4,12 +4,12 @@
 // workspace and their own `ith`. There is no barrier inside and no allocation.
 //
 // Every cell: each thread handles a contiguous share of the (tile, KV head) units and leaves a partial softmax (max, sum, out) in the
-// workspace. The last thread merges the partials into `out`. If mass is observed, all threads then call attend_observe(), behind a barrier of
-// the caller's and before the workspace is used again. Each thread turns the weights of the pages that it walked itself into mass, as its
+// workspace. The last thread merges the partials into `out`. If mass is observed, all threads then call attend_observe(), after a barrier of
+// the caller and before the workspace is used again. Each thread turns the weights of the pages that it walked into mass, because its
 // cache still holds them.
 //
-// Lists of rows: threads claim tiles of 64 rows of a list as they come free. The thread that completes a list merges its tiles in their
-// order. So the result does not depend on the number of threads.
+// Lists of rows: a free thread claims the next tile of 64 rows. The thread that completes a list merges its tiles in order,
+// so the result does not depend on the number of threads.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace edgekv {
 
-// Counters at the start of a workspace. They have the same place for every problem, so that no layer leaves numbers where another counts.
+// Counters at the start of a workspace. Their place is the same for every problem, so that no layer writes other numbers over another's counters.
 constexpr size_t kAttendHeaderBytes = 64 + kMaxHeadsKv * sizeof(uint32_t);
 
 // The rows to attend, for each query token and KV head: cells inside the view that the token sees, ascending, each at most once. A weight
@@ -35,8 +35,8 @@ struct AttendRows {
     size_t stride;          // the most rows of a list; 0: no lists, every cell that the mask lets a token see
 };
 
-// Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps. Rows of K that hold V
-// lie there once.
+// Copies of pages in faster or denser memory: slot s holds page_tokens rows of K, and of V at `v_offset`, without gaps. A slot stores rows
+// of K that hold V only once.
 struct AttendArena {
     const char * data;  // null: all pages are read from home, which is `k` and `v`
     size_t slot_bytes, v_offset;
@@ -46,15 +46,15 @@ struct AttendArena {
 
 // Sums over the rows that one KV head read. A run adds to them.
 struct AttendHits {
-    double n_read, n_hits;   // rows read, summed over query tokens, and those of them in the arena
-    double mass, mass_hits;  // sum over the query heads
+    double n_read, n_hits;   // rows read, summed over query tokens, and the part of them in the arena
+    double mass, mass_hits;  // mass on these rows, summed over the query heads
     double error, n_errors;  // estimated relative errors of query heads' outputs: their sum and number
 };
 
 // All strides are in bytes. Rows of one head are contiguous; everything else goes through a stride.
 struct AttendProblem {
     int head_dim;     // of K; see attend_supports()
-    int v_in_k;       // 0: V has rows of its own, of head_dim channels. Else the first v_in_k channels of a row of K are its V; `v` is not read
+    int v_in_k;       // 0: V has rows of its own, of head_dim channels. Otherwise the first v_in_k channels of a row of K are its V; `v` is unused
     int n_head;       // query heads; a multiple of n_head_kv
     int n_head_kv;
     int n_tokens;     // query tokens, 1..kMaxQueryTokens
@@ -76,31 +76,31 @@ struct AttendProblem {
 
     const float * sinks;  // [n_head] attention-sink logits, or null
     float scale;
-    float softcap;  // logit = softcap * tanh(scale*qk / softcap) where non-zero
-    float max_bias;  // the mask is multiplied with alibi_slope() where non-zero; rows of lists have no mask
+    float softcap;  // if non-zero: logit = softcap * tanh(scale*qk / softcap)
+    float max_bias;  // if non-zero, alibi_slope() multiplies the mask; rows of lists have no mask
 
     char * out;  // f32 [n_tokens][n_head][attend_v_dim()]
     size_t out_stride_token, out_stride_head;
 
-    // Attention mass by KV head and page: the softmax weight on the page, maximum and sum over the query heads of the group. A run adds each
-    // token's. Floats [n_head_kv][mass_stride], page p of this view at p. Null: not observed.
+    // Attention mass by KV head and page: the softmax weight on the page, as maximum and as sum over the query heads of the group. A run adds
+    // each token's mass. Floats [n_head_kv][mass_stride], page p of this view at p. Null: not observed.
     float * mass_max;
     float * mass_sum;
     size_t mass_stride;  // in floats
 
-    // With lists of rows attend_run() uses the arena and writes mass and hits itself, and attend_observe() does nothing. Mass is then a consistent
-    // estimate of the mass of all cells.
+    // With lists of rows, attend_run() itself uses the arena and writes mass and hits, and attend_observe() does nothing. The mass is then a
+    // consistent estimate of the mass of all cells.
     AttendRows rows;
     AttendArena arena;
     AttendHits * hits;  // [n_head_kv], or null
-    // The relative error of an output o, |o - what all cells would give| / |o|, is estimated from the rows themselves, as the standard
-    // deviation of the ratio of two sampled sums: sqrt(sum of (1 - p) (w e |v - o|)^2) / (sum of w e) / |o|. Of the KV heads h with
-    // (h + error_turn) % error_every == 0; 0: of none.
+    // The relative error of an output o, |o - the output over all cells| / |o|, is estimated from the rows themselves, as the standard
+    // deviation of the ratio of two sampled sums: sqrt(sum of (1 - p) (w e |v - o|)^2) / (sum of w e) / |o|. It is estimated for KV heads h
+    // with (h + error_turn) % error_every == 0; error_every 0: for none.
     int error_every, error_turn;
 };
 
-// ALiBi's slope of a query head: a geometric series from 2^(-max_bias/n) on for n heads, a power of two, and for the others every second of the
-// series for 2n (Press et al., Train Short, Test Long, 2021; as ggml has it). 1 without it.
+// ALiBi's slope of a query head: for the first n heads, n a power of two, a geometric series from 2^(-max_bias/n) on; for further heads every second
+// element of the series for 2n (Press et al., Train Short, Test Long, 2021; as in ggml). 1 without ALiBi.
 inline float alibi_slope(const AttendProblem & problem, int head) {
     if (problem.max_bias == 0.0f) {
         return 1.0f;
@@ -123,7 +123,7 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 // Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// Rows of K that hold V: head_dim a multiple of 8 (with q8_0 of 32) up to kMaxHeadDim, and of these 64, 128 and so on for V.
+// Rows of K that hold V: head_dim is a multiple of 8 (with q8_0 of 32) up to kMaxHeadDim, and V has 64, 128, ... of these channels.
 bool attend_supports_shared(int head_dim, int v_in_k, CellType type);
 
 static inline int attend_v_dim(const AttendProblem & p) { return p.v_in_k != 0 ? p.v_in_k : p.head_dim; }

@@ -1,5 +1,5 @@
-// attend.cpp shares this with the kernels by instruction set: the layout of the workspace and the kernel table. It holds declarations and
-// plain data only, because the linker would merge inline functions that were compiled for several instruction sets.
+// attend.cpp shares this with the kernels by instruction set: the layout of the workspace and the kernel table. It holds only declarations and
+// plain data, because the linker would merge inline functions compiled for several instruction sets.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -31,7 +31,7 @@ struct AttendPlan {
     size_t sum_offset, acc_offset, q_offset;  // within a partial; the max comes first
     size_t prepared_bytes;
 
-    // Per query and strip, if mass is observed: the sum of the weights, and the running max under which they stand.
+    // Per query and strip, if mass is observed: the sum of the weights, and the running max to which they are relative.
     size_t strip_sum_offset, strip_max_offset;
     size_t strip_stride;  // floats per query
     size_t final_offset;  // per query, if mass is observed: the merge leaves the final max and 1 / sum there

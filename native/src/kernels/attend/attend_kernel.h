@@ -143,8 +143,8 @@ inline void load_scales(const Unit & unit, const char * const * strips, const si
     }
 }
 
-// Memory is fetched fastest in address order. If the heads of a cell lie side by side, a unit prefetches its share of the next tile's cells,
-// with all their heads. If the cells of a head lie side by side, it prefetches its own rows.
+// Memory is fetched fastest in address order. If a cell's heads lie side by side, a unit prefetches its share of the next tile's cells,
+// with all heads. If a head's cells lie side by side, it prefetches its own rows.
 inline Ahead ahead_of(const char * cell, size_t stride_cell, size_t stride_head, int head, int n_heads) {
     if (stride_head < stride_cell) {
         const int step = static_cast<int>(stride_cell / static_cast<size_t>(n_heads));
@@ -191,8 +191,8 @@ inline void clear_strips(const AttendPlan & plan, char * workspace, int query, i
     }
 }
 
-// The tiles from the first to the last that any token sees. If there are none, first is end. Cells behind the end are empty; the shorter ones
-// of several conversations have many of them.
+// The tiles from the first to the last that any token sees. If no tile is seen, first equals end. Cells after the end are empty; among several
+// conversations, shorter ones have many such cells.
 struct Span {
     int first, end;
 };
@@ -236,7 +236,7 @@ public:
         memset(acc, 0, static_cast<size_t>(plan.n_queries) * acc_stride * sizeof(float));
     }
 
-    // `first_strip`: where the tile's strips stand in the strip sums of its queries.
+    // `first_strip`: the place of the tile's strips in the strip sums of its queries.
     void attend(const Tile & tile, Unit & unit, int head, int first_strip) {
         const int n_queries = tile.n_tokens * plan.group;
         const int n_blocks = (n_queries + Simd::kQueries - 1) / Simd::kQueries;
@@ -270,8 +270,8 @@ public:
     const bool observed;
 
 private:
-    // The sums over V of queries [done, done + count) of the tile. A row of V must not be read for a weight of zero: an infinity or a NaN times
-    // zero is a NaN. So tokens that see different cells walk their own.
+    // The sums over V of queries [done, done + count) of the tile. A weight of zero must not read its row of V: an infinity or a NaN times
+    // zero is a NaN. So tokens that see different cells each walk their own.
     void weigh_queries(const Tile & tile, Unit & unit, int done, int count, float * const * out, const float * factor) {
         for (int r = 0; r < count;) {
             const int token = (done + r) / plan.group, left = (token + 1) * plan.group - (done + r);

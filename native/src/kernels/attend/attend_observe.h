@@ -13,9 +13,9 @@ inline void page_masses(int per_page, int n_strips, int first, int n, const floa
                         float * mass) {
     const float max = final_of[0], inverse = final_of[1];
     if (per_page == 1) {
-        // masses are padded to whole vectors; nobody adds the padding to anything
+        // masses are padded to whole vectors; the padding is never added
         F factor = Simd::zero();
-        float factor_of = NAN;  // the running max seldom changes, so its factor mostly serves the next vector too
+        float factor_of = NAN;  // the running max seldom changes, so its factor usually serves the next vector too
         for (int i = 0; i < n; i += kLanes) {
             const F at = Simd::load(tops + first + i);
             if (tops[first + i] != factor_of || !Simd::all_same(at)) {

@@ -16,8 +16,8 @@ constexpr int kBlock = 32;        // values of a q8_0 block
 constexpr int kBlockBytes = 34;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 
-// A kernel is compiled for each usual head size D, a multiple of 16, and once more for all others, as kAny: multiples of 8, and of 64
-// with q8_0. Their rows may end in half a vector, which is read with zeros behind it.
+// A kernel is compiled for each usual head size D, a multiple of 16, and once for all other sizes, as kAny: multiples of 8, and of 64
+// with q8_0. Their rows may end in half a vector, which is read padded with zeros.
 constexpr int kAny = 0;
 // The usual row of a compressed cache: its first channels are V.
 constexpr int kLatent = 576, kLatentV = 512;
@@ -198,7 +198,7 @@ void qk_f16(const U & unit, const char * const * q, float (*scores)[kTileCells])
             for (int g = 0; g < 4; ++g) {
                 group(g);
             }
-        } else {  // registers are too few to keep all parts
+        } else {  // too few registers to keep all parts
             for (int g = 0; g < 4; ++g) {
                 group(g);
             }

@@ -1,4 +1,4 @@
-// The queries in the form that the products of a tile take them.
+// The queries in the form that a tile's products take.
 #pragma once
 
 #include <math.h>

@@ -1,10 +1,10 @@
-// The contract of the kernels that multiply quantised weights with tokens. For several tokens a unit of 16 rows of weights is unpacked once, 256
-// values at a time, and meets all of them; ggml's own kernels unpack a row again for every one, two or four tokens.
+// The contract of the kernels that multiply quantised weights by tokens. For several tokens a unit of 16 rows of weights is unpacked once, 256
+// values at a time, and multiplied by all tokens; ggml's own kernels unpack a row again for every one, two or four tokens.
 //
-// A row's value is d * code + m, with one d and one m for each block of 32 or 16 values, and a token's is d * code. So
+// A row's value is d * code + m, with one d and one m for each block of 32 or 16 values; a token's value is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
-// where sums of codes are exact integers, and all else is in single precision, block after block. A token's result does not depend on the
-// tokens beside it. One token alone costs the reading of the weights, and has a kernel of its own.
+// where sums of codes are exact integers, and all other arithmetic is in single precision, block after block. A token's result does not depend
+// on other tokens. A single token costs the reading of the weights, and has a kernel of its own.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -17,19 +17,19 @@
 namespace edgekv {
 
 constexpr int kProductBlock = 32;   // values of a block
-constexpr int kProductChunk = 256;  // values that are unpacked at once
+constexpr int kProductChunk = 256;  // values unpacked at once
 constexpr int kProductRows  = 16;   // rows of a unit
 constexpr int kChunkBlocks  = kProductChunk / kProductBlock;
 
 enum class WeightType { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
 
-// How tokens are quantised, as ggml does it for a type of weights: a factor for each 32 values, rounded to f16, or one for 256.
+// The form of quantised tokens, as in ggml for each type of weights: a factor for each 32 values, rounded to f16, or one for 256.
 enum class TokenForm { of_32, of_256 };
 
 TokenForm token_form(WeightType type);
-int weight_values(WeightType type);  // of a block, as ggml lays it out: 32 or 256
+int weight_values(WeightType type);  // values of a block in ggml's layout: 32 or 256
 
-// 256 values of a token, or as many as its last chunk has.
+// 256 values of a token, or fewer in its last chunk.
 struct TokenChunk {
     int8_t codes[kProductChunk];
     float d[kChunkBlocks];       // of_256: the same in all
@@ -46,8 +46,8 @@ struct ProductProblem {
     size_t token_stride;
     int n_values;             // of a row, a multiple of kProductBlock and of weight_values()
     int n_tokens;
-    const int32_t * places;   // [n_tokens]: rows of `out`; null: token t has row t
-    float * out;              // [rows][out_stride]; the product with row r stands at r
+    const int32_t * places;   // [n_tokens]: each token's row of `out`; null: token t has row t
+    float * out;              // [rows][out_stride]; the product with row r of the weights is at r
     size_t out_stride;        // values
 
     float * out_row(int token) const { return out + static_cast<size_t>(places ? places[token] : token) * out_stride; }
@@ -55,17 +55,17 @@ struct ProductProblem {
 
 bool product_supported(Isa isa);  // false: there is no kernel
 
-// Rows [first, end) with all tokens. first is a multiple of kProductRows.
+// Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
 
 // The same for one token, in another order of sums.
 void multiply_token(const ProductProblem & problem, int first, int end, Isa isa);
 
-// n values of a token, a multiple of kProductBlock (of_256: of kProductChunk); one chunk in every `stride` of `out`. Codes and factors are
-// ggml's.
+// Quantises n values of a token, a multiple of kProductBlock (of_256: of kProductChunk), into every `stride`-th chunk of `out`. Codes and factors
+// equal ggml's.
 void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa);
 
-// What a node before may leave to the quantising. n is a multiple of kProductBlock, `out` may not be among what is read.
+// The quantising node can do these steps of earlier nodes. n is a multiple of kProductBlock; `out` must not overlap the inputs.
 float rms_factor(const float * values, int n, float eps, Isa isa);  // 1 / sqrt(mean of the squares + eps)
 void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa);  // values * factor * weights
 void gate_values(const float * gate, const float * up, int n, float * out, Isa isa);  // SwiGLU: gate / (1 + exp(-gate)) * up
@@ -77,7 +77,7 @@ float rms_factor_reference(const float * values, int n, float eps);
 void weigh_values_reference(const float * values, float factor, const float * weights, int n, float * out);
 void gate_values_reference(const float * gate, const float * up, int n, float * out);
 
-// A weight as its block says it.
+// A weight's value, from its block.
 double weight_value(const ProductProblem & problem, int row, int at);
 
 }  // namespace edgekv

@@ -13,16 +13,16 @@ namespace {
 
 constexpr int kPass = 512;  // tokens whose sums stay in a core's caches
 constexpr int kVectors = kProductRows / Simd::kLanes;
-constexpr int kTokens  = Simd::kLanes / 2;  // whose sums fit the registers
+constexpr int kTokens  = Simd::kLanes / 2;  // tokens whose sums fit the registers
 
-// Whether codes are stored 128 larger, because instructions take unsigned ones.
+// Whether codes are stored 128 larger, because the instructions take unsigned codes.
 template <class Type>
 constexpr bool flipped() { return Type::kRange == CodeRange::i8 && Simd::kBiasedK; }
 
-// Dots that a chain takes of codes of 4, 5 and 6 bits; Simd says it of 3.
+// Most dot products in a chain for codes of 4, 5 and 6 bits; Simd has the number for 3 bits.
 constexpr int dots_of(CodeRange range) { return Simd::kCodeDots / (range == CodeRange::u4 ? 2 : range == CodeRange::u5 ? 4 : 8); }
 
-// The sums of a block's codes with those of NT tokens, from the tokens' value `from` on.
+// The dot products of a block's codes with those of NT tokens, from the tokens' value `from` on.
 template <class Type, int NT>
 inline void block_sums(const uint8_t (*codes)[kProductRows][4], const TokenChunk * x, int from, Simd::I (&sums)[kVectors][NT]) {
     constexpr bool i8 = Type::kRange == CodeRange::i8;
@@ -46,7 +46,7 @@ inline void block_sums(const uint8_t (*codes)[kProductRows][4], const TokenChunk
                 }
                 part[v][t] = Simd::code_dot(step % dots == 0 ? Simd::izero() : part[v][t], rows[v], token);
                 if (dots > 2) {
-                    Simd::in_register(part[v][t]);  // or gcc moves all additions behind all products, through memory
+                    Simd::in_register(part[v][t]);  // otherwise gcc moves all additions after all products, through memory
                 }
                 if (step % dots == dots - 1) {
                     sums[v][t] = Simd::code_sums(step < dots ? Simd::izero() : sums[v][t], part[v][t]);
@@ -56,7 +56,7 @@ inline void block_sums(const uint8_t (*codes)[kProductRows][4], const TokenChunk
     }
 }
 
-// NT tokens meet n_blocks blocks of 32 of a panel.
+// Multiplies n_blocks blocks of 32 of a panel by NT tokens.
 template <class Type, int NT>
 inline void tile(const Panel & panel, const TokenChunk * x, int n_blocks, float (*sums)[kProductRows]) {
     constexpr int width = Type::kWidth;
@@ -110,7 +110,7 @@ void all_tiles(const Panel & panel, const TokenChunk * x, int n_tokens, int n_bl
     }
 }
 
-// Sixteen rows from `first` at a chunk. Those behind the matrix's last are its last again; their products are not stored.
+// Sixteen rows from `first` on at a chunk. Rows past the matrix's last repeat it; their products are not stored.
 template <class Type>
 Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     Rows rows;
@@ -144,13 +144,13 @@ void multiply_type(const ProductProblem & p, int first, int end) {
     }
 }
 
-// Of types that ggml repacks.
+// For types that ggml repacks.
 template <class With, template <bool> class Type>
 void either(const ProductProblem & p, int first, int end) {
     p.interleaved ? With::template run<Type<true>>(p, first, end) : With::template run<Type<false>>(p, first, end);
 }
 
-// With::run<the problem's type>().
+// Calls With::run with the problem's type.
 template <class With>
 void each_type(const ProductProblem & p, int first, int end) {
     switch (p.type) {
@@ -185,7 +185,7 @@ inline float largest_of(const float * values, int n) {
 
 inline __m256i rounded(const float * values, __m256 by) { return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values), by)); }
 
-// Codes of 32 values, and the sums of each 16.
+// Computes the codes of 32 values, and the sums of each 16 codes.
 inline void quantise_block(const float * values, float by, int8_t * codes, int32_t (&sums)[2]) {
     const __m256 all = _mm256_set1_ps(by);
     const __m256i low  = _mm256_packs_epi32(rounded(values, all), rounded(values + 8, all));

@@ -15,7 +15,7 @@ uint8_t code_byte(const uint8_t * codes, int row, int i) { return codes[i / 8 * 
 
 int nibble(uint8_t byte, bool high) { return high ? byte >> 4 : byte & 15; }
 
-// Scale or min j of the eight, of six bits.
+// The j-th of the eight scales or mins, of six bits.
 int six_bits(const uint8_t * scales, int j, bool min) {
     const int from = j + (min ? 4 : 0);
     if (j < 4) {

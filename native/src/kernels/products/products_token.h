@@ -1,5 +1,5 @@
-// The product of rows with one token, over the Simd of the translation unit that includes this. Reading the weights is what costs: sixteen rows are
-// unpacked into registers and meet the token there, block after block.
+// The product of rows with one token, over the Simd of the translation unit that includes this. The cost is the reading of the weights: sixteen rows
+// are unpacked into registers and multiplied by the token there, block after block.
 #pragma once
 
 #include "kernels/products/token_values.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRowSets = kProductRows / Simd::kLanes;  // a set of kLanes rows has four vectors: of rows r, r + 4 and so on
 
-// d of a chunk times the token's, and what m adds. By eight rows, as factors() stores them: a load of two stores would wait for both.
+// d of a chunk times the token's d, and the part from m. By eight rows, as factors() stores them: a load across two stores would wait for both.
 template <class Type>
 inline void with_token(Panel & panel, const TokenChunk & x, int n_blocks, __m256 (&least)[2]) {
     constexpr int width = Type::kWidth, per_block = kProductBlock / width;
@@ -52,7 +52,7 @@ template <class Type, int V>
     return sum;
 }
 
-// Fetches the sixteen rows behind these, which lie in one piece, a part for each step here: many at once would take the place of what is read.
+// Prefetches the next sixteen rows, which lie in one piece, a part in each step: prefetching many at once would evict the rows being read.
 class Ahead {
 public:
     Ahead(const ProductProblem & p, int row, int n_steps)

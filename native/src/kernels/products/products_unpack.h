@@ -16,25 +16,25 @@
 namespace edgekv {
 namespace {
 
-// 256 values of 16 rows. Four codes of a row lie side by side, as the multiplying instructions take them. d and m are of blocks as wide as the
-// type's.
+// 256 values of 16 rows. Four codes of a row lie side by side, as the multiplying instructions need them. d and m belong to blocks of the
+// type's width.
 struct Panel {
     alignas(64) uint8_t codes[kProductChunk / 4][kProductRows][4];
     alignas(64) float d[2 * kChunkBlocks][kProductRows];
     alignas(64) float m[2 * kChunkBlocks][kProductRows];
 };
 
-// Sixteen rows at one chunk. Rows that are interleaved begin at the same address as the others of their eight.
+// Sixteen rows at one chunk. Eight interleaved rows begin at the same address.
 struct Rows {
     const char * at[kProductRows];
 };
 
-// 16 codes of a block's first half, and of its second, in the groups of a vector: of rows r, r + 4 and so on.
+// 16 codes each of a block's first and second half, in the groups of a vector: for rows r, r + 4 and so on.
 struct CodePair {
     Simd::I low, high;
 };
 
-// Those of a block and of its partner.
+// The codes of a block and of its partner.
 struct CodeCouple {
     CodePair of[2];
 };
@@ -42,8 +42,8 @@ struct CodeCouple {
 inline CodePair part(CodePair codes, int) { return codes; }
 inline CodePair part(const CodeCouple & codes, int i) { return codes.of[i]; }
 
-// 16 bytes of codes of rows r, r + 4 and so on, which begin `byte` behind the row's first; codes begin at `codes`. Interleaved ones lie in pieces of
-// eight bytes, one of each row.
+// 16 bytes of codes of rows r, r + 4 and so on, from byte `byte` of each row's codes on; codes begin at `codes`. Interleaved rows have pieces of
+// eight bytes, one for each row.
 template <bool INTERLEAVED>
 [[gnu::always_inline]] inline Simd::I sixteen(const Rows & rows, int r, size_t codes, size_t byte) {
     return Simd::lanes16([&](int group) __attribute__((always_inline)) {
@@ -60,7 +60,7 @@ inline Simd::I bytes_of(uint8_t x) { return Simd::iset1(static_cast<int>(0x01010
 inline Simd::I low_nibbles(Simd::I bytes) { return Simd::iand(bytes, bytes_of(15)); }
 inline Simd::I high_nibbles(Simd::I bytes) { return low_nibbles(Simd::right<4>(bytes)); }
 inline CodePair nibbles(Simd::I bytes) { return {low_nibbles(bytes), high_nibbles(bytes)}; }
-// Of 32 bytes, whose low nibbles are one block and the high ones another.
+// Splits 32 bytes: the low nibbles are one block, the high ones another.
 inline CodeCouple nibbles(CodePair bytes) {
     return {{{low_nibbles(bytes.low), low_nibbles(bytes.high)}, {high_nibbles(bytes.low), high_nibbles(bytes.high)}}};
 }
@@ -70,7 +70,7 @@ inline CodePair looked_up(const void * table, CodePair codes) {
     return {Simd::shuffle_bytes(values, codes.low), Simd::shuffle_bytes(values, codes.high)};
 }
 
-// Codes whose upper bits are apart.
+// Joins codes with their separately stored upper bits.
 inline CodePair joined(CodePair low, CodePair upper) {
     return {Simd::iadd(low.low, Simd::left<4>(upper.low)), Simd::iadd(low.high, Simd::left<4>(upper.high))};
 }
@@ -87,16 +87,16 @@ inline __m128i six_bits(const uint8_t * packed) {
                           static_cast<int>(words[1] & low), static_cast<int>((words[2] >> 4 & nibble) | (words[1] >> 6 & top) << 4));
 }
 
-// The codes' range decides how many of their products a sum of 16 bits takes.
+// The codes' range decides how many of their products fit a sum of 16 bits.
 enum class CodeRange { u4, u5, u6, i8 };
 
-// Eight of the rows.
+// Eight of the sixteen rows.
 struct EightRows {
     const char * const * at;
 
     template <class Block>
     const Block & block(int row, int b) const { return reinterpret_cast<const Block *>(at[row])[b]; }
-    // the f16 that stands `offset` bytes into block b of each
+    // each row's f16 at `offset` bytes into block b
     template <class Block>
     __m256 halves(int b, size_t offset = 0) const {
         const size_t skip = static_cast<size_t>(b) * sizeof(Block) + offset;
@@ -123,10 +123,10 @@ struct Factors {
 
 inline __m256 times(__m256 d, float by) { return _mm256_mul_ps(d, _mm256_set1_ps(by)); }
 
-// Each type below has: codes(), the codes of block b, and of its partner, of rows r, r + 4 and so on; factors(), which stores d and m of eight rows'
-// first n_blocks blocks. A block is one of 32 values, whatever ggml's are.
+// Each type below has codes(), the codes of block b and of its partner for rows r, r + 4 and so on, and factors(), which stores d and m of eight
+// rows' first n_blocks blocks. A block has 32 values here, whatever ggml's blocks have.
 
-// LEAST: m is that many factors below zero, or kStored. Codes of CodeRange::i8 have it where instructions take unsigned ones.
+// LEAST: m is -LEAST * d, or kStored. Codes of CodeRange::i8 need kUnsigned if the instructions take unsigned codes.
 constexpr int kStored = 0, kUnsigned = 128;
 
 template <CodeRange RANGE, bool OF_256, int WIDTH = 32, int PARTNER = 0>
@@ -134,14 +134,14 @@ struct Weights {
     static constexpr CodeRange kRange = RANGE;
     static constexpr bool kOf256      = OF_256;
     static constexpr int kWidth       = WIDTH;                // of a block
-    static constexpr int kPartner     = PARTNER;              // block b + PARTNER has its codes in the same bytes; 0: none has
+    static constexpr int kPartner     = PARTNER;              // block b + PARTNER has its codes in the same bytes; 0: no block has
     static constexpr int kAtOnce      = PARTNER > 0 ? 2 : 1;  // blocks whose codes are read together
 
-    // The block that the step begins with.
+    // The first block of a step.
     static constexpr int block(int step) { return PARTNER == 2 ? step / 2 * 4 + step % 2 : step * kAtOnce; }
 };
 
-// Types with a d before the codes of each 32, and an m behind it where it is stored.
+// Types with a d before the codes of each 32 values, and after it an m if stored.
 template <class BLOCK, bool INTERLEAVED, CodeRange RANGE, int LEAST>
 struct Of32 : Weights<RANGE, false> {
     using Block = BLOCK;
@@ -227,7 +227,7 @@ struct MXFP4 : Weights<CodeRange::u5, false> {
     }
 };
 
-// d and m of eight rows' eight blocks, from those of one row in a vector.
+// Stores d and m of eight rows' eight blocks, given one row per vector.
 inline void store_turned(__m256 (&d)[8], __m256 (&m)[8], Panel & to, int first, int column) {
     transpose_8(d);
     transpose_8(m);
@@ -255,7 +255,7 @@ template <bool INTERLEAVED>
     return {sixteen<INTERLEAVED>(rows, r, codes, byte), sixteen<INTERLEAVED>(rows, r, codes, byte + 16)};
 }
 
-// The bits of each byte from `by` on that are in `mask`.
+// The bits of each byte from bit `by` on, under `mask`.
 inline CodePair bits_of(CodePair bytes, int by, uint8_t mask) {
     return {Simd::iand(Simd::right_by(bytes.low, by), bytes_of(mask)), Simd::iand(Simd::right_by(bytes.high, by), bytes_of(mask))};
 }
@@ -335,7 +335,7 @@ struct IQ4_XS : Weights<CodeRange::i8, true> {
 
 inline CodePair flipped_signs(CodePair codes) { return {Simd::ixor(codes.low, bytes_of(0x80)), Simd::ixor(codes.high, bytes_of(0x80))}; }
 
-// The step's codes of each of its blocks: with(block, codes).
+// Calls with(block, codes) for each block of a step.
 template <class Type, bool FLIP, class With>
 [[gnu::always_inline]] inline void each_block(const Rows & rows, int r, int step, With with) {
     const int b      = Type::block(step);

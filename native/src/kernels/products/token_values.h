@@ -1,4 +1,4 @@
-// The values of a token where its last node is computed with the quantising, over the Simd of the translation unit that includes this.
+// A token's last node, computed together with the quantising, over the Simd of the translation unit that includes this.
 #pragma once
 
 #include <math.h>
@@ -9,7 +9,7 @@
 namespace edgekv {
 namespace {
 
-// Sums of a chunk are in single precision, in kLanes parts; those of the chunks in double, as ggml has all of them.
+// Sums within a chunk are in single precision, in kLanes parts; the sum over chunks is in double, as all sums are in ggml.
 float rms_factor(const float * values, int n, float eps) {
     double sum = 0.0;
     for (int first = 0; first < n; first += kProductChunk) {

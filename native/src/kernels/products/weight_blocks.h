@@ -58,8 +58,8 @@ struct BlockMXFP4 {
     uint8_t codes[16];
 };
 
-// Eight rows: what is one number in a block is eight here, and codes come in pieces of eight bytes, one of each row. The high bit of each of q4_0's
-// codes is flipped.
+// Eight rows: each number of a block becomes eight, and codes come in pieces of eight bytes, one for each row. The high bit of each q4_0 code is
+// flipped.
 struct EightQ4_0 {
     uint16_t d[8];
     uint8_t codes[128];

@@ -1,7 +1,7 @@
 // Prompt attention: many query tokens over the cells that they see. The kernel's contract.
 //
-// A work item is a KV head and a block of query tokens of its whole group. Threads claim items as they come free. Items share nothing, so there
-// is no barrier and the result does not depend on the number of threads. An item packs the keys and values of 64 cells once, for all of its
+// A work item is a KV head and a block of query tokens of its whole group. A free thread claims the next item. Items share nothing, so there
+// is no barrier, and the result does not depend on the number of threads. An item packs the keys and values of 64 cells once, for all its
 // queries.
 //
 // Nothing here knows ggml, llama.cpp or Python.
@@ -17,7 +17,7 @@ constexpr int kPromptTokens = 16;
 
 enum class Seen : uint8_t { nothing = 0, some = 1, all = 2 };  // all: visible and nothing to add
 
-// What the blocks of tokens see of the blocks of cells, found once for all layers and heads that share a mask.
+// The sight of blocks of tokens on blocks of cells, found once for all layers and heads that share a mask.
 inline int prompt_token_blocks(int n_tokens) { return (n_tokens + kPromptTokens - 1) / kPromptTokens; }
 inline int prompt_cell_blocks(int n_cells) { return (n_cells + kPromptCells - 1) / kPromptCells; }
 // The first token of a block. For the block behind the last it is n_tokens.
@@ -37,8 +37,8 @@ struct PromptProblem {
     // Pages that a KV head does not attend, non-zero: [n_head_kv][dropped_stride]; null: none
     const uint8_t * dropped;
     size_t dropped_stride;
-    // [cell blocks] Raises the logits of a block in this item by so many powers of two, 0 or more. Negative: the block is not attended. Null: all
-    // are attended, with their own logits.
+    // [cell blocks] Raises a block's logits in this item by so many powers of two, 0 or more. Negative: the block is not attended. Null: all
+    // blocks are attended with their own logits.
     const float * raise;
 };
 

@@ -1,9 +1,9 @@
 // Products of bf16 pairs, summed up in single precision: by tiles (AMX) or by vectors (AVX512_BF16). Included by the translation units
 // that have the instructions, and by tests with tiles in plain C++.
 //
-// bf16 keeps 8 bits of a number. Weights and values need no more, because their errors average out over the cells; queries and keys mostly need
+// bf16 keeps 8 bits of a number. Weights and values need no more, because their errors average out over the cells; queries and keys usually need
 // no more. If their products are so large that the rounding would show in the logits, both are split into a bf16 and its rest, and only the
-// product of the two rests is dropped: that keeps 16 bits.
+// product of the two rests is dropped: this keeps 16 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -128,8 +128,8 @@ inline float weight_of_pair(const float * weights, int cell, int lane) {
     return x;
 }
 
-// bf16 rounds logits, in powers of two, by about 2^-9 of a root: that of the summed squares of the channels' largest products. Operands are split
-// from this root on. The default model stays below 110, and its KLD at 1.5e-5.
+// bf16 rounds logits, in powers of two, by about 2^-9 of the root of the summed squares of the channels' largest products. Operands are split
+// if this root reaches kLargeProducts. The default model stays below 110, with a KLD of 1.5e-5.
 constexpr float kLargeProducts = 128.0f;
 
 // Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 queries.
@@ -189,7 +189,7 @@ struct KeysTiles {
         const size_t q_rest = static_cast<size_t>(channels * kLanes) * kPair;
         constexpr size_t q_stride = kLanes * 4;
         const char * const q0 = p.q[0];
-        const char * const q1 = p.q[p.n - 1];  // the same again where there is one panel
+        const char * const q1 = p.q[p.n - 1];  // with one panel, the same again
         for (int c = 0; c < kPromptCells; c += 2 * kCellsOfTile) {
             Tiles::template zero<0>();
             Tiles::template zero<1>();

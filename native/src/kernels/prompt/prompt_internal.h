@@ -1,15 +1,15 @@
-// What prompt.cpp shares with the per-ISA kernels. Declarations and plain data only: see attend_internal.h.
+// prompt.cpp shares this with the kernels by instruction set. Only declarations and plain data: see attend_internal.h.
 #pragma once
 
 #include "kernels/prompt/prompt.h"
 
 namespace edgekv {
 
-// Queries are padded to whole blocks of tokens, channels to what a product takes at once.
+// Queries are padded to whole blocks of tokens, channels to a multiple of those that a product takes at once.
 constexpr int kPromptQueries = kPromptTokens;  // of a query head and a block of tokens: whole vectors of every instruction set
 constexpr int kPromptPanels = 4;               // vectors of queries that a product takes at most
 
-// A thread's scratch; offsets in bytes. A panel is a vector of queries: kLanes of them, [..][kLanes] of whatever lies in it.
+// A thread's scratch; offsets in bytes. A panel is a vector of kLanes queries; its data is [..][kLanes].
 struct PromptLayout {
     int n_queries;     // of an item, padded
     int block_queries; // of a block of tokens
@@ -22,7 +22,7 @@ struct PromptLayout {
     size_t v;
     size_t scores;     // float [kPromptPanels][64][kLanes], then the weights
     size_t bias;       // float [64][kLanes]
-    size_t strip_sums, block_max;  // where mass is observed: float [strips][block_queries], [cell blocks][block_queries]
+    size_t strip_sums, block_max;  // if mass is observed: float [strips][block_queries], [cell blocks][block_queries]
     size_t bytes;
 };
 PromptLayout prompt_layout(const AttendProblem & problem, const PromptPlan & plan);

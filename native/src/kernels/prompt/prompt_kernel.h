@@ -1,8 +1,8 @@
 // One item of prompt attention, over the Simd of the translation unit that includes this and two products of its choice.
 //
-// Scores lie transposed: a lane is a query (a head of a token), and a vector holds what 16 or 8 queries give one cell. So the softmax
-// needs no sum or maximum across lanes, the products take rows of K and V as they are stored, and the sums over V are transposed once, at
-// the end. Logits are in powers of two: the queries carry log2(e).
+// Scores lie transposed: a lane is a query (a head of a token), and a vector holds the scores of 16 or 8 queries for one cell. So the softmax
+// needs no sum or maximum across lanes, the products take rows of K and V as stored, and the sums over V are transposed once, at
+// the end. Logits are in powers of two: the queries include a factor of log2(e).
 #pragma once
 
 #include <math.h>
@@ -126,7 +126,7 @@ private:
         }
     }
 
-    // Turns a panel's scores into weights relative to its running maxima. Returns whether these moved; the sums so far then need `factor`.
+    // Turns a panel's scores into weights relative to its running maxima. Returns whether the maxima moved; earlier sums then need `factor`.
     bool weigh(int block, int panel, const BlockSight & sight, float * scores, float * factor) {
         if (p.softcap != 0.0f) {
             for (int c = 0; c < kPromptCells; ++c) {
@@ -187,7 +187,7 @@ private:
         return moved;
     }
 
-    // The last factor of a query's sums: 1 over the sum of all weights, the sink's among them.
+    // The last factor of a query's sums: 1 over the sum of all weights, including the sink's.
     float share(int panel, int r) const {
         const float max = floats(at.max)[panel * kLanes + r], sum = floats(at.sum)[panel * kLanes + r];
         if (p.sinks == nullptr) {

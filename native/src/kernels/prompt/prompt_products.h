@@ -24,8 +24,8 @@ struct Cells {
     const char * first;
     size_t stride;
     int head_dim;
-    uint64_t wanted;  // the others count as zeros
-    int n_ahead;      // cells of the next block, on their way while this one is at work
+    uint64_t wanted;  // other cells count as zeros
+    int n_ahead;      // cells of the next block to prefetch during this one
     int row_bytes;
 
     bool has(int cell) const { return wanted >> cell & 1; }

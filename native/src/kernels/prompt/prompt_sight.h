@@ -15,7 +15,7 @@ constexpr uint64_t kAllCells = ~uint64_t{0};
 // The cells that a block of tokens sees of the block of cells at hand.
 struct BlockSight {
     uint64_t cells[kPromptTokens];
-    bool biased;  // some that is seen has a bias that is not zero
+    bool biased;  // a seen cell has a bias other than zero
     uint64_t any;
 };
 

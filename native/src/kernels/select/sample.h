@@ -1,14 +1,14 @@
-// Sampling: from the shares that a scan estimated, lists the rows of K and V that one query token reads in one KV head, and their weights.
+// Sampling: from the estimated shares of a scan, lists the rows of K and V that one query token reads in one KV head, with their weights.
 //
-//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but no less than the resolution / 128
-//             spread evenly over what the token sees; 1 where the cell is certain, 0 where the token cannot see it
+//   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but at least resolution / 128
+//             spread evenly over the visible cells; 1 if the cell is certain, 0 if the token cannot see it
 //
-// Cells are walked in order over the running sum of p, from an offset on, and a cell is read where the sum passes a whole number (systematic
-// sampling): with probability p over all offsets, and for certain where p is 1. Its weight is 1 / p, so that sums over the rows read,
-// numerators and denominators of the softmax, have the sums over all as their means over all offsets (Horvitz and Thompson, 1952), and what
-// is attended, the ratio of two such sums, is a consistent estimate. The offset follows from layer, head and position (draw.h): no state, no
-// random numbers, the same shares give the same rows at the same place of a conversation. The floor lets a cell be read that its sketch
-// underestimates, and bounds the weights.
+// A walk sums p over the cells in order, from an offset on, and reads a cell if the sum passes a whole number there (systematic
+// sampling): with probability p over all offsets, and always if p is 1. The cell's weight is 1 / p. So the mean over all offsets of a sum
+// over the read rows (numerator or denominator of the softmax) is the sum over all cells (Horvitz and Thompson, 1952), and the
+// output, a ratio of two such sums, is a consistent estimate. The offset follows from layer, head and position (draw.h), without state or
+// random numbers: the same shares give the same rows at the same place of a conversation. The floor lets a cell be read even if its sketch
+// underestimates it, and bounds the weights.
 //
 // The shares of the unread cells add up to the estimated share of the attention on unread tokens.
 //
@@ -32,8 +32,8 @@ struct SampleProblem {
     float resolution;
     int32_t offset;         // of the walk: walk_offset()
 
-    int32_t * rows;   // out [kGroupCells * n_groups], ascending; the places behind the last row are overwritten too
-    float * weights;  // out, as many
+    int32_t * rows;   // out [kGroupCells * n_groups], ascending; places past the last row are overwritten too
+    float * weights;  // out, one for each row
     char * scratch;   // sample_scratch_bytes(), 64-byte aligned
 };
 
@@ -41,14 +41,14 @@ struct SampleResult {
     int n_rows;
     int n_certain;  // of these, with p = 1
     int n_visible;
-    double missed;  // resolution times the estimated share of attention on the cells that were not read
+    double missed;  // resolution times the estimated share of attention on unread cells
 };
 
 size_t sample_scratch_bytes(int n_groups, int group);
 SampleResult sample_rows(const SampleProblem & problem, Isa isa);
 
-// The specification: double precision, plain loops. chances: [kGroupCells * n_groups] the p of each cell in steps of 2^-20, and by_share what
-// it is without the floor; null: not wanted.
+// The specification: double precision, plain loops. chances: [kGroupCells * n_groups] each cell's p in steps of 2^-20; by_share: the same
+// without the floor; null: not wanted.
 SampleResult sample_reference(const SampleProblem & problem, int32_t * chances, int32_t * by_share);
 
 }  // namespace edgekv

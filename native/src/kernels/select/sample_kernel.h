@@ -85,7 +85,7 @@ inline SampleResult sample(const SampleProblem & p) {
         sum = Simd::iand(sum, Simd::iset1(one - 1));  // whole numbers are behind us
         missed = Simd::add(missed, Simd::to_float(unread));
     }
-    for (int i = 0; i < result.n_rows; i += kLanes) {  // behind the last row there is room for the rest of a vector
+    for (int i = 0; i < result.n_rows; i += kLanes) {  // there is room for the rest of a vector after the last row
         const I chance = Simd::iload(chances + i);
         const int left = result.n_rows - i;
         const unsigned here = left < kLanes ? (1u << left) - 1 : all;

@@ -1,4 +1,4 @@
-// Which of a kernel's tables serves on this CPU. Only for translation units that are compiled for any CPU.
+// Finds the kernel table that serves on this CPU. Only for translation units compiled for any CPU.
 #pragma once
 
 #include "kernels/isa.h"

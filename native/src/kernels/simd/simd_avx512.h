@@ -39,7 +39,7 @@ struct Simd {
 
     static void prefetch(const char * p) { _mm_prefetch(p, _MM_HINT_T1); }
     static F load_f16(const char * p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p))); }
-    // For the end of a row, where 8 or at least kLanes values are left: memory behind them is not touched, and read as 0.
+    // For the end of a row with 8, or at least kLanes, values left: later memory is not touched, and its lanes are 0.
     static __mmask16 some(int n) { return n < kLanes ? 0xff : 0xffff; }
     static F load_some(const void * p, int n) { return _mm512_maskz_loadu_ps(some(n), p); }
     static void store_some(void * p, F a, int n) { _mm512_mask_storeu_ps(p, some(n), a); }
@@ -60,7 +60,7 @@ struct Simd {
     // Bits of the lanes whose bias lets the cell be seen.
     static bool all_same(F x) { return _mm512_cmp_ps_mask(x, _mm512_broadcastss_ps(_mm512_castps512_ps128(x)), _CMP_NEQ_UQ) == 0; }
     static unsigned visible_bits(F bias) { return _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ); }
-    // s + bias, but -inf where the bias is, whatever s holds.
+    // s + bias, but -inf if the bias is -inf, whatever s holds.
     static F add_bias(F s, F bias) {
         return _mm512_mask_add_ps(bias, _mm512_cmp_ps_mask(bias, set1(-__builtin_inff()), _CMP_GT_OQ), s, bias);
     }
@@ -83,7 +83,7 @@ struct Simd {
     static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
     static I isub(I a, int b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
 
-    // The int8 values of blocks 2v and 2v+1 of a q8_0 row; zeros for a block that the row does not have.
+    // The int8 values of blocks 2v and 2v+1 of a q8_0 row; zeros for a block that the row lacks.
     static I load_q8(const char * row, int v, int n_blocks) {
         const char * p = row + static_cast<size_t>(2 * v) * 34 + 2;
         const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
@@ -162,7 +162,7 @@ struct Simd {
     static I lanes_of(I a, I b, unsigned bits) {  // of b where a bit is set
         return _mm512_mask_mov_epi32(a, static_cast<__mmask16>(bits), b);
     }
-    // The lanes whose bit is set, one behind the other; all lanes of `to` may be written. Returns how many.
+    // Stores the lanes whose bit is set one after the other; may write all lanes of `to`. Returns their number.
     static int append(int32_t * to, I a, unsigned bits) {
         _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(bits), a));
         return __builtin_popcount(bits);
@@ -190,8 +190,8 @@ struct Simd {
         return N == 0 ? a : _mm512_srli_epi32(a, N);
     }
     static I iand(I a, I b) { return _mm512_and_si512(a, b); }
-    // Four u8 codes <= 7 times four i8, summed up in a form that code_sums() brings to one int per lane. At most kCodeDots in a row, and
-    // kCodeChains chains of them hide what one takes.
+    // Four u8 codes <= 7 times four i8, summed in a form that code_sums() turns into one int per lane. At most kCodeDots in a row;
+    // kCodeChains chains hide the latency of one.
 #ifdef __AVX512VNNI__
     static constexpr int kCodeDots = 1 << 20, kCodeChains = 16;
 #else
@@ -211,7 +211,7 @@ struct Simd {
         return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
 #endif
     }
-    // Like dot4(), but of values stored as value + 128: where kBiasedK, each call adds 128 * (sum of q).
+    // Like dot4(), but for values stored as value + 128: with kBiasedK, each call adds 128 * (sum of q).
     static I dot4_stored(I acc, I k, I q) {
 #ifdef __AVX512VNNI__
         return _mm512_dpbusd_epi32(acc, k, q);

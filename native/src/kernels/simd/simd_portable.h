@@ -1,4 +1,4 @@
-// Plain C++17, any architecture: vectors of 8 as loops that a compiler can map to what it has.
+// Plain C++17 for any architecture: vectors of 8 as loops that a compiler can map to its instructions.
 #pragma once
 
 #include <math.h>
@@ -69,8 +69,8 @@ struct Simd {
         uint16_t h[8];
         memcpy(h, p, sizeof(h));
         return map([&](int i) {
-            // Shifted into place the exponent is too small by 112. A subnormal gets a leading one that is taken off again: no float that
-            // is subnormal itself comes up, which would be slow, or zero (subnormals.h).
+            // Shifted into place, the exponent is too small by 112. A subnormal gets a leading one that is subtracted again, so that no
+            // subnormal float arises: it would be slow, or zero (subnormals.h).
             const uint32_t bits = (h[i] & 0x7fffu) << 13;
             const bool subnormal = bits < 0x00800000u;
             uint32_t u = bits + (subnormal ? 0x38800000u : 0x38000000u);

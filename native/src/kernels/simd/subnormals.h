@@ -1,6 +1,6 @@
-// While an object of this class lives, values below the normal range of a float count as zero on this thread. Many processors need a hundred
-// times as long for them, and they do not matter here: weights of exp(-87) and less, scores that have decayed for a thousand runs.
-// f16 below its own normal range is normal as a float, and stays what it is.
+// While an object of this class lives, values below a float's normal range count as zero on this thread. Many processors take a hundred
+// times as long for such values, and they do not matter here: weights of exp(-87) and less, scores that decayed for a thousand runs.
+// An f16 below its own normal range is normal as a float, and keeps its value.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Whether this processor, and the kernel that it runs, let us use tiles (AMX) and bf16 products.
+// Whether this processor and its kernel allow tiles (AMX) and bf16 products.
 #pragma once
 
 namespace edgekv {

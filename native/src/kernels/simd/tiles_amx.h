@@ -1,5 +1,5 @@
-// Tiles of AMX. Not the compiler's own functions: gcc does not know that they read and write memory, and gcc 12's load of a
-// configuration is wrong (patches/README.md).
+// Tiles of AMX, without the compiler's own functions: gcc does not know that these read and write memory, and gcc 12 loads a
+// configuration wrongly (patches/README.md).
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace edgekv {
 namespace {
 
-// It restores the configuration that it found: others who use tiles on this thread load theirs once.
+// It restores the earlier configuration: other users of tiles on this thread load theirs only once.
 class TileConfig {
 public:
     TileConfig() {

@@ -1,4 +1,4 @@
-// What kernels of AVX2 and those of AVX-512 do with vectors of eight floats; compiled anew in each translation unit, like all of the kernel.
+// Functions on vectors of eight floats for AVX2 and AVX-512 kernels; compiled anew in each translation unit, like all kernels.
 #pragma once
 
 #include <immintrin.h>

@@ -4,7 +4,7 @@
 //
 //   b3   a 3-bit code of each key channel, in equal steps from the group's channel minimum to its maximum
 //
-// Channel minima and steps are 8-bit integers under a scale for each group. Codes are taken against the values of these integers.
+// Channel minima and steps are 8-bit integers under a scale for each group. Codes refer to the values of these integers.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -44,12 +44,12 @@ struct SketchKeys {
 // threads may build groups and heads at the same time. Keys must be finite.
 void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int group, uint64_t valid, Isa isa);
 
-// The cells of a group that one query token sees, a bit for each, and those of them that it reads in any case.
+// The cells of a group that one query token sees, a bit for each, and the cells among them that it always reads.
 struct Sight {
     uint64_t visible, certain;
 };
 
-// The queries of one KV head: of each of `n_tokens` tokens the `group` heads that share it.
+// The queries of one KV head: for each of `n_tokens` tokens, the `group` query heads that share it.
 struct SketchQuery {
     const char * q;  // f32 [n_tokens][group][head_dim]
     size_t stride_token, stride_head;  // bytes

@@ -1,5 +1,5 @@
-// Builds one group of one head. It uses only operations that IEEE 754 rounds the same everywhere, and no fused ones (the sources are
-// compiled with contraction off), so that every instruction set writes the same bytes.
+// Builds one group of one head. It uses only operations that IEEE 754 rounds equally everywhere, and no fused ones (the sources are
+// compiled with contraction off), so every instruction set writes the same bytes.
 #pragma once
 
 #include "kernels/sketch/sketch_query.h"
@@ -30,7 +30,7 @@ inline void load_key(CellType type, const char * row, int head_dim, float * key)
 
 inline F magnitude(F x) { return Simd::max(x, Simd::sub(Simd::zero(), x)); }
 
-// The scale of zeros is tiny and not 0, because others divide by it.
+// The scale of zeros is tiny instead of 0, because it is a divisor.
 inline float scale_of(F top, float levels) {
     const float x = Simd::reduce_max(top);
     return (x > 1e-30f ? x : 1e-30f) / levels;
@@ -99,7 +99,7 @@ void build_group(const Sketch & sketch, const SketchLayout & layout, const Sketc
         memset(low_bytes + dim, 0, static_cast<size_t>(layout.padded - dim));  // whole vectors wrote a 0 + 128 there
     }
 
-    // Codes are taken against the values of the bytes, so that they make up for the bytes' rounding.
+    // Codes refer to the values of the bytes, and so make up for the bytes' rounding.
     alignas(64) uint8_t levels_of[(most_channels + 31) / 32 * 32 + 64] = {};
     for (uint64_t left = valid; left != 0; left &= left - 1) {
         const int cell = __builtin_ctzll(left);

@@ -1,4 +1,4 @@
-// The queries in the form that a scan takes.
+// Brings queries into the form that a scan takes.
 #pragma once
 
 #include <math.h>

@@ -56,8 +56,8 @@ public:
         }
     }
 
-    // Scans groups [first, end), three at a time: the factors of one, the dot products of the one before, the shares of the one before that. So
-    // none waits for its operands. The first queries that pass over the codes prefetch them.
+    // Scans groups [first, end), three at a time: the factors of one, the dot products of the previous, the shares of the one before that. So
+    // no stage waits for its operands. The first queries to pass over the codes prefetch them.
     void run(const SketchedHead & head, const Sight * sight, int first, int end, const Shares & out, int first_query) {
         const bool fetches = first_query == 0;
         const auto seen_from = [&](int group) {
@@ -328,7 +328,7 @@ private:
     Stage stages[3];
 };
 
-constexpr int kBlockGroups = 16;  // stay in the cache while all queries pass over them
+constexpr int kBlockGroups = 16;  // groups that stay in the cache while all queries pass over them
 
 template <int T>
 void scan_head(const SketchedHead & head, const SketchQuery & query, const char * prepared, int first, int n, const Shares & out) {

@@ -1,4 +1,4 @@
-// The functions by which the CUDA backend asks for and runs our nodes in its graphs.
+// The CUDA backend finds and runs our nodes through these functions.
 #pragma once
 
 #include "ggml.h"
@@ -6,7 +6,7 @@
 namespace edgekv {
 
 bool device_node_supported(int device, const ggml_tensor * node);
-bool device_graph_begin(int device, ggml_cgraph * graph);  // false: it must not be recorded
+bool device_graph_begin(int device, ggml_cgraph * graph);  // false: the graph must not be recorded
 void device_node_compute(int device, ggml_tensor * node, void * stream);
 
 }  // namespace edgekv

@@ -1,5 +1,5 @@
-// What belongs to the graph that was built last. A recorded CUDA graph is replayed without calling the nodes, so that it outlives a ubatch: the
-// first node of the next graph makes it anew. The decoding thread writes it while it builds the graph.
+// The state of the newest graph. It outlives a ubatch, because a recorded CUDA graph is replayed without calling the nodes. The
+// first node of the next graph resets it. The decoding thread writes it while it builds the graph.
 #pragma once
 
 #include "plane/device/engine.h"
@@ -10,12 +10,12 @@ struct ggml_tensor;
 
 namespace edgekv {
 
-// What the nodes of one layer were built with.
+// The tensors that one layer's nodes were built with.
 struct DeviceNodes {
     float scale   = 0.0f;
     float softcap = 0.0f;
-    const ggml_tensor * k_idxs = nullptr;  // from the store node until the attend node has it
-    ggml_tensor * staged = nullptr;        // the node that left K of all cells in the staging buffer, until stock nodes have it
+    const ggml_tensor * k_idxs = nullptr;  // the store node sets it, the attend node takes it
+    ggml_tensor * staged = nullptr;        // the node that leaves K of all cells in the staging buffer; stock nodes take it
 };
 
 struct DeviceGraph {
@@ -24,7 +24,7 @@ struct DeviceGraph {
     std::vector<DeviceNodes> layers;  // [hooked layer]
     bool built = false, attends = false, sketches = false, leads_all = false, leader_built = false;
     int n_observed = 0;  // tokens
-    int n_staged = 0;    // layers, all of the same view
+    int n_staged = 0;    // layers, all with the same view
     EngineView staged = {};
 };
 

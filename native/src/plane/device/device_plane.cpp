@@ -40,7 +40,7 @@ Failure DevicePlane::do_enter(edgekv_mode mode) {
         return no_memory();
     }
     if (mode == EDGEKV_MODE_OFF) {
-        release_arena();  // stock nodes copy K and V of each layer to the device: they can use it
+        release_arena();  // leaves the memory to stock nodes, which copy K and V of each layer to the device
     } else if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !reserve_arena()) {
         return no_memory();
     }
@@ -82,7 +82,7 @@ Failure DevicePlane::do_drop_pages(const edgekv_move *, int) { return { EDGEKV_U
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
 
-// Lists the entries of the engine's arrays that changed since the ubatch before. An entry that is listed twice has the same value in both.
+// Lists the entries of the engine's arrays that changed since the previous ubatch. An entry listed twice has the same value both times.
 void DevicePlane::mirror_pages() {
     const PageShape & shape = ctx.shape;
     const Cells &     cells = ctx.pages.cells;
@@ -141,7 +141,7 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     step.n_stale           = static_cast<int>(stale.size());
     step.n_ubatch          = static_cast<uint32_t>(ubatch.number);
     step.clear_observation = ubatch.clear_observation;
-    engine->begin(step);  // where it fails, failure() says so
+    engine->begin(step);  // failure() reports an error
     n_tokens = ubatch.n_tokens;
 }
 
@@ -162,7 +162,7 @@ UbatchDone DevicePlane::do_end(bool ok) {
 PageArrays DevicePlane::arrays() const { return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() }; }
 
 void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
-    if (stream < 0 || ctx.shape.n_stream == 1) {  // streams do not count apart
+    if (stream < 0 || ctx.shape.n_stream == 1) {  // the engine has no sums for single streams
         engine->selected(out, 0, ctx.shape.n_layers);
     }
 }

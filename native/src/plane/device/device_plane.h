@@ -1,4 +1,4 @@
-// The plane on a device: an engine, opened at run time, holds pages and sketches there and runs the nodes; home stays in host memory.
+// The plane on a device. An engine, opened at run time, holds pages and sketches there and runs the nodes; home stays in host memory.
 #pragma once
 
 #include "plane/device/device_graph.h"
@@ -16,20 +16,20 @@ struct State;
 
 class DevicePlane;
 
-// A layer that is served. Its address is the userdata of its graph nodes.
+// A served layer. Its address is the userdata of its graph nodes.
 struct DeviceLayer {
     DevicePlane * plane = nullptr;
     const Layer * layer = nullptr;
     int index = -1;
 
-    DeviceNodes & nodes() const;  // of the graph that was built last
+    DeviceNodes & nodes() const;  // of the newest graph
 };
 
 class DevicePlane final : public Plane {
 public:
     explicit DevicePlane(State & ctx);
 
-    // Takes the device that params.placement names. Called once, after the context has this plane. A plane that fails here is of no use.
+    // Takes the device that params.placement names. Called once, when the context has this plane. After a failure the plane is unusable.
     Failure place();
 
     const char * failure() const override { return engine->failure(); }
@@ -44,10 +44,10 @@ public:
     // ---- for its nodes ----
     DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
     bool serves_cuda(int index) const;
-    int next_layer(const Layer & layer) const;  // that is hooked, -1: none
+    int next_layer(const Layer & layer) const;  // the next hooked layer, -1: none
 
     const DeviceLibrary * library = nullptr;
-    Staging staging;  // it outlives the engine, which waits for the copies into it
+    Staging staging;  // outlives the engine, which waits for the copies into it
     std::unique_ptr<Engine> engine;
 
     DeviceGraph graph;
@@ -76,7 +76,7 @@ private:
     Failure reserve_widest();
     EngineShape engine_shape() const;
 
-    // While nothing decodes: all pages leave the arena. Its memory is taken anew, for most_slots slots at most, or given back.
+    // Call it while nothing decodes. All pages leave the arena; its memory is allocated anew, for most_slots slots at most, or freed.
     bool reserve_arena();
     void release_arena();
     bool reserve_sketches(const edgekv_selection & selection);
@@ -86,10 +86,10 @@ private:
 
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by index
     int most_slots = INT_MAX;
-    int n_tokens   = 0;  // of the ubatch
+    int n_tokens   = 0;  // in the ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
-    std::vector<int> open;  // [stream] the group that is, as the engine knows it
+    std::vector<int> open;  // [stream] the open group, as the engine knows it
 };
 
 inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }

@@ -20,10 +20,10 @@ namespace {
 
 using Entry = const DeviceLibrary * (*)();
 
-// by its full path: the folders that the system searches may hold another
+// opens the library by its full path: the system's search folders may hold another one
 const DeviceLibrary * open(const std::string & path) {
 #if defined(_WIN32)
-    // the system looks beside it, too, for the libraries that it needs
+    // these flags also search the library's own folder for its dependencies
     HMODULE module = LoadLibraryExA(path.c_str(), nullptr, LOAD_LIBRARY_SEARCH_DLL_LOAD_DIR | LOAD_LIBRARY_SEARCH_DEFAULT_DIRS);
     auto entry = module ? reinterpret_cast<Entry>(GetProcAddress(module, "edgekv_device_library")) : nullptr;
 #else
@@ -34,7 +34,7 @@ const DeviceLibrary * open(const std::string & path) {
     return library && library->abi == kEngineAbi ? library : nullptr;
 }
 
-// The library for cards is installed. Tests build the emulated device and name its library. "": there is none
+// The library's path; "": there is none. The CUDA library is installed; tests build the emulated one and name its path.
 std::string path_of(edgekv_device_kind kind) {
     if (kind == EDGEKV_DEVICE_EMULATED) {
         const char * named = std::getenv("EDGEKV_EMULATOR");

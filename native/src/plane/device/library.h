@@ -1,4 +1,4 @@
-// The libraries with device code, opened when they are first asked for.
+// The libraries with device code, opened at first use.
 #pragma once
 
 #include "plane/device/engine.h"
@@ -9,13 +9,13 @@ struct llama_context;
 
 namespace edgekv {
 
-// null: this installation has none for such devices
+// null: this installation has no library for such devices
 const DeviceLibrary * open_device_library(edgekv_device_kind kind);
 
-int cuda_index(ggml_backend_dev_t device);    // CUDA's number of it
-bool cuda_usable(ggml_backend_dev_t device);  // this installation has kernels that run there
+int cuda_index(ggml_backend_dev_t device);    // CUDA's number of the device
+bool cuda_usable(ggml_backend_dev_t device);  // this installation has kernels for it
 
-// the stream of a context's graphs on a CUDA device; from now on its backend serves custom nodes. null: there is no such stream
+// The stream of a context's graphs on a CUDA device; null: there is none. From now on the context's backend serves custom nodes.
 void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device);
 
 }  // namespace edgekv

@@ -1,6 +1,6 @@
-// The nodes of a plane on a device. A node's parameters carry all that its kernels' arguments depend on besides its sources, so that a
-// recorded CUDA graph is replayed for the same graph only. K and V are no sources: they lie in host memory, and the scheduler would copy
-// them. On an emulated device the CPU backend runs the nodes, on one thread, and waits for each.
+// The nodes of a plane on a device. The kernels' arguments depend only on a node's sources and parameters, so that a recorded CUDA graph
+// is replayed only for an equal graph. K and V are not sources: they lie in host memory, and the scheduler would copy
+// them. For an emulated device the CPU backend runs the nodes, on one thread, and waits for each.
 #include "state/state.h"
 #include "plane/device/cuda_nodes.h"
 #include "plane/device/device_plane.h"
@@ -16,10 +16,10 @@ namespace {
 enum DeviceStoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, N_STORE_SOURCES };
 enum DeviceAttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_ATTEND_SOURCES };
 
-// Behind ggml_custom_op_params in a node's parameters.
+// These follow ggml_custom_op_params in a node's parameters.
 struct NodeParams {
     EngineView view;
-    int16_t next_layer;  // that this node prepares, -1: none
+    int16_t next_layer;  // the layer that this node prepares, -1: none
     uint16_t flags;
 };
 enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8 };
@@ -83,7 +83,7 @@ EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggm
              static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.nodes().scale, layer.nodes().softcap };
 }
 
-// Selection and attention are one node: in a longer step, groups of tokens select and attend one behind the other in the same buffers.
+// Selection and attention are one node: in a longer step, one group of tokens after the other selects and attends in the same buffers.
 void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const DevicePlane & plane  = *layer.plane;
     const NodeParams    params = get_params(node);
@@ -104,14 +104,14 @@ using Run = void (*)(const DeviceLayer &, const ggml_tensor *, void *);
 void run_node(Run run, const DeviceLayer & layer, const ggml_tensor * node, void * stream, bool waits) {
     Engine & engine = *layer.plane->engine;
     if (engine.begin_node()) {
-        char name[64];  // llama.cpp gives the last node of a layer's attention another
+        char name[64];  // llama.cpp renames the last node of a layer's attention
         std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : "attend", layer.layer->il);
         run(layer, node, stream);
         engine.end_node(name, stream, waits);
     }
 }
 
-// as the CPU backend calls it; their addresses also name the nodes to the CUDA backend
+// The CPU backend calls these functions; the CUDA backend knows the nodes by their addresses.
 template <Run run>
 void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
     const DeviceLayer & layer = *static_cast<const DeviceLayer *>(userdata);
@@ -208,7 +208,7 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
     return true;
 }
 
-// The stock nodes read the staged copy; V's is written by the same node.
+// Makes the stock nodes read the staged copy. One node stages both K and V.
 static void attend_staged(const Staging & staging, const DeviceLayer & layer, const llama_edgekv_attend & args) {
     const auto as = [&](ggml_tensor * buffer, const ggml_tensor * view) {
         return ggml_view_4d(args.ctx, buffer, view->ne[0], view->ne[1], view->ne[2], view->ne[3], view->nb[1], view->nb[2], view->nb[3], view->view_offs);
@@ -245,7 +245,7 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     const bool reserved = engine->reserve_workspace(layer.index, params.view, kind, selects);
     served.had_memory(reserved, false);
     if (!reserved) {
-        return nullptr;  // the scheduler copies K and V for the stock nodes: slow, and right
+        return nullptr;  // the scheduler copies K and V for the stock nodes: slow but correct
     }
     params.view.generation = engine->generation();
 

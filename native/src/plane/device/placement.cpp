@@ -1,4 +1,4 @@
-// A plane takes its device.
+// How a plane takes its device.
 #include "state/state.h"
 #include "plane/device/library.h"
 #include "plane/device/device_plane.h"
@@ -51,7 +51,7 @@ EngineShape DevicePlane::engine_shape() const {
     return shape;
 }
 
-// The reasons that are known before anything is allocated.
+// Why the plane cannot take a device, as far as known before any allocation.
 Failure DevicePlane::why_not(bool emulated) const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
     if (ctx.hooked.empty()) {
@@ -82,7 +82,7 @@ Failure DevicePlane::why_not(bool emulated) const {
     return {};
 }
 
-// For the widest layer; two buffers where they are cheap, so that one fills while the other is read.
+// Sized for the widest layer. Two buffers if they are cheap: one fills while the other is read.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
     const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
@@ -111,7 +111,7 @@ Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
     return engine ? Failure{} : no_memory();
 }
 
-// Workspaces of the widest ubatches that the hook serves, so that nothing has to grow later.
+// Reserves workspaces for the widest ubatches that the hook serves, so that none grows later.
 Failure DevicePlane::reserve_widest() {
     const bool sparse = ctx.params.mode == EDGEKV_MODE_SPARSE;
     EngineView wide = {};
@@ -140,7 +140,7 @@ Failure DevicePlane::place() {
     if (!library) {
         return { EDGEKV_UNSUPPORTED, "this build of EdgeKV has no CUDA kernels: install it with EDGEKV_CUDA=on" };
     }
-    ggml_backend_dev_t device = nullptr;  // where the model lies
+    ggml_backend_dev_t device = nullptr;  // the device that holds the model
     for (const auto & layer : ctx.layers) {
         if (!device && (!cuda || on_gpu(*layer))) {
             device = layer->seam.device;
@@ -168,7 +168,7 @@ Failure DevicePlane::place() {
     if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
         return no_memory();
     }
-    // the graphs that run need less than the stock ones, which would copy K and V
+    // reserves anew: our graphs need less memory than stock ones, which would copy K and V
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }

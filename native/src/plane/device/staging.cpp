@@ -38,7 +38,7 @@ bool Staging::reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, co
     if (!buffer) {
         return false;
     }
-    ggml_backend_buffer_clear(buffer, 0);  // values behind the last token must be finite
+    ggml_backend_buffer_clear(buffer, 0);  // values past the last token must be finite
     count = n_buffers;
     return true;
 }

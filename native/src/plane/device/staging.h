@@ -1,5 +1,5 @@
-// K and V of one layer on the device, or of two in turn, for prompts: the stock attention reads them there. ggml's own tensors and
-// buffer, because ggml's nodes use them.
+// K and V of one layer on the device, or of two in turn: for prompts, the stock attention reads them there. The tensors and the
+// buffer are ggml's, because ggml's nodes use them.
 #pragma once
 
 #include "ggml-backend.h"
@@ -16,7 +16,7 @@ public:
     Staging & operator=(const Staging &) = delete;
     ~Staging();
 
-    // Room for n_buffers (1 or 2) layers with the shapes of these tensors, the widest of the context. false: out of memory
+    // Reserves room for n_buffers (1 or 2) layers shaped like these tensors, the widest of the context. false: out of memory
     bool reserve(ggml_backend_buffer_type_t buft, const ggml_tensor * k, const ggml_tensor * v, int n_buffers);
     void release();
     static size_t bytes(const ggml_tensor * k, const ggml_tensor * v, int n_buffers);

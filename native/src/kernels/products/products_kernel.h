@@ -122,18 +122,40 @@ Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     return rows;
 }
 
+// Prefetches the next sixteen rows, which lie in one piece, a part in each step: prefetching many at once would evict the rows being read.
+class Ahead {
+public:
+    Ahead(const ProductProblem & p, int row, int n_steps)
+        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride / static_cast<size_t>(n_steps)) {}
+    void fetch() {
+        const char * end = at_ + part_;
+        for (; at_ < end; at_ += 64) {
+            Simd::prefetch(at_);
+        }
+        at_ = end;
+    }
+
+private:
+    const char * at_;
+    size_t part_;  // bytes
+};
+
 template <class Type>
 void multiply_type(const ProductProblem & p, int first, int end) {
     alignas(64) Panel panel;
     alignas(64) float sums[kPass][kProductRows];
     for (int row = first; row < end; row += kProductRows) {
         const int n_rows = std::min(kProductRows, end - row);
+        Ahead ahead(p, row, (p.n_values + kProductChunk - 1) / kProductChunk);
         for (int token = 0; token < p.n_tokens; token += kPass) {
             const int n_tokens = std::min(kPass, p.n_tokens - token);
             std::fill(sums[0], sums[n_tokens], 0.0f);
             for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
                 const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
                 unpack<Type, flipped<Type>()>(rows_at<Type>(p, row, end, chunk), n_blocks, panel);
+                if (token == 0) {
+                    ahead.fetch();
+                }
                 const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * p.token_stride + token;
                 all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);
             }

@@ -52,24 +52,6 @@ template <class Type, int V>
     return sum;
 }
 
-// Prefetches the next sixteen rows, which lie in one piece, a part in each step: prefetching many at once would evict the rows being read.
-class Ahead {
-public:
-    Ahead(const ProductProblem & p, int row, int n_steps)
-        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride / static_cast<size_t>(n_steps)) {}
-    void fetch() {
-        const char * end = at_ + part_;
-        for (; at_ < end; at_ += 64) {
-            Simd::prefetch(at_);
-        }
-        at_ = end;
-    }
-
-private:
-    const char * at_;
-    size_t part_;  // bytes
-};
-
 template <class Type>
 void multiply_sixteen(const ProductProblem & p, int row, int end) {
     alignas(64) Panel panel;  // its factors

@@ -47,7 +47,7 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
     }
     const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
     problem.rows.stride = select.list_stride;
-    return select.workspace + select.lists + attend_workspace_bytes(problem, of->n_threads);
+    return select.workspace + select.sights + select.lists + attend_workspace_bytes(problem, of->n_threads);
 }
 
 // One thread's items are the longest.

@@ -295,7 +295,7 @@ PromptBlocks HostPlane::prompt_blocks() const {
 }
 
 void HostPlane::add_memory(edgekv_memory & out) const {
-    for (const auto * buffers : { &workspaces, &select_workspaces, &prompt_workspaces }) {
+    for (const auto * buffers : { &workspaces, &select_workspaces, &sights, &prompt_workspaces }) {
         for (const Buffer & buffer : *buffers) {
             out.workspace_bytes += buffer.size();
         }

@@ -27,6 +27,31 @@ class LayerSize:
     n_threads: int
 
 
+@dataclass(frozen=True)
+class PagesSize:
+    """The pages of a context on the host."""
+
+    n_layers: int
+    n_heads: int
+    """The most KV heads of any of these layers."""
+    n_streams: int
+    n_cells: int
+    """Cells of a stream."""
+    page_tokens: int
+    n_slots: int
+    """Slots of the arena."""
+
+
+def table_bytes(pages: PagesSize) -> int:
+    """Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode."""
+    return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", vars(pages)))
+
+
+def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool) -> bool:
+    """Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
+    return lib.edgekv_serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
+
+
 def sketch_bytes(layer: LayerSize) -> int:
     """Sketches of the layer and one stream."""
     return lib.edgekv_sketch_bytes(_native(layer))

@@ -24,6 +24,22 @@ typedef struct {
     int n_threads;
 } edgekv_layer_size;
 
+/* The pages of a context on the host. */
+typedef struct {
+    int n_layers;    /* attended by pages */
+    int n_heads;     /* the most KV heads of any of these */
+    int n_streams;
+    int n_cells;     /* of a stream */
+    int page_tokens;
+    int n_slots;     /* of the arena */
+} edgekv_pages_size;
+
+/* Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode. */
+EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
+
+/* Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
+EDGEKV_API bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k);
+
 /* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE, and for lists of an index. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn. */

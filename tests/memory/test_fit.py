@@ -8,6 +8,7 @@ from support.contexts import attached
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, DoesNotFit
+from edgekv.memory import workspace
 from edgekv.memory.device_fit import (
     DeviceRoom,
     check_device,
@@ -19,7 +20,7 @@ from edgekv.memory.device_fit import (
     scratch_bytes,
     table_bytes,
 )
-from edgekv.memory.fit import TABLE_BYTES, kv_bytes, largest_context
+from edgekv.memory.fit import kv_bytes, largest_context, page_bytes, sparse_layers
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import KvMode, SketchKind
 
@@ -34,7 +35,19 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE.with_(kv_budget=1 << 20))
     assert sparse.home == exact.home == exact.total
     n_heads = sum(model.n_head_kv[il] for il in layers)
-    assert sparse.tables == n_heads * 32 * TABLE_BYTES and (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+    assert (sparse.tables > 0) == (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+    evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, keep=512))
+    # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; oldest and newest; stale and pinned; what Python has
+    entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
+    assert evict.tables == (entries * (4 + 4 + 8 + 1) + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
+
+
+def test_heads_that_have_kernels():
+    """Sizes of K and V, and of compressed rows; at most 128 query heads share a KV head."""
+    assert [n for n in range(8, 1024, 8) if workspace.serves_heads(8, 4, n, n)] == [64, 72, 80, 96, 112, 128, 192, 256, 512]
+    assert workspace.serves_heads(128, 1, 64, 64) and not workspace.serves_heads(129, 1, 64, 64) and not workspace.serves_heads(8, 3, 64, 64)
+    assert not workspace.serves_heads(8, 4, 128, 64) and workspace.serves_heads(128, 1, 576, 512, v_in_k=True)
+    assert not workspace.serves_heads(128, 1, 584, 512, v_in_k=True) and not workspace.serves_heads(128, 1, 160, 96, v_in_k=True)
 
 
 CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
@@ -46,13 +59,17 @@ CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, 
 def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head_dim):
     path = synthetic("llama", n_ctx_train=4096, head_dim=head_dim)
     options = KvOptions(mode=KvMode.SPARSE, **changes)
-    expected = kv_bytes(geometry(path), 1536, options, n_sequences)
+    model = geometry(path)
+    expected = kv_bytes(model, 1536, options, n_sequences)
     types = {"type_k": options.cache.type_k.ggml_type, "type_v": options.cache.type_v.ggml_type}
     shape = {"n_ctx": 1536 * n_sequences, "n_seq": n_sequences, "unified": False, "n_threads": 1}
     with attached(path, options, **shape, **types) as (_, runtime):
         memory = runtime.memory()
         assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
-        assert memory.table_bytes + memory.observation_bytes <= expected.tables
+        layers, page_tokens, n_slots = sparse_layers(model), options.cache.page_tokens, expected.arena // page_bytes(model, options.cache)
+        tables = workspace.table_bytes(model, layers, n_sequences, 1536, page_tokens, n_slots)
+        pins = n_sequences * -(-(-(-1536 // page_tokens) * page_tokens) // 64) * 8  # nothing is pinned
+        assert tables - pins <= memory.table_bytes + memory.observation_bytes < tables - pins + 64 and tables < expected.tables
 
 
 @pytest.mark.parametrize("sketch", list(SketchKind))

@@ -1,7 +1,7 @@
 // The C functions of edgekv_sizes.h.
 #include "edgekv_sizes.h"
 
-#include "pages/shape.h"
+#include "pages/pages.h"
 #include "plane/host/nodes.h"
 
 #include <algorithm>
@@ -29,6 +29,18 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
 }
 
 }  // namespace
+
+size_t edgekv_table_bytes(const edgekv_pages_size * of) {
+    PageShape shape = shape_of_cells(of->n_streams, of->n_cells, of->page_tokens);
+    shape.n_layers = of->n_layers;
+    shape.n_heads  = of->n_heads;
+    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + HostPlane::priority_bytes(shape) +
+           HostPlane::observation_bytes(shape);
+}
+
+bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k) {
+    return attend_supports({ n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k, CellType::f16, CellType::f16 });
+}
 
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
     if (of->n_listed > 0) {

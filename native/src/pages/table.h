@@ -70,6 +70,7 @@ public:
     int32_t slot_to_fill(int64_t entry) const;  // in the next ubatch, -1: none
 
     size_t bytes() const { return table.size() * sizeof(int32_t) + slot_copied.size() * sizeof(Copied); }
+    static size_t bytes_of(const PageShape & shape, int n_slots) { return shape.n_entries() * sizeof(int32_t) + n_slots * sizeof(Copied); }
 
 private:
     struct Copied {

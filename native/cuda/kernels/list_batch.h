@@ -2,16 +2,10 @@
 #pragma once
 
 #include "cuda/gpu.h"
+#include "kernels/device_sizes.h"
 #include "kernels/select/sample.h"
 
 namespace edgekv::gpu {
-
-// The sums of a KV head over query tokens.
-struct SampleTotals {
-    unsigned long long n_tokens, n_visible, n_certain;
-    unsigned long long n_covered;  // tokens for which sketches told shares
-    unsigned long long missed;     // estimated shares of the attention on rows that these did not read, in steps of 2^-40
-};
 
 // All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`
 // counted in the graph.

@@ -1,6 +1,13 @@
 // How rows of K and V and masks lie in memory, and how large a problem may be.
 #pragma once
 
+// Before what a device's kernels call too.
+#if defined(__CUDACC__)
+#    define EDGEKV_HOST_AND_DEVICE __host__ __device__
+#else
+#    define EDGEKV_HOST_AND_DEVICE
+#endif
+
 namespace edgekv {
 
 enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 scale; int8 x 32}

@@ -5,10 +5,6 @@ import enum
 PAGE_TOKENS = 16
 """Cells per page: the unit of score, residency and migration."""
 
-MAX_QUERY_TOKENS = 16
-"""Query tokens of a stream that decode attention serves at once (native: kPlaneTokens). On the processor longer ubatches are prompts; a device
-attends a ubatch in groups of so many."""
-
 STOCK = "off"
 """The mode that others are compared with. Timings take the faster of STOCK_KERNELS; everything else takes the first, whose cache is laid out
 as in the other modes."""

@@ -110,6 +110,10 @@ class Geometry:
     def _index_bytes(self, type_k: str) -> int:
         return sum(_row_bytes(dim, type_k) for dim in self.index_dims)
 
+    def head_row_bytes(self, type_k: str, type_v: str) -> tuple[int, int]:
+        """Bytes of K and of V of one token in one KV head of a layer without a window."""
+        return _row_bytes(self.head_dim_k, type_k), _row_bytes(self.head_dim_v, type_v)
+
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:

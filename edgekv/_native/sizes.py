@@ -27,6 +27,31 @@ class LayerSize:
     n_threads: int
 
 
+@dataclass(frozen=True)
+class PagesSize:
+    """The pages of a context on the host."""
+
+    n_layers: int
+    n_heads: int
+    """The most KV heads of any of these layers."""
+    n_streams: int
+    n_cells: int
+    """Cells of a stream."""
+    page_tokens: int
+    n_slots: int
+    """Slots of the arena."""
+
+
+def table_bytes(pages: PagesSize) -> int:
+    """Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode."""
+    return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", vars(pages)))
+
+
+def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool) -> bool:
+    """Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
+    return lib.edgekv_serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
+
+
 def sketch_bytes(layer: LayerSize) -> int:
     """Sketches of the layer and one stream."""
     return lib.edgekv_sketch_bytes(_native(layer))
@@ -45,6 +70,74 @@ def prompt_bytes(layer: LayerSize) -> int:
 def slot_bytes(row_bytes: int, page_tokens: int) -> int:
     """A slot of the arena, for pages whose tokens take `row_bytes` of K and V in a head."""
     return lib.edgekv_slot_bytes(row_bytes, page_tokens)
+
+
+@dataclass(frozen=True)
+class DeviceHeads:
+    """A layer that EdgeKV attends on a device, with K and V in f16 or q8_0."""
+
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    k_row_bytes: int
+    """Bytes of K of one head of one cell."""
+    v_row_bytes: int
+
+
+@dataclass(frozen=True)
+class DeviceSize:
+    """A context on a device. No device is needed to ask about it."""
+
+    mode: KvMode
+    """Exact or sparse."""
+    sketch: SketchKind
+    n_streams: int
+    n_cells: int
+    """Cells of a stream."""
+    page_tokens: int
+    n_sm: int
+    """Multiprocessors of the device: scratch grows with them."""
+    total_bytes: int
+    """The device's memory."""
+    free_bytes: int
+    """Of that, what weights, work buffers and whatever else llama.cpp keeps there leave."""
+    budget_bytes: int
+    """0: the free bytes, less `device_margin`."""
+    layers: tuple[DeviceHeads, ...]
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """What a context takes of a device's memory."""
+
+    budget: int
+    sketches: int
+    tables: int
+    """Mirrors of the page table and of cells, priorities, attention mass."""
+    scratch: int
+    """Scratch of selection and attention; all layers use it in turn."""
+    staging: int
+    """K and V of `n_staged` layers: prompts are attended there."""
+    ring: int
+    """Mode exact streams cold pages through it."""
+    arena: int
+    """Whole slots in the rest of the budget, at most one for each page and those of pages that are being filled."""
+    n_staged: int
+    n_slots: int
+    """Slots of the arena without those of pages that are being filled."""
+
+
+def device_bytes(size: DeviceSize) -> DeviceBytes:
+    layers = ffi.new("edgekv_device_heads[]", [vars(layer) for layer in size.layers])
+    of = vars(size) | {"mode": _MODES[size.mode], "sketch": SKETCHES[size.sketch], "n_layers": len(size.layers), "layers": layers}
+    out = ffi.new("edgekv_device_bytes *")
+    lib.edgekv_get_device_bytes(ffi.new("edgekv_device_size *", of), out)
+    return DeviceBytes(out.budget, out.sketches, out.tables, out.scratch, out.staging, out.ring, out.arena, out.n_staged, out.n_slots)
+
+
+def device_margin(total_bytes: int) -> int:
+    """Bytes that an automatic budget leaves to the driver, CUDA graphs and other programs."""
+    return lib.edgekv_device_margin(total_bytes)
 
 
 def _native(layer: LayerSize):

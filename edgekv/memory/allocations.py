@@ -7,7 +7,7 @@ from edgekv.amounts import MIB
 from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
-from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, rounded, sparse_layers
+from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -155,10 +155,6 @@ def _ours(request: ContextRequest, n_ctx: int, kv: KvOptions) -> KvBytes:
     return kv_bytes(request.shape, n_tokens, kv, n_sequences, request.n_threads)
 
 
-_EXACT_TABLE_BYTES = 24
-"""Bytes for one page of one layer and KV head in mode exact: pin, priority, and mass where it is observed."""
-
-
 def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest) -> tuple[int, int]:
     """Bytes of tables and of work space beside `KvBytes`: those of mode exact, and the scratch of threads that read a prompt."""
     layers, slots = sparse_layers(shape), request.slots
@@ -168,8 +164,7 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest)
     scratch = prompt_bytes(shape, layers, n_cells, kv, request.n_threads)
     if kv.mode is not KvMode.EXACT:
         return 0, scratch
-    n_pages = n_caches * sum(shape.n_head_kv[il] for il in layers) * -(-n_cells // kv.cache.page_tokens)
-    return _EXACT_TABLE_BYTES * n_pages, scratch + n_caches * step_bytes(shape, layers, n_cells, kv, request.n_threads)
+    return paging_bytes(shape, layers, n_cells, kv, n_caches), scratch + n_caches * step_bytes(shape, layers, n_cells, kv, request.n_threads)
 
 
 def _compute(request: ContextRequest, n_ctx: int, kv: KvOptions) -> MemoryPart:

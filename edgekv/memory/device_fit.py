@@ -1,10 +1,13 @@
-"""The GPU memory of a context, estimated before a model is loaded. The native library decides the real figures."""
+"""The GPU memory of a context, before a model is loaded: EdgeKV's part as the native library allocates it, llama.cpp's estimated."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgekv.amounts import MIB, size
-from edgekv.config import CacheOptions, KvOptions
+from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import (
@@ -21,13 +24,10 @@ from edgekv.memory.fit import (
     rounded,
 )
 from edgekv.models import Geometry
-from edgekv.vocab import MAX_QUERY_TOKENS, CacheType, KvMode
+from edgekv.vocab import CacheType, KvMode
 
-PAGE_TABLE_BYTES = 4 + 4 + 1 + 8
-"""Bytes for one page of one layer and KV head: slot, priority, pin, attention mass (maximum and sum)."""
-
-CELL_BYTES = 4
-"""Bytes for one cell: its position."""
+if TYPE_CHECKING:
+    from edgekv._native.sizes import DeviceBytes
 
 UBATCH_TOKENS = (2048, 1024, 512)
 """Prompt tokens that are computed at once; the largest that fits is taken. Pages without a slot cross the link for each ubatch, so twice as
@@ -39,20 +39,8 @@ COMPUTE_SHARE = 1 / 8
 DRAFT_TOKENS = 16
 """Most tokens of a sequence that get logits at once."""
 
-MARGIN_BYTES = 256 * MIB
-MARGIN_SHARE = 0.05
-"""`--kv-vram auto` leaves the larger of the two free."""
-
-MOST_TOGETHER_BYTES = 64 * MIB
-"""Most scratch bytes of several tokens that are attended together, as in native/cuda/engine/gpu_engine.h."""
-
 LEAST_HOT_TOKENS = 768
 """Least tokens in the arena of an automatic context: about as many as a head reads."""
-
-MOST_RING_BYTES = 256 * MIB
-RING_SHARE = 1 / 8
-STAGING_SHARE = 1 / 4
-"""There are two staging buffers for prompts where both take at most this share of the budget, otherwise one."""
 
 
 @dataclass(frozen=True)
@@ -64,42 +52,21 @@ class DeviceRoom:
     free: int
     holds_model: bool = True
     """Weights and work buffers lie there too; an emulated device has pages only."""
+    n_sm: int = 128
+    """Multiprocessors: scratch grows with them."""
 
 
 def margin_bytes(total: int) -> int:
     """Bytes that an automatic budget leaves free for the driver, CUDA graphs and other programs."""
-    return max(MARGIN_BYTES, int(total * MARGIN_SHARE))
+    from edgekv._native import sizes
+
+    return sizes.device_margin(total)
 
 
 def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) -> int:
     """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
     f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary."""
     return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
-
-
-def layer_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
-    """Bytes of one staging buffer: K and V of `n_ctx` tokens, in all heads of the largest layer."""
-    return n_ctx * max((model.n_head_kv[il] for il in plain_layers(model)), default=0) * head_row_bytes(model, cache)
-
-
-def table_bytes(n_heads: int, n_pages: int, n_cells: int) -> int:
-    """Bytes of page table, priority, pins and mass for `n_pages` pages of each of `n_heads` KV heads, and of all cells' positions."""
-    return n_heads * n_pages * PAGE_TABLE_BYTES + n_cells * CELL_BYTES
-
-
-def scratch_bytes(model: Geometry, n_cells: int, mode: KvMode) -> int:
-    """Bytes of scratch for tokens that are attended together in one layer; all layers share it. Each token and query head needs two numbers for
-    16 cells. Mode sparse needs, for every cell, a row and its weight for each KV head, and a share and a logit for each query head; with a
-    long context fewer tokens are attended together."""
-    if mode is not KvMode.SPARSE:
-        return max((MAX_QUERY_TOKENS * model.n_head[il] * -(-n_cells // 16) * 8 for il in plain_layers(model)), default=0)
-    widest = max((n_cells * (8 * model.n_head_kv[il] + 6 * model.n_head[il]) for il in plain_layers(model)), default=0)
-    return widest * max(1, min(MAX_QUERY_TOKENS, MOST_TOGETHER_BYTES // max(widest, 1)))
-
-
-def ring_bytes(budget: int, layer: int) -> int:
-    """Bytes of the ring that mode exact streams cold pages through: two layers of `layer` bytes, at most an eighth of the budget and 256 MiB."""
-    return min(2 * layer, int(budget * RING_SHARE), MOST_RING_BYTES)
 
 
 def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
@@ -117,39 +84,37 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     layers = plain_layers(model) if kv.mode is not KvMode.OFF else []
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
-    n_pages = n_sequences * -(-n_ctx // kv.cache.page_tokens)
     home = n_cells * n_heads * head_row_bytes(model, kv.cache) if layers else 0
     compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs) if room.holds_model else 0
     weights = model.tensor_bytes if room.holds_model else 0
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
     left = room.free - weights - compute - others
-    budget = kv.placement.kv_vram if kv.placement.kv_vram is not None else max(0, left - margin_bytes(room.total))
-    layer = layer_bytes(model, n_cells, kv.cache) if layers else 0
-    n_staged = 2 if 2 * layer <= budget * STAGING_SHARE else 1
-    plan = DevicePlan(
-        n_ctx, n_sequences, room.free, weights, compute, others, budget,
-        sketches=kv_bytes(model, n_ctx, kv, n_sequences).sketches if layers else 0,
-        tables=table_bytes(n_heads, n_pages, n_cells) if layers else 0,
-        scratch=scratch_bytes(model, n_cells, kv.mode) if layers else 0,
-        staging=n_staged * layer,
-        n_staged=n_staged,
-        ring=ring_bytes(budget, layer) if layers and kv.mode is KvMode.EXACT else 0,
-        arena=0,
+    ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, left)
+    return DevicePlan(
+        n_ctx, n_sequences, room.free, weights, compute, others, ours.budget,
+        sketches=ours.sketches,
+        tables=ours.tables,
+        scratch=ours.scratch,
+        staging=ours.staging,
+        n_staged=ours.n_staged,
+        ring=ours.ring,
+        arena=ours.arena,
         home=home,
         slot_bytes=page_bytes(model, kv.cache) if layers else 0,
         n_heads=n_heads,
         page_tokens=kv.cache.page_tokens,
         n_ubatch=n_ubatch,
     )
-    return _with_arena(plan, n_pages)
 
 
-def _with_arena(plan: DevicePlan, n_pages: int) -> DevicePlan:
-    """The plan with an arena: whole slots in the rest of the budget, at most one for each page."""
-    if not plan.slot_bytes:
-        return plan
-    n_slots = min(max(0, plan.budget - plan.fixed) // plan.slot_bytes, n_pages * plan.n_heads)
-    return replace(plan, arena=n_slots * plan.slot_bytes)
+def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int) -> DeviceBytes:
+    """What these layers take, where the model leaves `left` bytes."""
+    from edgekv._native import sizes
+
+    k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
+    heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
+    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_tokens, room.n_sm, room.total,
+                                               max(0, left), kv.placement.kv_vram or 0, heads))
 
 
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
@@ -226,12 +191,18 @@ def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
 
 
 def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceRoom) -> int:
-    """The smallest budget for the context of a plan with `missing` bytes, in bytes of whole MiB."""
-    budget, missing = plan.budget, plan.missing
-    while missing:  # a few rounds: ring and staging grow with the budget
-        budget = -(-(budget + missing) // MIB) * MIB
-        missing = device_plan(model, plan.n_ctx, kv.with_(kv_vram=budget), room, plan.n_sequences).missing
-    return budget
+    """The smallest budget for the context of a plan with `missing` bytes, in bytes of whole MiB. Ring and staging grow with the budget, and a
+    longer ring needs less scratch."""
+    def fits(n: int) -> bool:
+        return not device_plan(model, plan.n_ctx, kv.with_(kv_vram=n * MIB), room, plan.n_sequences).missing
+
+    low, high = plan.budget // MIB, -(-(plan.budget + plan.missing) // MIB)  # the first does not fit
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high * MIB
 
 
 def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room: DeviceRoom) -> Iterator[str]:

@@ -45,7 +45,7 @@ class Placement:
 
 def room_of(info: DeviceInfo) -> DeviceRoom:
     """The memory of a device, for `device_fit`."""
-    return DeviceRoom(info.name, info.total_bytes, info.free_bytes, holds_model=info.kind is DeviceKind.CUDA)
+    return DeviceRoom(info.name, info.total_bytes, info.free_bytes, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm)
 
 
 def place(kv: KvOptions) -> Placement:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from edgekv.amounts import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.memory.workspace import sketch_bytes, slot_bytes, step_bytes
+from edgekv.memory.workspace import serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
 from edgekv.models import Geometry
 from edgekv.models.stock_layers import ALIBI
 from edgekv.vocab import KvMode
@@ -17,11 +17,9 @@ CONTEXT_STEP = 256
 COMPUTE_BYTES = 256 * MIB
 """Bytes set aside for llama.cpp's work buffers on the host, where `memory.compute` does not count them."""
 
-TABLE_BYTES = 48
-"""Bytes for one page of one layer and KV head: priority, pin, slot, mass and score, in the library and in Python."""
-
-_HEAD_DIMS = (64, 72, 80, 96, 112, 128, 192, 256, 512)  # those with kernels; the library has the last word
-_MOST_LATENT = 576  # channels of a compressed row
+PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
+"""Bytes for one page of one layer and KV head beside the library's tables: its state and slot in Python, and where pages are ranked its scores,
+and what is noted of a slot."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +121,10 @@ class ContextChoice:
 def sparse_layers(model: Geometry) -> list[int]:
     """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and
     layers that attend what an index lists are served on the processor."""
-    if model.stock or not (_latent_rows(model) if model.mla else model.head_dim_k == model.head_dim_v and model.head_dim_k in _HEAD_DIMS):
+    if model.stock:
         return []
-    return [il for il in range(model.n_layer - model.n_layer_shared) if model.n_head_kv[il] and not model.swa[il]]
+    return [il for il in range(model.n_layer - model.n_layer_shared)
+            if model.n_head_kv[il] and not model.swa[il] and _served(model, il, model.head_dim_k, model.head_dim_v)]
 
 
 def whole_layers(model: Geometry) -> list[int]:
@@ -134,15 +133,14 @@ def whole_layers(model: Geometry) -> list[int]:
         return []
     found = []
     for il in range(model.n_layer):
-        dims = {model.head_dim_swa} if model.swa[il] and model.head_dim_swa else {model.head_dim_k, model.head_dim_v}
-        if model.n_head_kv[il] and (model.swa[il] or model.stock) and len(dims) == 1 and dims <= set(_HEAD_DIMS):
+        dims = (model.head_dim_swa,) * 2 if model.swa[il] and model.head_dim_swa else (model.head_dim_k, model.head_dim_v)
+        if model.n_head_kv[il] and (model.swa[il] or model.stock) and _served(model, il, *dims):
             found.append(il)
     return found
 
 
-def _latent_rows(model: Geometry) -> bool:
-    """Whether there is a kernel for rows of K whose first channels are V."""
-    return model.head_dim_v % 64 == 0 and model.head_dim_k % 8 == 0 and model.head_dim_v < model.head_dim_k <= _MOST_LATENT
+def _served(model: Geometry, il: int, head_dim_k: int, head_dim_v: int) -> bool:
+    return serves_heads(model.n_head[il], model.n_head_kv[il], head_dim_k, head_dim_v, model.mla)
 
 
 def plain_layers(model: Geometry) -> list[int]:
@@ -186,17 +184,23 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
     layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:
         return KvBytes(home)
-    n_heads = sum(model.n_head_kv[il] for il in layers)
-    n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
     if kv.mode is KvMode.EVICT:
-        return KvBytes(home, tables=n_sequences * n_heads * n_pages * TABLE_BYTES)
+        return KvBytes(home, tables=paging_bytes(model, layers, n_ctx, kv, n_sequences))
+    n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
     return KvBytes(
         home,
         sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_tokens, kv),
-        tables=n_sequences * n_heads * n_pages * TABLE_BYTES,
-        arena=_arena_bytes(model, n_sequences * n_pages, n_heads, kv),
+        tables=paging_bytes(model, layers, n_ctx, kv, n_sequences),
+        arena=_arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
         workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
     )
+
+
+def paging_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_sequences: int) -> int:
+    """Bytes of the tables of these layers' pages, in the library and in Python, for `n_sequences` caches of `n_cells` cells."""
+    n_pages = n_sequences * -(-n_cells // kv.cache.page_tokens)
+    beside = PAGE_BYTES[kv.mode] * n_pages * sum(model.n_head_kv[il] for il in layers)
+    return table_bytes(model, layers, n_sequences, n_cells, kv.cache.page_tokens) + beside
 
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:

@@ -1,8 +1,10 @@
-"""What sketches and our kernels take of memory, by the model's header. The library knows its layouts, and is loaded where it is asked."""
+"""What pages, sketches and our kernels take of memory, by the model's header, and which heads have kernels. The library knows, and is loaded
+where it is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 from edgekv.config import KvOptions
@@ -10,6 +12,22 @@ from edgekv.models import Geometry
 
 if TYPE_CHECKING:
     from edgekv._native.sizes import LayerSize
+
+
+def table_bytes(model: Geometry, layers: list[int], n_streams: int, n_cells: int, page_tokens: int, n_slots: int = 0) -> int:
+    """The library's tables of the pages of these layers, `n_streams` streams and an arena of `n_slots` slots."""
+    from edgekv._native import sizes
+
+    n_heads = max((model.n_head_kv[il] for il in layers), default=0)
+    return sizes.table_bytes(sizes.PagesSize(len(layers), n_heads, n_streams, n_cells, page_tokens, n_slots))
+
+
+@cache
+def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool = False) -> bool:
+    """Whether there are kernels for a layer with these heads. v_in_k: the first channels of a row of K are its V."""
+    from edgekv._native import sizes
+
+    return sizes.serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
 
 
 def sketch_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions) -> int:

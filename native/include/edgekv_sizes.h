@@ -24,7 +24,23 @@ typedef struct {
     int n_threads;
 } edgekv_layer_size;
 
-/* Sketches of the layer for one stream. 0 with EDGEKV_SKETCH_NONE, and if an index lists cells. */
+/* The pages of a context on the host. */
+typedef struct {
+    int n_layers;    /* attended by pages */
+    int n_heads;     /* the most KV heads of any of these */
+    int n_streams;
+    int n_cells;     /* of a stream */
+    int page_tokens;
+    int n_slots;     /* of the arena */
+} edgekv_pages_size;
+
+/* Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode. */
+EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
+
+/* Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
+EDGEKV_API bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k);
+
+/* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE, and for lists of an index. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn. */
 EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);
@@ -32,6 +48,48 @@ EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);
 EDGEKV_API size_t edgekv_prompt_bytes(const edgekv_layer_size * of);
 /* A slot of the arena, if K and V of one token and head take row_bytes. */
 EDGEKV_API size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens);
+
+/* A layer that EdgeKV attends on a device. K and V lie in f16 or q8_0. */
+typedef struct {
+    int n_head;
+    int n_head_kv;
+    int head_dim;
+    size_t k_row_bytes; /* of one head of one cell */
+    size_t v_row_bytes;
+} edgekv_device_heads;
+
+/* A context on a device. */
+typedef struct {
+    edgekv_mode mode;     /* EDGEKV_MODE_EXACT or EDGEKV_MODE_SPARSE */
+    edgekv_sketch sketch; /* of mode sparse */
+    int n_streams;
+    int n_cells;          /* of a stream */
+    int page_tokens;
+    int n_sm;             /* multiprocessors of the device: scratch grows with them */
+    size_t total_bytes;   /* of the device's memory */
+    size_t free_bytes;    /* of that, beside weights, work buffers and whatever else llama.cpp keeps there */
+    size_t budget_bytes;  /* 0: the free bytes, less edgekv_device_margin() */
+    int n_layers;
+    const edgekv_device_heads * layers;
+} edgekv_device_size;
+
+/* What such a context takes of the device's memory. */
+typedef struct {
+    size_t budget;
+    size_t sketches;
+    size_t tables;  /* mirrors of the page table and of cells, priorities, attention mass */
+    size_t scratch; /* of selection and attention; all layers use it in turn */
+    size_t staging; /* K and V of n_staged layers: prompts are attended there */
+    size_t ring;    /* mode exact streams cold pages through it */
+    size_t arena;   /* whole slots in the rest of the budget, at most one for each page and those of pages that are being filled */
+    int n_staged;
+    int n_slots;    /* of the arena, without those of pages that are being filled */
+} edgekv_device_bytes;
+
+/* No device is needed, nor a build with CUDA. */
+EDGEKV_API void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out);
+/* What an automatic budget leaves to the driver, CUDA graphs and other programs. */
+EDGEKV_API size_t edgekv_device_margin(size_t total_bytes);
 
 /* cffi: end */
 

@@ -8,6 +8,7 @@ from support.contexts import attached
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, DoesNotFit
+from edgekv.memory import workspace
 from edgekv.memory.device_fit import (
     DeviceRoom,
     check_device,
@@ -15,11 +16,8 @@ from edgekv.memory.device_fit import (
     compute_bytes,
     device_plan,
     margin_bytes,
-    ring_bytes,
-    scratch_bytes,
-    table_bytes,
 )
-from edgekv.memory.fit import TABLE_BYTES, kv_bytes, largest_context
+from edgekv.memory.fit import kv_bytes, largest_context, page_bytes, sparse_layers
 from edgekv.models import Geometry, geometry
 from edgekv.vocab import KvMode, SketchKind
 
@@ -34,7 +32,19 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE.with_(kv_budget=1 << 20))
     assert sparse.home == exact.home == exact.total
     n_heads = sum(model.n_head_kv[il] for il in layers)
-    assert sparse.tables == n_heads * 32 * TABLE_BYTES and (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+    assert (sparse.tables > 0) == (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+    evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, keep=512))
+    # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; oldest and newest; stale and pinned; what Python has
+    entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
+    assert evict.tables == (entries * (4 + 4 + 8 + 1) + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
+
+
+def test_heads_that_have_kernels():
+    """Sizes of K and V, and of compressed rows; at most 128 query heads share a KV head."""
+    assert [n for n in range(8, 1024, 8) if workspace.serves_heads(8, 4, n, n)] == [64, 72, 80, 96, 112, 128, 192, 256, 512]
+    assert workspace.serves_heads(128, 1, 64, 64) and not workspace.serves_heads(129, 1, 64, 64) and not workspace.serves_heads(8, 3, 64, 64)
+    assert not workspace.serves_heads(8, 4, 128, 64) and workspace.serves_heads(128, 1, 576, 512, v_in_k=True)
+    assert not workspace.serves_heads(128, 1, 584, 512, v_in_k=True) and not workspace.serves_heads(128, 1, 160, 96, v_in_k=True)
 
 
 CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
@@ -46,13 +56,17 @@ CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, 
 def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head_dim):
     path = synthetic("llama", n_ctx_train=4096, head_dim=head_dim)
     options = KvOptions(mode=KvMode.SPARSE, **changes)
-    expected = kv_bytes(geometry(path), 1536, options, n_sequences)
+    model = geometry(path)
+    expected = kv_bytes(model, 1536, options, n_sequences)
     types = {"type_k": options.cache.type_k.ggml_type, "type_v": options.cache.type_v.ggml_type}
     shape = {"n_ctx": 1536 * n_sequences, "n_seq": n_sequences, "unified": False, "n_threads": 1}
     with attached(path, options, **shape, **types) as (_, runtime):
         memory = runtime.memory()
         assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
-        assert memory.table_bytes + memory.observation_bytes <= expected.tables
+        layers, page_tokens, n_slots = sparse_layers(model), options.cache.page_tokens, expected.arena // page_bytes(model, options.cache)
+        tables = workspace.table_bytes(model, layers, n_sequences, 1536, page_tokens, n_slots)
+        pins = n_sequences * -(-(-(-1536 // page_tokens) * page_tokens) // 64) * 8  # nothing is pinned
+        assert tables - pins <= memory.table_bytes + memory.observation_bytes < tables - pins + 64 and tables < expected.tables
 
 
 @pytest.mark.parametrize("sketch", list(SketchKind))
@@ -89,22 +103,35 @@ def large(synthetic) -> Geometry:
 
 
 def test_device_formulas(large):
-    """By hand, for 32,768 tokens: 2,048 pages of each of 256 KV heads."""
+    """By hand, for 32,768 tokens: 2,048 pages of each of 256 KV heads, and 512 groups of 64 cells."""
     plan = device_plan(large, 32768, SPARSE.with_(kv_vram=2 * GIB), CARD)
     assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
     assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
-    assert plan.tables == 256 * 2048 * 17 + 32768 * 4 == table_bytes(256, 2048, 32768)
-    assert plan.scratch == 8 * 32768 * (8 * (4 + 4) + 32 * (2 + 4)) == scratch_bytes(large, 32768, KvMode.SPARSE), "8 tokens at a time"
-    assert scratch_bytes(large, 2048, KvMode.SPARSE) == 16 * 2048 * 256 and scratch_bytes(large, 1 << 20, KvMode.SPARSE) == (1 << 20) * 256
-    assert scratch_bytes(large, 32768, KvMode.EXACT) == 16 * 8 * 2048 * 4 * 8
+    # slot, priority, mass (two numbers) of a page and head; newest of a page; position of a cell; open and pinned of a group
+    assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8)
+    # 8 tokens at a time: rows and weights by KV head, shares and logits by query head, tops and sums of groups, 6 partial results
+    selected = 8 * (32768 * (8 * (4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 8 * 32 * 6 * (8 + 128 * 4)
+    # numbers of sampling, and of the lists; sights of 64 tokens; sums and homes of layers and heads, stale groups, fresh and brought pages, updates
+    small = 64 * (4 * 8 + 8 + 32 * 16) + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96 + 256 + 512 * 16 + 2048 + 8 * 32768 // 8 + 2 * 16384 * 8
+    assert plan.scratch == selected + small
     assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
-    assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
+    assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.ring == 0 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
     assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
     assert plan.room == CARD.free - large.tensor_bytes - plan.compute
     small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
     assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
     two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
     assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
+    assert two.scratch < plan.scratch, "a list has the cells of one sequence"
+
+
+def test_scratch_serves_fewer_tokens_at_a_time_in_a_long_context(large):
+    """Rows, shares and logits of all tokens that are served together take 64 MiB, or what one token needs: 256 bytes a cell. Where that is less,
+    16 tokens that attend every cell need more for their mass than one for the logits of its list: 256 bytes in place of 128."""
+    per_cell = {n_ctx: device_plan(large, n_ctx, SPARSE.with_(kv_vram=8 * GIB), CARD).scratch / n_ctx for n_ctx in (8192, 32768, 1 << 20)}
+    assert 16 * 256 < per_cell[8192] < 16 * 256 + 512 and 8 * 256 < per_cell[32768] < 8 * 256 + 128 and 384 < per_cell[1 << 20] < 384 + 64
+    more = device_plan(large, 32768, SPARSE.with_(kv_vram=8 * GIB), replace(CARD, n_sm=256))
+    assert more.scratch > 32768 * per_cell[32768], "each multiprocessor has a part of the rows"
 
 
 def test_the_longest_ubatch_that_fits(large):
@@ -124,9 +151,14 @@ def test_automatic_budget(large):
     plan = device_plan(large, 8192, EXACT, CARD)
     assert margin_bytes(4 * GIB) == 256 * MIB and margin_bytes(CARD.total) == int(0.05 * CARD.total)
     assert plan.budget == plan.room - margin_bytes(CARD.total)
-    assert plan.arena == plan.home and plan.hot_tokens == 8192, "never more than there are pages"
-    assert plan.sketches == 0 and plan.ring == ring_bytes(plan.budget, 8192 * 8 * 512) == 64 * MIB
-    assert ring_bytes(64 * MIB, GIB) == 8 * MIB and ring_bytes(GIB, GIB) == 128 * MIB and ring_bytes(8 * GIB, GIB) == 256 * MIB
+    filled = 256 * (64 // 16 + 2) * plan.slot_bytes
+    assert plan.arena == plan.home + filled and plan.hot_tokens == 8192, "never more than there are pages, and those that a step fills"
+    assert plan.sketches == 0
+    # of a page of all heads its bytes, and whether they are there
+    assert plan.ring == 2 * 512 * (8 * 8192 + 8), "twice the pages of a layer"
+    rings = {budget: device_plan(large, 131072, EXACT.with_(kv_vram=budget), CARD).ring for budget in (64 * MIB, GIB, 8 * GIB)}
+    assert rings == {64 * MIB: 8 * MIB // 8192 * 8193, GIB: 128 * MIB // 8192 * 8193, 8 * GIB: 256 * MIB // 8192 * 8193}, "an eighth, or 256 MiB"
+    assert device_plan(large, 4096, EXACT, CARD, n_sequences=2).ring == 64 * MIB // 2 // 8192 * 8193, "they take turns"
 
 
 def test_what_stays_with_llama_cpp(synthetic):
@@ -148,9 +180,9 @@ def test_an_emulated_device_holds_no_model(large):
 SHORT = [
     (SPARSE.with_(kv_vram=512 * MIB), 32768, ["--kv-vram", "--ctx"]),
     (SPARSE.with_(kv_vram=GIB), 131072, ["--kv-vram", "--ctx"]),
-    (SPARSE.with_(kv_vram=2 * GIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
+    (SPARSE.with_(kv_vram=2100 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
     (EXACT.with_(kv_vram=512 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
-    (EXACT.with_(kv_vram=64 * MIB), 16384, ["--kv-vram", "--ctx", "--type-k"]),
+    (EXACT.with_(kv_vram=128 * MIB), 16384, ["--kv-vram", "--ctx", "--type-k"]),
     (EXACT.with_(kv_vram=MIB), 4096, ["--kv-vram"]),
     (SPARSE, 524288, ["--ctx"]),
 ]

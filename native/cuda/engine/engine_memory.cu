@@ -10,15 +10,10 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr size_t kMinMargin   = 256u << 20;  // VRAM left to other programs
-constexpr size_t kMaxHalfRing = 128u << 20;
-
 bool waits_for_nodes() {
     const char * value = std::getenv("EDGEKV_DEVICE_SYNC");
     return value && *value && std::strcmp(value, "0") != 0;
 }
-
-size_t align256(size_t n) { return (n + 255)/256*256; }
 
 }  // namespace
 
@@ -55,13 +50,8 @@ void DeviceBuffer::release() {
 // ---- life --------------------------------------------------------------------------------------------------------------------
 
 GpuEngine::GpuEngine(int index, const EngineShape & shape, Stream stream) :
-    index(index), shape(shape), main(stream), syncs(waits_for_nodes()) {
+    index(index), shape(shape), main(stream), mirrors(engine_mirrors(shape)), syncs(waits_for_nodes()) {
     layer_sketches.resize(shape.layers.size());
-    mirrors.positions = shape.n_pages;
-    mirrors.slots     = mirrors.positions + static_cast<size_t>(shape.n_stream)*shape.n_cells;
-    mirrors.open      = mirrors.slots + n_entries();
-    mirrors.pins      = mirrors.open + static_cast<size_t>(shape.n_stream)*groups_per_stream();
-    mirrors.end       = mirrors.pins + 2*static_cast<size_t>(shape.n_stream)*groups_per_stream();
 }
 
 int GpuEngine::next_generation() {
@@ -95,18 +85,15 @@ bool GpuEngine::init() {
         }
     }
 
-    const size_t n_layers = shape.layers.size();
-    const size_t n_groups = static_cast<size_t>(shape.n_stream)*groups_per_stream();
-    if (!mirrored.reserve(mirrors.end*sizeof(int32_t)) || !prior.reserve(n_entries()*sizeof(float)) ||
-        !mass.reserve(2*n_entries()*sizeof(float)) || !layer_table.reserve(n_layers*sizeof(edgekv_device_layer)) ||
-        !totals.reserve(n_layers*shape.n_heads*sizeof(SampleTotals)) || !hits.reserve(n_layers*shape.n_heads*sizeof(AttendHits)) ||
-        !state.reserve(sizeof(StepState)) || !stale.reserve(n_groups*sizeof(EngineStale)) || !fresh.reserve(shape.n_pages) ||
-        !brought.reserve(static_cast<size_t>(shape.n_stream)*shape.n_heads*brought_stride()*sizeof(uint32_t))) {
+    static_assert(kUpdateBytes == sizeof(int2) && kStepStateBytes == sizeof(StepState), "as the tables' sizes have it");
+    const EngineTables tables = engine_tables(shape);
+    if (!mirrored.reserve(tables.mirrors) || !prior.reserve(tables.priority) || !mass.reserve(tables.mass) || !layer_table.reserve(tables.layers) ||
+        !totals.reserve(tables.totals) || !hits.reserve(tables.hits) || !state.reserve(tables.step) || !stale.reserve(tables.stale) ||
+        !fresh.reserve(tables.fresh) || !brought.reserve(tables.brought)) {
         return false;
     }
     for (auto & upload : uploads) {
-        if (!upload.host.reserve(kUpdates*sizeof(int2) + sizeof(StepState) + n_groups*sizeof(EngineStale)) ||
-            !upload.updates.reserve(kUpdates*sizeof(int2))) {
+        if (!upload.host.reserve(tables.updates + tables.step + tables.stale) || !upload.updates.reserve(tables.updates)) {
             return false;
         }
     }
@@ -118,7 +105,7 @@ bool GpuEngine::init() {
             return false;
         }
     }
-    const std::vector<int32_t> none(3*n_groups);  // clears `open` and `pins`
+    const std::vector<int32_t> none(mirrors.end - mirrors.open);  // open, and pinned
     std::vector<EdgekvDeviceLayer> table;  // edgekv_device_layer, see move_device.cu
     for (const EngineLayer & layer : shape.layers) {
         table.push_back(home_of(layer));
@@ -182,7 +169,7 @@ bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
         wait();
         s.data.release();
         s.kind         = SketchKind::none;
-        s.stream_bytes = sketch_bytes(kind, shape.layers[r].head_dim, shape.layers[r].n_head_kv, groups_per_stream());
+        s.stream_bytes = engine_sketch_stream_bytes(shape, static_cast<int>(r), kind);
         if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
             return false;
         }
@@ -193,23 +180,15 @@ bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
 }
 
 bool GpuEngine::reserve_ring() {
-    size_t widest = 0;
-    for (const EngineLayer & layer : shape.layers) {
-        widest = std::max(widest, layer.n_head_kv*shape.slot_bytes);
-    }
-    if (ring_memory.size() || widest == 0) {
+    if (ring_memory.size()) {
         return true;
     }
-
     Device now;
     if (!device(index, now)) {
         return false;
     }
-    const size_t pages   = shape.pages_per_stream;
-    const size_t allowed = (shape.budget_bytes ? shape.budget_bytes : now.free_bytes)/16;  // for each half
-    const size_t fit     = std::min({ pages, allowed/widest, kMaxHalfRing/widest });
-    const size_t half    = std::max<size_t>(fit, 1);  // pages
-    return grow(ring_memory, 2*half*widest) && grow(ring_held, 2*half*shape.n_heads);
+    const EngineRing wanted = engine_ring(shape, now.free_bytes);
+    return grow(ring_memory, wanted.pages) && grow(ring_held, wanted.held);
 }
 
 size_t GpuEngine::used_bytes() const {
@@ -238,7 +217,7 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     }
 
     const size_t used   = used_bytes();
-    const size_t margin = std::max(kMinMargin, now.total_bytes/20);
+    const size_t margin = device_margin(now.total_bytes);
     size_t room = now.free_bytes > margin ? now.free_bytes - margin : 0;
     if (shape.budget_bytes) {
         if (shape.budget_bytes < used) {
@@ -253,18 +232,12 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
         }
     }
 
-    size_t n_pages = 0;
-    for (const EngineLayer & layer : shape.layers) {
-        n_pages += static_cast<size_t>(layer.n_head_kv)*shape.n_pages;
-    }
-    n_tail_slots = n_tail*shape.slot_bytes <= room/4 ? n_tail : 0;
-    room        -= n_tail_slots*shape.slot_bytes;
-    n_slots_max  = static_cast<int>(std::min<size_t>({ n_pages, room/shape.slot_bytes, static_cast<size_t>(n_wanted),
-                                                       static_cast<size_t>(std::numeric_limits<int>::max())/2 }));
-    if (!slots_memory.reserve((static_cast<size_t>(n_slots_max) + n_tail_slots)*shape.slot_bytes)) {
-        n_slots_max = n_tail_slots = 0;
+    const EngineArena arena = engine_arena(shape, room, n_wanted, n_tail);
+    if (!slots_memory.reserve(arena.bytes(shape.slot_bytes))) {
         return false;
     }
+    n_slots_max  = arena.n_slots;
+    n_tail_slots = arena.n_tail;
     budget = shape.budget_bytes ? shape.budget_bytes : used_bytes();
     return true;
 }
@@ -296,52 +269,20 @@ EngineBytes GpuEngine::bytes() const {
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-// A token's shares, rows and logits grow with the context. In a long context fewer tokens go together, and the sketches, which lie on the
-// device, are read more often.
-int GpuEngine::most_tokens(int layer) const {
-    const EngineLayer & r        = shape.layers[layer];
-    const size_t      of_list  = list_stride()*(sizeof(int32_t) + sizeof(float));
-    const size_t      of_query = list_stride()*(sizeof(uint16_t) + sizeof(float));
-    return static_cast<int>(std::clamp<size_t>(together_bytes/(r.n_head_kv*of_list + r.n_head*of_query), 1, kMaxQueryTokens));
-}
-
 bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool has_lists) {
-    const EngineLayer & r = shape.layers[layer];
-
-    // sized for the whole context, so that it never grows during decode
+    // for the whole context, so that it need not grow with it
     EngineView whole = view;
     whole.n_cells = shape.n_cells;
-    EngineAttend args = {};
-    size_t n_bytes = 0;
-    if (!has_lists) {
-        if (!attend_device_supports(whole_groups_of(layer, whole, args, 0, n_bytes).front().problem)) {
-            return fail_with("the kernels do not serve this graph");
-        }
-        return grow(attend_workspace, n_bytes);
+    AttendProblem p = problem(layer, whole, {}, 0);
+    p.n_tokens = std::min(p.n_tokens, kMaxQueryTokens);  // of a group
+    if (!attend_device_supports(p)) {
+        return fail_with("the kernels do not serve this graph");
     }
-
-    const edgekv_selection any = {};
-    args.selection = &any;
-    size_t n_tokens = 0;  // in the largest group, over all its streams
-    for (const Group & group : groups_of(whole, args, layer)) {
-        n_tokens = std::max(n_tokens, static_cast<size_t>(group.view.n_streams)*group.view.n_tokens);
-        const AttendProblem p = problem(layer, group.view, group.args, 0);
-        if (!attend_device_supports(p)) {
-            return fail_with("the kernels do not serve this graph");
-        }
-        n_bytes = std::max(n_bytes, attend_device_workspace_bytes(p, list_splits(p), true));
-    }
-    const size_t n_lists  = n_tokens*r.n_head_kv;
-    const size_t n_queries = n_tokens*r.n_head;  // query rows
-    const size_t n_groups = groups_per_stream();
-    const bool   sketched = kind != SketchKind::none;
-    const size_t scratch  = sketched ? sample_device_scratch_bytes(static_cast<int>(n_lists), groups_per_stream(), r.n_head/r.n_head_kv)
-                                     : choose_device_scratch_bytes(static_cast<int>(n_lists), shape.pages_per_stream);
-    return (!sketched || (grow(shares, n_queries*list_stride()*sizeof(uint16_t)) && grow(share_tops, n_queries*n_groups*sizeof(float)) &&
-                          grow(share_sums, n_queries*n_groups*sizeof(float)) && grow(list_weights, n_lists*list_stride()*sizeof(float)))) &&
-           grow(lists, n_lists*list_stride()*sizeof(int32_t)) && grow(list_lengths, n_lists*sizeof(int32_t)) &&
-           grow(select_scratch, scratch) && grow(sights, static_cast<size_t>(view.n_streams)*view.n_tokens*n_groups*sizeof(Sight)) &&
-           grow(attend_workspace, n_bytes);
+    const EngineWorkspace w = has_lists ? engine_list_workspace(shape, layer, whole, kind, together_bytes, card.n_sm)
+                                        : engine_whole_workspace(shape, layer, whole, ring(), card.n_sm);
+    return grow(shares, w.shares) && grow(share_tops, w.share_tops) && grow(share_sums, w.share_sums) && grow(list_weights, w.list_weights) &&
+           grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(select_scratch, w.select_scratch) && grow(sights, w.sights) &&
+           grow(attend_workspace, w.attend);
 }
 
 }  // namespace edgekv::gpu

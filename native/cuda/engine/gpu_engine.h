@@ -5,7 +5,7 @@
 #include "cuda/kernels/choose_device.h"
 #include "cuda/kernels/move_device.h"
 #include "cuda/kernels/sample_device.h"
-#include "plane/device/engine.h"
+#include "plane/device/engine_sizes.h"
 #include "cuda/kernels/sight_device.h"
 #include "cuda/kernels/sketch_device.h"
 #include "cuda/engine/step_state.h"
@@ -18,8 +18,6 @@ namespace edgekv::gpu {
 // keeps `sentence` for the library's error(); returns false
 bool fail_with(const std::string & sentence);
 std::string mebibytes(size_t n_bytes);
-
-constexpr int kUpdates = 1 << 14;  // most updates that one upload carries
 
 // Device memory, zeroed; grows, never shrinks.
 class DeviceBuffer {
@@ -112,17 +110,12 @@ public:
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int layer, int stream) override;
-    // Bytes that selection and attention may leave for tokens served together; a single token may take more. Tests set less.
-    size_t together_bytes = 64u << 20;
+    size_t together_bytes = kTogetherBytes;  // tests take less
 
     size_t sketch_stream_bytes(int layer) override { return layer_sketches[layer].stream_bytes; }
     const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
-    // The device's copies of host arrays lie one behind the other in one buffer; these are their offsets.
-    struct Mirrors {
-        size_t newest, positions, slots, open, pins, end;
-    };
     struct LayerSketches {
         SketchKind kind = SketchKind::none;
         size_t stream_bytes = 0;
@@ -140,7 +133,7 @@ private:
         bool operator==(const Fill & other) const { return layer == other.layer && stream == other.stream && chunk == other.chunk; }
     };
 
-    size_t n_entries() const { return shape.layers.size()*shape.n_heads*shape.n_pages; }
+    size_t n_entries() const { return engine_entries(shape); }
     size_t n_layer_entries() const { return static_cast<size_t>(shape.n_heads)*shape.n_pages; }
     int32_t * mirror(size_t offset) const { return mirrored.as<int32_t>() + offset; }
     size_t slots_stride() const { return static_cast<size_t>(shape.n_pages); }
@@ -158,39 +151,29 @@ private:
     SketchHome sketch_home(int layer, int first_stream) const;
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
-    int ring_pages(int layer) const;  // pages, each with all heads, that half of the ring holds
+    EngineRing ring() const { return { ring_memory.size(), ring_held.size() }; }
+    int ring_pages(int layer) const { return engine_ring_pages(shape, layer, ring()); }
     int n_chunks(int layer, const EngineView & view) const;
-    int groups_per_stream() const { return (shape.pages_per_stream*shape.page_tokens + kGroupCells - 1)/kGroupCells; }  // of whole pages
+    int groups_per_stream() const { return engine_stream_groups(shape); }
     static int groups_in_view(const EngineView & view) { return (view.n_cells + kGroupCells - 1)/kGroupCells; }
-    // entries of the longest list; also of a query row's shares
-    size_t list_stride() const { return static_cast<size_t>(groups_per_stream())*kGroupCells; }
+    size_t list_stride() const { return engine_list_stride(shape); }
     size_t brought_stride() const { return list_stride()/32; }
-    int most_tokens(int layer) const;  // most tokens that rows are selected for at a time
 
     bool comes(int layer, const std::vector<bool> & layers) const;  // whether the layer comes later in this graph
     void forget_ring();
     void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
     Ring ring_of(int layer, int half, const EngineView & view, int chunk) const;
-    // Query tokens whose rows are selected and attended together. A group has tokens of all streams, or of one if a stream has several groups.
+    // A TokenGroup with its part of the graph.
     struct Group {
         EngineView view;
         EngineAttend args;
         size_t first;  // index of its first among the graph's query tokens
     };
     std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int layer) const;
-    // A group of query tokens in a stream that attends every page. The groups meet each part of the ring one after the other; a group's
-    // partials and weights stay in the workspace until the last part. n_bytes: the workspace of all groups.
-    struct WholeGroup {
-        AttendProblem problem;
-        int n_splits;
-        size_t offset;  // in the workspace
-    };
-    std::vector<WholeGroup> whole_groups_of(int layer, const EngineView & view, const EngineAttend & args, int s, size_t & n_bytes) const;
 
     void stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     void bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
-    int list_splits(const AttendProblem & problem) const;
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
     ListBatch batch_of(int layer, const Group & group) const;  // the arguments that both kinds of selection share
@@ -203,7 +186,7 @@ private:
     Device card;
     Stream main = nullptr, side = nullptr;
     bool owns_main = false;
-    Mirrors mirrors = {};
+    const EngineMirrors mirrors;
 
     DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;

@@ -86,23 +86,15 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
     const int         stream = view.first_stream + s;
     const size_t      first  = static_cast<size_t>(s)*view.n_tokens;
 
-    AttendProblem p = {};
-    p.head_dim    = r.head_dim;
-    p.n_head      = r.n_head;
-    p.n_head_kv   = r.n_head_kv;
-    p.n_tokens    = view.n_tokens;
-    p.n_cells     = view.n_cells;
-    p.page_tokens = shape.page_tokens;
+    AttendProblem p = engine_problem(shape, layer, view);
 
     p.q              = args.query.q ? args.query.q + first*args.query.q_stride_token : nullptr;
     p.q_stride_token = args.query.q ? args.query.q_stride_token : static_cast<size_t>(r.n_head)*r.head_dim*sizeof(float);
     p.q_stride_head  = args.query.q ? args.query.q_stride_head : r.head_dim*sizeof(float);
 
-    p.k_type        = r.k_type;
     p.k             = (args.k_staging ? args.k_staging : r.k) + stream*r.k_stride_stream;
     p.k_stride_cell = r.k_stride_cell;
     p.k_stride_head = r.k_stride_head;
-    p.v_type        = r.v_type;
     p.v             = (args.v_staging ? args.v_staging : r.v) + stream*r.v_stride_stream;
     p.v_stride_cell = r.v_stride_cell;
     p.v_stride_head = r.v_stride_head;
@@ -173,56 +165,34 @@ void GpuEngine::bring_rows(int layer, const EngineView & view, const EngineAtten
     launch_bring(p, stream);
 }
 
-// Splits for lists of a few hundred rows, their usual length at any depth. A longer list only keeps its blocks busy for longer.
-int GpuEngine::list_splits(const AttendProblem & p) const {
-    constexpr int kExpectedRows = 2048;
-    return attend_device_splits(p, std::min(static_cast<int>(list_stride()), kExpectedRows)/p.page_tokens + 1, card.n_sm);
-}
-
 void GpuEngine::attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const AttendProblem p = problem(layer, view, args, s);
     AttendPart part = {};
     part.brought  = args.k_staging != nullptr;
-    part.n_splits = list_splits(p);
+    part.n_splits = engine_list_splits(shape, p, card.n_sm);
     launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
     launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
     launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
 }
 
-std::vector<GpuEngine::WholeGroup> GpuEngine::whole_groups_of(int layer, const EngineView & view, const EngineAttend & args, int s,
-                                                                  size_t & n_bytes) const {
-    const AttendProblem whole    = problem(layer, view, args, s);
-    const int           n_parts  = n_chunks(layer, view);
-    const int           n_groups = engine_groups(view.n_tokens);
-
-    std::vector<WholeGroup> groups;
-    n_bytes = 0;
-    for (int g = 0; g < n_groups; ++g) {
-        const int     begin = engine_group_begin(view.n_tokens, g);
-        AttendProblem p     = whole;
-        p.n_tokens = engine_group_begin(view.n_tokens, g + 1) - begin;
-        if (p.q) {
-            p.q    += begin*p.q_stride_token;
-            p.mask += begin*p.mask_stride_token;
-            p.out  += begin*p.out_stride_token;
-        }
-        const bool observed = g + 1 == n_groups;
-        if (!observed) {
-            p.mass_max = p.mass_sum = nullptr;
-        }
-        const int n_splits = attend_device_splits(p, std::min(pages_in_view(view), ring_pages(layer)), card.n_sm);
-        groups.push_back({ p, n_splits, n_bytes });
-        n_bytes += attend_device_workspace_bytes(p, n_parts*n_splits, observed);
-    }
-    return groups;
-}
-
 void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
-    size_t     n_bytes  = 0;
-    const auto groups   = whole_groups_of(layer, view, args, s, n_bytes);
-    const int  n_parts  = n_chunks(layer, view);
+    const WholeGroups whole = engine_whole_groups(shape, layer, view, ring(), card.n_sm);
+    const int  n_parts  = whole.n_parts;
     const int  of_cache = view.first_stream + s;
     const bool streams  = ring_memory.size() > 0;
+
+    std::vector<AttendProblem> problems;  // of the groups
+    for (const WholeGroup & group : whole.groups) {
+        AttendProblem p = problem(layer, view, args, s);
+        p.n_tokens = group.end - group.begin;
+        p.q       += group.begin*p.q_stride_token;
+        p.mask    += group.begin*p.mask_stride_token;
+        p.out     += group.begin*p.out_stride_token;
+        if (!group.observed) {
+            p.mass_max = p.mass_sum = nullptr;
+        }
+        problems.push_back(p);
+    }
 
     if (args.k_staging) {
         stage_view(layer, view, args, s, stream);
@@ -253,17 +223,19 @@ void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAtten
             event_wait(stream, half_filled[half]);
             part.ring = ring_of(layer, half, view, chunk);
         }
-        for (const WholeGroup & group : groups) {
+        for (size_t g = 0; g < problems.size(); ++g) {
+            const WholeGroup & group = whole.groups[g];
             part.first_partial = chunk*group.n_splits;
             part.n_splits      = group.n_splits;
-            launch_attend(group.problem, part, attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+            launch_attend(problems[g], part, attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
         }
         if (streams) {
             event_record(half_free[half], stream);
         }
     }
-    for (const WholeGroup & group : groups) {
-        launch_attend_merge(group.problem, 0, pages_in_view(view), attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+    for (size_t g = 0; g < problems.size(); ++g) {
+        const WholeGroup & group = whole.groups[g];
+        launch_attend_merge(problems[g], 0, pages_in_view(view), attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
     }
 }
 

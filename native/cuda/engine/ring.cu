@@ -31,11 +31,6 @@ void GpuEngine::forget_ring() {
 
 bool GpuEngine::comes(int layer, const std::vector<bool> & layers) const { return layer >= 0 && (layers.empty() || layers[layer]); }
 
-int GpuEngine::ring_pages(int layer) const {
-    const size_t half = ring_memory.size()/2, n_heads = shape.layers[layer].n_head_kv;
-    return half ? static_cast<int>(std::min(half/(n_heads*shape.slot_bytes), ring_held.size()/2/n_heads)) : std::max(1, shape.pages_per_stream);
-}
-
 int GpuEngine::n_chunks(int layer, const EngineView & view) const {
     return (pages_in_view(view) + ring_pages(layer) - 1)/ring_pages(layer);
 }

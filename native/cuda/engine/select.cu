@@ -28,36 +28,18 @@ void GpuEngine::find_sight(const EngineView & view, const EngineAttend & args, b
 }
 
 std::vector<GpuEngine::Group> GpuEngine::groups_of(const EngineView & view, const EngineAttend & args, int layer) const {
-    const int n_groups = engine_groups(view.n_tokens);
-    const int most     = most_tokens(layer);
-    if (n_groups == 1 && view.n_tokens <= most) {
-        return { { view, args, 0 } };
-    }
-
     std::vector<Group> groups;
-    const auto add = [&](int s, int begin, int end, bool observed) {
-        Group group = { view, args, static_cast<size_t>(s)*view.n_tokens + begin };
-        group.view.first_stream += s;
-        group.view.n_streams = 1;
-        group.view.n_tokens  = end - begin;
-        if (args.query.q) {
-            group.args.query.q      += group.first*args.query.q_stride_token;
-            group.args.query.mask   += s*args.query.mask_stride_stream + begin*args.query.mask_stride_token;
-            group.args.query.k_idxs += group.first;
-            group.args.out += group.first*shape.layers[layer].n_head*shape.layers[layer].head_dim*sizeof(float);
-        }
-        group.args.observe = args.observe && observed;
+    for (const TokenGroup & tokens : engine_selected_groups(shape, layer, view, together_bytes)) {
+        Group group = { view, args, static_cast<size_t>(tokens.first_stream)*view.n_tokens + tokens.begin };
+        group.view.first_stream += tokens.first_stream;
+        group.view.n_streams     = tokens.n_streams;
+        group.view.n_tokens      = tokens.end - tokens.begin;
+        group.args.query.q      += group.first*args.query.q_stride_token;
+        group.args.query.mask   += tokens.first_stream*args.query.mask_stride_stream + tokens.begin*args.query.mask_stride_token;
+        group.args.query.k_idxs += group.first;
+        group.args.out          += group.first*shape.layers[layer].n_head*shape.layers[layer].head_dim*sizeof(float);
+        group.args.observe       = args.observe && tokens.observed;
         groups.push_back(group);
-    };
-    for (int s = 0; s < view.n_streams; ++s) {
-        for (int g = 0; g < n_groups; ++g) {
-            const int first   = engine_group_begin(view.n_tokens, g);
-            const int n       = engine_group_begin(view.n_tokens, g + 1) - first;
-            const int n_parts = (n + most - 1)/most;
-            for (int part = 0; part < n_parts; ++part) {
-                add(s, first + n*part/n_parts, first + n*(part + 1)/n_parts, g + 1 == n_groups);
-            }
-        }
     }
     return groups;
 }

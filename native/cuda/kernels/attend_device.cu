@@ -26,14 +26,6 @@ bool attend_device_supports(const AttendProblem & p) {
            p.q_stride_head%16 == 0 && aligned(p.arena.data, 16) && p.arena.slot_bytes%16 == 0 && p.arena.v_offset%16 == 0;
 }
 
-int attend_device_splits(const AttendProblem & p, int n_pages, int n_sm) {
-    // one wave of blocks, with at least one strip for each warp
-    const int blocks = p.n_head_kv*units_of(p, heads_of(p)).grid_z;
-    const int most = (n_pages*(p.page_tokens/kStrip) + kWarps - 1)/kWarps;
-    const int n = resident_blocks(heads_of(p))*n_sm/blocks;
-    return n > most ? (most > 1 ? most : 1) : n > 1 ? n : 1;
-}
-
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream) {
     const AttendWorkspace places = attend_workspace(problem, workspace, n_partials);
     if (has_lists(problem)) {

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "kernels/attend/attend.h"
+#include "kernels/device_sizes.h"
 #include "cuda/gpu.h"
 
 namespace edgekv::gpu {
@@ -48,14 +49,8 @@ struct AttendPart {
 // (strides, and addresses that are not null), rows of q8_0 on 2-byte boundaries.
 bool attend_device_supports(const AttendProblem & problem);
 
-// Bytes for `n_partials` partials of this problem's shapes (lists of any length up to the view); grows with n_cells and
-// n_partials. `observed`: mass or errors will be asked for. 256-byte alignment is enough.
-size_t attend_device_workspace_bytes(const AttendProblem & problem, int n_partials, bool observed);
-
-// Splits that keep `n_sm` multiprocessors busy if each list or part has up to `n_pages` pages; 1 or more.
-int attend_device_splits(const AttendProblem & problem, int n_pages, int n_sm);
-
-// `n_partials`: the partials of all parts together, the same in every launch that shares the workspace.
+// attend_device_workspace_bytes() and attend_device_splits() (kernels/device_sizes.h) tell the workspace and n_splits.
+// `n_partials`: of all parts of the problem, the same in every launch that shares the workspace.
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
 // `first_page`, `end_page`: all pages that the parts covered; read only without lists. Adds to mass and hits in the

@@ -12,12 +12,6 @@ attend_part(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
     Kernel<kTypeK, kTypeV, kLanes, kHeads, kLists>::run(p, part, workspace);
 }
 
-// Heads of a unit. K and V rarely differ in type, so one kernel then serves groups of any size.
-int heads_of(const AttendProblem & p) {
-    const int group = p.n_head/p.n_head_kv;
-    return p.k_type != p.v_type ? 4 : group <= 2 ? 2 : group <= 4 ? 4 : 8;
-}
-
 template <CellType kTypeK, CellType kTypeV, int kLanes, int kHeads, bool kLists>
 void launch_part(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
     const Grid grid = {static_cast<unsigned>(part.n_splits), static_cast<unsigned>(p.n_head_kv),

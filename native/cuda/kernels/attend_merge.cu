@@ -190,32 +190,21 @@ attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end
     }
 }
 
-size_t whole(size_t n_bytes) { return (n_bytes + 255)/256*256; }
-
 }  // namespace
 
 AttendWorkspace attend_workspace(const AttendProblem & p, void * workspace, int n_partials) {
-    const size_t n = static_cast<size_t>(p.n_tokens)*p.n_head*n_partials;
-    char * at = static_cast<char *>(workspace);
+    static_assert(sizeof(float2) == 2*sizeof(float), "as attend_scratch() has it");
+    const AttendScratch scratch = attend_scratch(p, n_partials);
+    char * const at = static_cast<char *>(workspace);
     AttendWorkspace w;
     w.n_partials = n_partials;
     w.strip_stride = view_pages(p)*(p.page_tokens/kStrip);
     w.logit_stride = w.strip_stride*kStrip;
     w.max_sum = reinterpret_cast<float2 *>(at);
-    at += whole(n*sizeof(float2));
-    w.out = reinterpret_cast<float *>(at);
-    at += whole(n*p.head_dim*sizeof(float));
-    w.strips = has_lists(p) ? nullptr : reinterpret_cast<float2 *>(at);
-    w.logits = has_lists(p) ? reinterpret_cast<float *>(at) : nullptr;
+    w.out = reinterpret_cast<float *>(at + scratch.out);
+    w.strips = has_lists(p) ? nullptr : reinterpret_cast<float2 *>(at + scratch.noted);
+    w.logits = has_lists(p) ? reinterpret_cast<float *>(at + scratch.noted) : nullptr;
     return w;
-}
-
-size_t attend_device_workspace_bytes(const AttendProblem & p, int n_partials, bool observed) {
-    const size_t n_rows = static_cast<size_t>(p.n_tokens)*p.n_head;
-    const size_t n_strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip);
-    const size_t noted = has_lists(p) ? n_strips*kStrip*sizeof(float) : n_strips*sizeof(float2);
-    return whole(n_rows*n_partials*sizeof(float2)) + whole(n_rows*n_partials*p.head_dim*sizeof(float)) +
-           (observed ? whole(n_rows*noted) : 0);
 }
 
 void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream) {

@@ -21,10 +21,7 @@
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kWarps = 4;
-
-// Blocks that a multiprocessor holds at 168 registers per thread; eight heads need 255.
-constexpr int resident_blocks(int heads) { return heads == 8 ? 2 : 3; }
+constexpr int kWarps = kAttendWarps;
 
 // `combine` over the 16 lanes that hold the cells of a strip.
 template <class F>

@@ -8,24 +8,6 @@
 namespace edgekv::gpu {
 namespace {
 
-// How a launch spreads its units. A unit is `heads` query heads of one token and one KV head.
-struct Units {
-    int n_chunks;       // units of a token
-    int n_units;        // units that read the same rows: one token's with lists, else all tokens'
-    int n_together;     // units in one block: 1, 2 or 4
-    int grid_z;
-};
-
-__host__ __device__ inline Units units_of(const AttendProblem & p, int heads) {
-    Units u;
-    const bool lists = has_lists(p);
-    u.n_chunks = (p.n_head/p.n_head_kv + heads - 1)/heads;
-    u.n_units = lists ? u.n_chunks : u.n_chunks*p.n_tokens;
-    u.n_together = u.n_units > 2 ? 4 : u.n_units;
-    u.grid_z = (lists ? p.n_tokens : 1)*((u.n_units + u.n_together - 1)/u.n_together);
-    return u;
-}
-
 struct Unit {
     int token, first_head;  // of the group
     bool valid;

@@ -5,9 +5,6 @@
 
 namespace edgekv::gpu {
 
-// Cells are weighed in strips of 16, whatever a page holds; a strip is read by one warp.
-constexpr int kStrip = 16;
-
 struct AttendWorkspace {
     float2 * max_sum;  // [n_rows][n_partials]: largest logit, -inf where nothing was seen, and sum of exp(logit - max)
     float * out;       // [n_rows][n_partials][head_dim]: sum of exp(logit - max)*v
@@ -20,10 +17,7 @@ struct AttendWorkspace {
     int strip_stride, logit_stride;
 };
 
-inline __host__ __device__ int view_pages(const AttendProblem & p) { return (p.n_cells + p.page_tokens - 1)/p.page_tokens; }
 inline __host__ __device__ bool observes(const AttendProblem & p) { return p.mass_max != nullptr || p.mass_sum != nullptr; }
-
-inline __host__ __device__ bool has_lists(const AttendProblem & p) { return p.rows.stride != 0; }
 inline __host__ __device__ bool keeps_logits(const AttendProblem & p) { return observes(p) || (p.error_every > 0 && p.hits != nullptr); }
 
 AttendWorkspace attend_workspace(const AttendProblem & problem, void * workspace, int n_partials);

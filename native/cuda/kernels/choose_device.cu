@@ -155,16 +155,12 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
     }
 }
 
-int keys_of(int n_pages) { return (n_pages + 3) / 4 * 4; }
-
 }  // namespace
-
-size_t choose_device_scratch_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * keys_of(n_pages) * sizeof(uint32_t); }
 
 void launch_choose(const ChooseBatch & b, Stream stream) {
     const int n_pages = (b.n_cells + b.page_tokens - 1) / b.page_tokens;
     const Grid grid = {static_cast<unsigned>(b.n_head_kv), static_cast<unsigned>(b.n_tokens), static_cast<unsigned>(b.n_streams)};
-    launch(choose_kernel, grid, kThreads, 0, stream, b, n_pages, keys_of(n_pages));
+    launch(choose_kernel, grid, kThreads, 0, stream, b, n_pages, choose_keys(n_pages));
 }
 
 }  // namespace edgekv::gpu

@@ -16,7 +16,6 @@ struct ChooseBatch : ListBatch {
     float share;
 };
 
-size_t choose_device_scratch_bytes(int n_lists, int n_pages);
 void launch_choose(const ChooseBatch & batch, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -2,18 +2,13 @@
 #pragma once
 
 #include "cuda/gpu.h"
+#include "kernels/device_sizes.h"
 #include "kernels/select/sample.h"
 
 namespace edgekv::gpu {
 
-// A KV head's sums over query tokens.
-struct SampleTotals {
-    unsigned long long n_tokens, n_visible, n_certain;
-    unsigned long long n_covered;  // tokens with shares from sketches
-    unsigned long long missed;     // their estimated shares of the attention on unread rows, in steps of 2^-40
-};
-
-// All pointers are to device memory. List l = (stream * n_tokens + token) * n_head_kv + head; `stream` counts in the graph.
+// All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`
+// counted in the graph.
 struct ListBatch {
     int n_streams, first_stream;
     int n_tokens;  // of one stream

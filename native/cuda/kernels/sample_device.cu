@@ -5,8 +5,9 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kEach = 4;  // neighbouring cells per thread
-constexpr int kChunkGroups = kThreads * kEach / kGroupCells;
+constexpr int kEach = 4;  // neighbouring cells of a thread
+constexpr int kChunkGroups = kSampleChunkGroups;
+static_assert(kChunkGroups * kGroupCells == kThreads * kEach, "a chunk is a block's cells");
 constexpr int kMaxHeads = 16;
 constexpr uint32_t kOne = 1u << kChanceBits;
 constexpr double kShareSteps = 1099511627776.0;  // 2^40, for SampleTotals::missed
@@ -32,14 +33,12 @@ struct Scratch {
     Sums * sums;   // [list][chunk]
 };
 
-__host__ __device__ inline int chunks_of(int n_groups) { return (n_groups + kChunkGroups - 1) / kChunkGroups; }
-
-__host__ __device__ inline size_t even(size_t n) { return (n + 1) / 2 * 2; }
+static_assert(sizeof(Norm) == kSampleNormBytes && sizeof(Draw) == kSampleDrawBytes && sizeof(Sums) == kSampleSumsBytes, "sample_scratch()");
 
 __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
     const size_t n_lists = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv;
-    char * const draws = b.scratch + even(n_lists * b.group) * sizeof(Norm);
-    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(draws), reinterpret_cast<Sums *>(draws + even(n_lists) * sizeof(Draw))};
+    const SampleScratch at = sample_scratch(n_lists, b.n_groups, b.group);
+    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), reinterpret_cast<Sums *>(b.scratch + at.sums)};
 }
 
 // One warp per query row finds the top and the sum of all cells that it sees, and for each list the start of the walk.
@@ -269,15 +268,10 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 
 }  // namespace
 
-size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) {
-    const size_t lists = static_cast<size_t>(n_lists);
-    return even(lists * group) * sizeof(Norm) + even(lists) * sizeof(Draw) + lists * chunks_of(n_groups) * sizeof(Sums);
-}
-
 void launch_sample(const SampleBatch & b, Stream stream) {
     const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv, n_rows = n_lists * b.group;
     launch(sample_norms, {static_cast<unsigned>((n_rows + kWarps - 1) / kWarps)}, kThreads, 0, stream, b, n_rows);
-    const Grid grid = {static_cast<unsigned>(chunks_of(b.n_groups)), static_cast<unsigned>(n_lists)};
+    const Grid grid = {static_cast<unsigned>(sample_chunks(b.n_groups)), static_cast<unsigned>(n_lists)};
     launch(sample_sums, grid, kThreads, 0, stream, b);
     launch(sample_emit, grid, kThreads, 0, stream, b);
 }

@@ -23,7 +23,6 @@ struct SampleBatch : ListBatch {
     float * weights;     // out, one for each row
 };
 
-size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group);
 void launch_sample(const SampleBatch & batch, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -1,10 +1,13 @@
 // The C functions of edgekv_sizes.h.
 #include "edgekv_sizes.h"
 
-#include "pages/shape.h"
+#include "pages/pages.h"
+#include "plane/device/engine_sizes.h"
 #include "plane/host/nodes.h"
 
 #include <algorithm>
+#include <climits>
+#include <initializer_list>
 
 using namespace edgekv;
 
@@ -28,7 +31,90 @@ AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
     return p;
 }
 
+PageShape page_shape(const edgekv_device_size & of) {
+    PageShape shape = shape_of_cells(of.n_streams, of.n_cells, of.page_tokens);
+    shape.n_layers = of.n_layers;
+    for (const edgekv_device_heads * layer = of.layers; layer != of.layers + of.n_layers; ++layer) {
+        shape.n_heads    = std::max(shape.n_heads, layer->n_head_kv);
+        shape.slot_bytes = std::max(shape.slot_bytes, slot_bytes(layer->k_row_bytes + layer->v_row_bytes, of.page_tokens));
+    }
+    return shape;
+}
+
+EngineShape engine_shape(const edgekv_device_size & of, const PageShape & pages) {
+    EngineShape shape = {};
+    shape.n_heads          = pages.n_heads;
+    shape.n_stream         = pages.n_stream;
+    shape.n_cells          = pages.n_cells;
+    shape.page_tokens      = pages.page_tokens;
+    shape.pages_per_stream = pages.pages_per_stream;
+    shape.n_pages          = pages.n_pages;
+    shape.slot_bytes       = pages.slot_bytes;
+    shape.budget_bytes     = of.budget_bytes;
+    for (const edgekv_device_heads * layer = of.layers; layer != of.layers + of.n_layers; ++layer) {
+        const auto type = [&](size_t row_bytes) { return row_bytes == 2 * static_cast<size_t>(layer->head_dim) ? CellType::f16 : CellType::q8_0; };
+        EngineLayer one = {};
+        one.n_head    = layer->n_head;
+        one.n_head_kv = layer->n_head_kv;
+        one.head_dim  = layer->head_dim;
+        one.k_type    = type(layer->k_row_bytes);
+        one.v_type    = type(layer->v_row_bytes);
+        shape.layers.push_back(one);
+    }
+    return shape;
+}
+
+size_t widest_layer_bytes(const edgekv_device_size & of) {  // K and V of all cells
+    size_t most = 0;
+    for (const edgekv_device_heads * layer = of.layers; layer != of.layers + of.n_layers; ++layer) {
+        most = std::max(most, layer->n_head_kv * (layer->k_row_bytes + layer->v_row_bytes));
+    }
+    return static_cast<size_t>(of.n_streams) * of.n_cells * most;
+}
+
+size_t buffers(std::initializer_list<size_t> n_bytes) {  // as an engine takes them
+    size_t sum = 0;
+    for (const size_t n : n_bytes) {
+        sum += gpu::align256(n);
+    }
+    return sum;
+}
+
+// All layers use the workspace in turn.
+size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape, const EngineRing & ring) {
+    EngineWorkspace most = {};
+    const auto grow = [&](const EngineWorkspace & w) {
+        for (const auto part : { &EngineWorkspace::shares, &EngineWorkspace::share_tops, &EngineWorkspace::share_sums, &EngineWorkspace::lists,
+                                 &EngineWorkspace::list_weights, &EngineWorkspace::list_lengths, &EngineWorkspace::select_scratch,
+                                 &EngineWorkspace::sights, &EngineWorkspace::attend }) {
+            most.*part = std::max(most.*part, w.*part);
+        }
+    };
+    for (int layer = 0; layer < of.n_layers; ++layer) {
+        for (const EngineView & view : engine_widest(shape.n_stream, shape.n_cells)) {
+            grow(engine_whole_workspace(shape, layer, view, ring, of.n_sm));
+            if (of.mode == EDGEKV_MODE_SPARSE) {
+                grow(engine_list_workspace(shape, layer, view, static_cast<SketchKind>(of.sketch), kTogetherBytes, of.n_sm));
+            }
+        }
+    }
+    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_lengths, most.select_scratch,
+                     most.sights, most.attend });
+}
+
 }  // namespace
+
+size_t edgekv_table_bytes(const edgekv_pages_size * of) {
+    PageShape shape = shape_of_cells(of->n_streams, of->n_cells, of->page_tokens);
+    shape.n_layers = of->n_layers;
+    shape.n_heads  = of->n_heads;
+    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + HostPlane::priority_bytes(shape) +
+           HostPlane::observation_bytes(shape);
+}
+
+bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k) {
+    return attend_supports({ n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k, CellType::f16, CellType::f16 });
+}
 
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
     if (of->n_listed > 0) {
@@ -47,7 +133,7 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
     }
     const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
     problem.rows.stride = select.list_stride;
-    return select.workspace + select.lists + attend_workspace_bytes(problem, of->n_threads);
+    return select.workspace + select.sights + select.lists + attend_workspace_bytes(problem, of->n_threads);
 }
 
 // One thread's items are the longest.
@@ -60,3 +146,44 @@ size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
 }
 
 size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(row_bytes, page_tokens); }
+
+size_t edgekv_device_margin(size_t total_bytes) { return device_margin(total_bytes); }
+
+void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out) {
+    const size_t margin = device_margin(of->total_bytes);
+    *out = {};
+    out->budget = of->budget_bytes ? of->budget_bytes : of->free_bytes > margin ? of->free_bytes - margin : 0;
+    if (of->n_layers == 0) {
+        return;
+    }
+
+    const PageShape    pages  = page_shape(*of);
+    const EngineShape  shape  = engine_shape(*of, pages);
+    const EngineTables tables = engine_tables(shape);
+    const size_t       layer  = widest_layer_bytes(*of);
+    out->n_staged = engine_staged(layer, of->budget_bytes, of->free_bytes);
+    out->staging  = out->n_staged * layer;
+    out->tables   = buffers({ tables.mirrors, tables.priority, tables.mass });
+    out->scratch  = buffers({ tables.layers, tables.totals, tables.hits, tables.step, tables.stale, tables.fresh, tables.brought, tables.updates,
+                              tables.updates });
+
+    EngineRing ring = {};
+    if (of->mode == EDGEKV_MODE_SPARSE) {
+        for (int i = 0; i < of->n_layers; ++i) {
+            out->sketches += buffers({ engine_sketch_stream_bytes(shape, i, static_cast<SketchKind>(of->sketch)) * shape.n_stream });
+        }
+    } else {
+        const size_t taken = out->staging + out->tables + out->scratch;  // before the ring
+        ring      = engine_ring(shape, of->free_bytes > taken ? of->free_bytes - taken : 0);
+        ring      = { gpu::align256(ring.pages), gpu::align256(ring.held) };
+        out->ring = ring.pages + ring.held;
+    }
+    out->scratch += workspace_bytes(*of, shape, ring);
+
+    const size_t fixed = out->sketches + out->tables + out->scratch + out->staging + out->ring;
+    if (fixed < out->budget) {
+        const EngineArena arena = engine_arena(shape, out->budget - fixed, INT_MAX, Table::n_tail_slots(pages, kEngineTokens));
+        out->arena   = arena.bytes(shape.slot_bytes);
+        out->n_slots = arena.n_slots;
+    }
+}

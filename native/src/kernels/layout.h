@@ -1,6 +1,13 @@
 // The memory layout of rows of K and V and of masks, and the limits of a problem.
 #pragma once
 
+// Before what a device's kernels call too.
+#if defined(__CUDACC__)
+#    define EDGEKV_HOST_AND_DEVICE __host__ __device__
+#else
+#    define EDGEKV_HOST_AND_DEVICE
+#endif
+
 namespace edgekv {
 
 enum class CellType : int { f16 = 0, q8_0 = 1 };  // q8_0: blocks of 32 as {f16 scale; int8 x 32}

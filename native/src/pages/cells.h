@@ -46,6 +46,7 @@ public:
     bool page_changed_since(const llama_context * lctx, int page, uint64_t time) const;
 
     size_t bytes() const { return (page_newest.size() + page_oldest.size()) * sizeof(int32_t); }
+    static size_t bytes_of(const PageShape & shape) { return 2 * shape.n_pages * sizeof(int32_t); }
 
 private:
     size_t first_page(int stream) const {

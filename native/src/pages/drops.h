@@ -25,6 +25,7 @@ public:
     }
     const uint8_t * data() const { return dropped.data(); }
     size_t bytes() const { return dropped.size(); }
+    static size_t bytes_of(const PageShape & shape) { return shape.n_entries(); }
 
 private:
     PageShape dims = {};

@@ -37,6 +37,9 @@ struct Pages {
 
     uint64_t n_looked() const { return cells.n_looked() + stale.n_looked(); }
     size_t bytes() const { return cells.bytes() + stale.bytes() + pins.bytes() + table.bytes(); }
+    static size_t most_bytes(const PageShape & shape, int n_slots) {  // where something is pinned
+        return Cells::bytes_of(shape) + StaleGroups::bytes_of(shape) + Pins::most_bytes(shape) + Table::bytes_of(shape, n_slots);
+    }
 };
 
 }  // namespace edgekv

@@ -25,6 +25,7 @@ public:
     }
     const std::vector<int32_t> & changed() const { return changed_groups; }  // stream*groups + group, by the last sync
     size_t bytes() const { return bits.size() * sizeof(uint64_t); }
+    static size_t most_bytes(const PageShape & shape) { return static_cast<size_t>(shape.n_stream) * shape.n_groups() * sizeof(uint64_t); }
 
 private:
     void look_at(int stream, int group, const llama_edgekv_cells & cells);

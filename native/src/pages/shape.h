@@ -29,4 +29,14 @@ struct PageShape {
     bool has_stream(int stream) const { return stream >= 0 && stream < n_stream; }
 };
 
+inline PageShape shape_of_cells(int n_stream, int n_cells, int page_tokens) {  // without layers
+    PageShape shape = {};
+    shape.n_stream         = n_stream;
+    shape.n_cells          = n_cells;
+    shape.page_tokens      = page_tokens;
+    shape.pages_per_stream = (n_cells + page_tokens - 1) / page_tokens;
+    shape.n_pages          = n_stream * shape.pages_per_stream;
+    return shape;
+}
+
 }  // namespace edgekv

@@ -39,6 +39,7 @@ public:
 
     uint64_t n_looked() const { return looked; }  // cells
     size_t bytes() const { return bits.size() + ids.capacity() * sizeof(int32_t); }
+    static size_t bytes_of(const PageShape & shape) { return static_cast<size_t>(shape.n_stream) * shape.n_groups() * (1 + sizeof(int32_t)); }
 
 private:
     void forget_built();

@@ -38,8 +38,12 @@ public:
     // ---- slots that a step fills ----
     // On a device the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
     // written through, so that the newest tokens need no copy. first_slot 0: none.
-    int n_tail_pages() const { return step_tokens / dims.page_tokens + 2; }  // a step may begin within a page
-    int n_tail_slots() const { return dims.n_layers * dims.n_heads * dims.n_stream * n_tail_pages(); }
+    static int n_tail_pages(const PageShape & shape, int step_tokens) { return step_tokens / shape.page_tokens + 2; }  // a step may begin within a page
+    static int n_tail_slots(const PageShape & shape, int step_tokens) {
+        return shape.n_layers * shape.n_heads * shape.n_stream * n_tail_pages(shape, step_tokens);
+    }
+    int n_tail_pages() const { return n_tail_pages(dims, step_tokens); }
+    int n_tail_slots() const { return n_tail_slots(dims, step_tokens); }
     void set_tail(int first_slot);
     bool has_slot(int i) const {  // the caller's, or a tail page's
         return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
@@ -70,6 +74,7 @@ public:
     int32_t slot_to_fill(int64_t entry) const;  // in the next ubatch, -1: none
 
     size_t bytes() const { return table.size() * sizeof(int32_t) + slot_copied.size() * sizeof(Copied); }
+    static size_t bytes_of(const PageShape & shape, int n_slots) { return shape.n_entries() * sizeof(int32_t) + n_slots * sizeof(Copied); }
 
 private:
     struct Copied {

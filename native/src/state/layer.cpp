@@ -9,14 +9,8 @@ namespace edgekv {
 
 // Whether there are kernels for the layer's heads.
 static bool served_heads(const llama_edgekv_layer & seam) {
-    if (seam.n_head % std::max(1, seam.n_head_kv) != 0 || seam.n_head > kMaxGroup * std::max(1, seam.n_head_kv) || seam.n_head_kv > kMaxHeadsKv) {
-        return false;
-    }
-    if (!seam.v) {
-        return attend_supports_shared(seam.head_dim_k, seam.head_dim_v, cell_type(seam.k));
-    }
-
-    return seam.head_dim_k == seam.head_dim_v && attend_supports(seam.head_dim_k, cell_type(seam.k), cell_type(seam.v));
+    const CellType k_type = cell_type(seam.k);
+    return attend_supports({ seam.n_head, seam.n_head_kv, seam.head_dim_k, seam.head_dim_v, !seam.v, k_type, seam.v ? cell_type(seam.v) : k_type });
 }
 
 static bool served_type(const ggml_tensor * cache) {

@@ -5,14 +5,9 @@
 namespace edgekv {
 
 State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), params(params), wanted_mode(params.mode) {
-    llama_edgekv_cells cells;
-    shape.page_tokens = params.page_tokens;
-    if (llama_edgekv_get_cells(lctx, 0, &cells)) {
-        shape.n_stream         = static_cast<int>(cells.n_stream);
-        shape.n_cells          = static_cast<int>(cells.n_cells);
-        shape.pages_per_stream = (shape.n_cells + params.page_tokens - 1) / params.page_tokens;
-        shape.n_pages          = shape.n_stream * shape.pages_per_stream;
-    }
+    llama_edgekv_cells cells = {};
+    llama_edgekv_get_cells(lctx, 0, &cells);
+    shape = shape_of_cells(static_cast<int>(cells.n_stream), static_cast<int>(cells.n_cells), params.page_tokens);
 
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         layers.push_back(std::make_unique<Layer>(look_at_layer(lctx, il)));

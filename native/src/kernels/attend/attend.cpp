@@ -131,6 +131,14 @@ bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
     return known && !(quantised && head_dim % 32 != 0);
 }
 
+bool attend_supports(const AttendHeads & h) {
+    if (h.n_head_kv < 1 || h.n_head_kv > kMaxHeadsKv || h.n_head % h.n_head_kv != 0 || h.n_head > kMaxGroup * h.n_head_kv) {
+        return false;
+    }
+    return h.v_in_k ? attend_supports_shared(h.head_dim_k, h.head_dim_v, h.k_type)
+                    : h.head_dim_k == h.head_dim_v && attend_supports(h.head_dim_k, h.k_type, h.v_type);
+}
+
 bool attend_supports_shared(int head_dim, int v_in_k, CellType type) {
     return head_dim <= kMaxHeadDim && head_dim % (type == CellType::q8_0 ? 32 : 8) == 0 && v_in_k > 0 && v_in_k % 64 == 0 &&
            v_in_k < head_dim && v_in_k <= 512;

@@ -126,6 +126,15 @@ bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 // Rows of K that hold V: head_dim is a multiple of 8 (with q8_0 of 32) up to kMaxHeadDim, and V has 64, 128, ... of these channels.
 bool attend_supports_shared(int head_dim, int v_in_k, CellType type);
 
+// A layer's heads: their number and sizes, and types of their rows.
+struct AttendHeads {
+    int n_head, n_head_kv;
+    int head_dim_k, head_dim_v;
+    bool v_in_k;  // the first head_dim_v channels of a row of K are its V
+    CellType k_type, v_type;
+};
+bool attend_supports(const AttendHeads & heads);
+
 static inline int attend_v_dim(const AttendProblem & p) { return p.v_in_k != 0 ? p.v_in_k : p.head_dim; }
 
 // The specification: double precision, plain loops, one thread. It reads home only, and counts errors but no hits. With K in q8_0 the query's

@@ -2,13 +2,9 @@
 // kernels: see attend_internal.h.
 #pragma once
 
-#include <cstdint>
+#include "kernels/layout.h"
 
-#if defined(__CUDACC__)
-#    define EDGEKV_HOST_AND_DEVICE __host__ __device__
-#else
-#    define EDGEKV_HOST_AND_DEVICE
-#endif
+#include <cstdint>
 
 namespace edgekv {
 

@@ -2,6 +2,7 @@
 #include "state/state.h"
 #include "plane/device/library.h"
 #include "plane/device/device_plane.h"
+#include "plane/device/engine_sizes.h"
 
 #include <algorithm>
 
@@ -82,18 +83,17 @@ Failure DevicePlane::why_not(bool emulated) const {
     return {};
 }
 
-// Sized for the widest layer. Two buffers if they are cheap: one fills while the other is read.
+// For the widest layer.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
     const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
                                              [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
 
     const auto & placement = ctx.params.placement;
-    const size_t budget    = placement.vram_bytes ? placement.vram_bytes : info.free_bytes;
-    const size_t twice     = bytes(widest, 2);
+    const size_t once      = bytes(widest, 1);
     auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
-    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, twice <= budget / 4 ? 2 : 1)) {
-        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(twice / 2) + ", which prompts need to attend one layer; " +
+    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, engine_staged(once, placement.vram_bytes, info.free_bytes))) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend one layer; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
     }
     return {};
@@ -114,15 +114,8 @@ Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
 // Reserves workspaces for the widest ubatches that the hook serves, so that none grows later.
 Failure DevicePlane::reserve_widest() {
     const bool sparse = ctx.params.mode == EDGEKV_MODE_SPARSE;
-    EngineView wide = {};
-    wide.n_cells   = ctx.shape.n_cells;
-    wide.n_streams = 1;
-    wide.n_tokens  = kEngineTokens;
-    EngineView many = wide;
-    many.n_streams = ctx.shape.n_stream;
-    many.n_tokens  = 1;
     for (int layer = 0; layer < ctx.shape.n_layers; ++layer) {
-        for (const EngineView & view : { wide, many }) {
+        for (const EngineView & view : engine_widest(ctx.shape.n_stream, ctx.shape.n_cells)) {
             if (!engine->reserve_workspace(layer, view, SketchKind::none, false) ||
                 (sparse && !engine->reserve_workspace(layer, view, static_cast<SketchKind>(ctx.params.selection.sketch), true))) {
                 return no_memory();

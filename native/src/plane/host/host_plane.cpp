@@ -46,7 +46,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
 
 bool HostPlane::reserve() {
     return (ctx.params.mode != EDGEKV_MODE_SPARSE || reserve_sparse(ctx.params.selection)) &&
-           observation.reserve(2 * sizeof(float) * ctx.shape.n_entries());
+           observation.reserve(observation_bytes(ctx.shape));
 }
 
 bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
@@ -150,7 +150,7 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     attended.store(Attended::none, std::memory_order_relaxed);
     n_last_observed.store(0, std::memory_order_relaxed);
     if (ubatch.clear_observation) {
-        observation.zero(0, 2 * sizeof(float) * ctx.shape.n_entries());
+        observation.zero(0, observation_bytes(ctx.shape));
     }
     ctx.pages.table.touched_taken();
     for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
@@ -295,7 +295,7 @@ PromptBlocks HostPlane::prompt_blocks() const {
 }
 
 void HostPlane::add_memory(edgekv_memory & out) const {
-    for (const auto * buffers : { &workspaces, &select_workspaces, &prompt_workspaces }) {
+    for (const auto * buffers : { &workspaces, &select_workspaces, &sights, &prompt_workspaces }) {
         for (const Buffer & buffer : *buffers) {
             out.workspace_bytes += buffer.size();
         }
@@ -311,7 +311,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += arena.bytes();
-    out.table_bytes       += ctx.shape.n_entries() * sizeof(float) + drops.bytes();
+    out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes();
 }
 
 Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const { return sketches.of(layer.info.index, stream); }

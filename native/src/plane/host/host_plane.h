@@ -68,6 +68,8 @@ public:
     PageArrays arrays() const override;
     PromptBlocks prompt_blocks() const override;
     void add_memory(edgekv_memory & out) const override;
+    static size_t priority_bytes(const PageShape & shape) { return shape.n_entries() * sizeof(float); }
+    static size_t observation_bytes(const PageShape & shape) { return 2 * shape.n_entries() * sizeof(float); }
     bool describe(edgekv_device &) const override { return false; }
 
     // ---- what its nodes share ----

@@ -18,7 +18,7 @@ AttendRows listed_rows(const ggml_tensor * list, int64_t stream);
 
 // What selection takes for a run of tokens.
 struct SelectBytes {
-    size_t workspace, lists;
+    size_t workspace, sights, lists;
     size_t list_stride;  // the most rows of a list
 };
 SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads);

@@ -29,7 +29,8 @@ SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, boo
     threads_offset = sums_offset + (sums_offset - tops_offset);
     scratch_offset = scans ? align64(sketch_query_bytes(info.head_dim, n_queries)) : 0;
     sight_offset   = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
-    thread_bytes   = sight_offset + align64(static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight));
+    sight_bytes    = static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight);
+    thread_bytes   = sight_offset + align64(sight_bytes);
     bytes          = threads_offset + n_threads * thread_bytes;
 }
 
@@ -40,7 +41,7 @@ SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_thread
     info.head_dim  = problem.head_dim;
     const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, problem.n_head_kv, n_threads);
     const size_t     n_lists = static_cast<size_t>(plan.n_tokens) * plan.n_head_kv;
-    return { plan.bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
+    return { plan.bytes, plan.sight_bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
 }
 
 bool HeadClaims::completes_head() const {
@@ -104,7 +105,7 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
     for (const TokenRun & run : nodes.reading.selected) {
         const SelectPlan plan(layer, args.k, run, plane.n_threads);
         if (!plane.select_workspaces[run.workspace].reserve(plan.bytes) ||
-            !plane.sights[run.workspace].reserve(static_cast<size_t>(plan.n_tokens) * plan.n_groups * sizeof(Sight)) ||
+            !plane.sights[run.workspace].reserve(plan.sight_bytes) ||
             !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride)) {
             return nullptr;
         }

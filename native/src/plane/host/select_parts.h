@@ -21,6 +21,7 @@ struct SelectPlan {
     int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
     bool scans;  // there are sketches
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
+    size_t sight_bytes;  // what the run's tokens see: HostPlane::sights, and each thread's part of the workspace
 };
 
 // What one thread knows of the run that it selects for.

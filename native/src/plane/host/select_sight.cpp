@@ -81,7 +81,7 @@ TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_g
         find_sight(thread, token_mask, token, sight);
     }
     if (thread.ith == 0) {
-        std::memcpy(shared, mine, static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight));
+        std::memcpy(shared, mine, thread.plan.sight_bytes);
     }
     all = mine;
 }

@@ -1,0 +1,115 @@
+// What the kernels of a device (native/cuda/kernels) leave in its memory between launches, and how launches divide a problem where that depends on
+// it. No CUDA: the sizes are asked for where there is no device too.
+#pragma once
+
+#include "kernels/attend/attend.h"
+#include "kernels/sketch/sketch.h"
+
+namespace edgekv::gpu {
+
+inline size_t align256(size_t n) { return (n + 255)/256*256; }
+
+// ---- attention ---------------------------------------------------------------------------------------------------------------
+
+// Cells are weighed in strips of 16, whatever a page holds; a strip is read by one warp.
+constexpr int kStrip = 16;
+constexpr int kAttendWarps = 4;  // of a block
+
+EDGEKV_HOST_AND_DEVICE inline int view_pages(const AttendProblem & p) { return (p.n_cells + p.page_tokens - 1)/p.page_tokens; }
+EDGEKV_HOST_AND_DEVICE inline bool has_lists(const AttendProblem & p) { return p.rows.stride != 0; }
+
+// How a launch spreads (token, heads) units: of one KV head, `heads` query heads of one token.
+struct Units {
+    int n_chunks;       // units of a token
+    int n_units;        // that read the same rows: of one token with lists, else of all
+    int n_together;     // in one block: 1, 2 or 4
+    int grid_z;
+};
+
+EDGEKV_HOST_AND_DEVICE inline Units units_of(const AttendProblem & p, int heads) {
+    Units u;
+    const bool lists = has_lists(p);
+    u.n_chunks = (p.n_head/p.n_head_kv + heads - 1)/heads;
+    u.n_units = lists ? u.n_chunks : u.n_chunks*p.n_tokens;
+    u.n_together = u.n_units > 2 ? 4 : u.n_units;
+    u.grid_z = (lists ? p.n_tokens : 1)*((u.n_units + u.n_together - 1)/u.n_together);
+    return u;
+}
+
+// Heads of a unit. K and V of different types are rare: they have one kernel for every group.
+inline int heads_of(const AttendProblem & p) {
+    const int group = p.n_head/p.n_head_kv;
+    return p.k_type != p.v_type ? 4 : group <= 2 ? 2 : group <= 4 ? 4 : 8;
+}
+
+// Blocks that a multiprocessor holds: 168 registers for a thread, or 255, which eight heads need.
+constexpr int resident_blocks(int heads) { return heads == 8 ? 2 : 3; }
+
+// Splits that keep `n_sm` multiprocessors busy if each list or part has up to `n_pages` pages; 1 or more.
+inline int attend_device_splits(const AttendProblem & p, int n_pages, int n_sm) {
+    // one wave of blocks; a strip for each warp at least
+    const int blocks = p.n_head_kv*units_of(p, heads_of(p)).grid_z;
+    const int most = (n_pages*(p.page_tokens/kStrip) + kAttendWarps - 1)/kAttendWarps;
+    const int n = resident_blocks(heads_of(p))*n_sm/blocks;
+    return n > most ? (most > 1 ? most : 1) : n > 1 ? n : 1;
+}
+
+// The workspace: where its parts begin (see attend_workspace.h), and its bytes with what a view leaves for mass and errors.
+struct AttendScratch {
+    size_t out, noted, observed_bytes;
+};
+
+inline AttendScratch attend_scratch(const AttendProblem & p, int n_partials) {
+    constexpr size_t kPair = 2*sizeof(float);
+    const size_t n_rows = static_cast<size_t>(p.n_tokens)*p.n_head;
+    const size_t n_strips = static_cast<size_t>(view_pages(p))*(p.page_tokens/kStrip);
+    AttendScratch s;
+    s.out = align256(n_rows*n_partials*kPair);
+    s.noted = s.out + align256(n_rows*n_partials*p.head_dim*sizeof(float));
+    s.observed_bytes = s.noted + align256(n_rows*n_strips*(has_lists(p) ? kStrip*sizeof(float) : kPair));
+    return s;
+}
+
+// Bytes for `n_partials` partials of this problem's shapes (lists of any length up to the view); grows with n_cells and
+// n_partials. `observed`: mass or errors will be asked for. 256-byte alignment is enough.
+inline size_t attend_device_workspace_bytes(const AttendProblem & p, int n_partials, bool observed) {
+    const AttendScratch s = attend_scratch(p, n_partials);
+    return observed ? s.observed_bytes : s.noted;
+}
+
+// ---- selection ---------------------------------------------------------------------------------------------------------------
+
+// The sums of a KV head over query tokens.
+struct SampleTotals {
+    unsigned long long n_tokens, n_visible, n_certain;
+    unsigned long long n_covered;  // tokens for which sketches told shares
+    unsigned long long missed;     // estimated shares of the attention on rows that these did not read, in steps of 2^-40
+};
+
+// The scratch of sampling: numbers of each query head, of each list, and of each chunk of its cells.
+constexpr int kSampleChunkGroups = 16;
+constexpr size_t kSampleNormBytes = 8, kSampleDrawBytes = 8, kSampleSumsBytes = 16;
+
+struct SampleScratch {
+    size_t draws, sums, bytes;  // where they begin
+};
+
+EDGEKV_HOST_AND_DEVICE inline int sample_chunks(int n_groups) { return (n_groups + kSampleChunkGroups - 1) / kSampleChunkGroups; }
+
+EDGEKV_HOST_AND_DEVICE inline SampleScratch sample_scratch(size_t n_lists, int n_groups, int group) {
+    SampleScratch s;
+    s.draws = (n_lists * group + 1) / 2 * 2 * kSampleNormBytes;
+    s.sums  = s.draws + (n_lists + 1) / 2 * 2 * kSampleDrawBytes;
+    s.bytes = s.sums + n_lists * sample_chunks(n_groups) * kSampleSumsBytes;
+    return s;
+}
+
+inline size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) {
+    return sample_scratch(static_cast<size_t>(n_lists), n_groups, group).bytes;
+}
+
+// The scratch of choosing pages: a key of each page and list.
+inline int choose_keys(int n_pages) { return (n_pages + 3) / 4 * 4; }
+inline size_t choose_device_scratch_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * choose_keys(n_pages) * sizeof(uint32_t); }
+
+}  // namespace edgekv::gpu

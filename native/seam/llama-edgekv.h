@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // raised whenever a struct or function of this header changes; both sides compare it before they talk
-#define LLAMA_EDGEKV_ABI 15
+#define LLAMA_EDGEKV_ABI 16
 
 #ifdef __cplusplus
 extern "C" {
@@ -211,9 +211,11 @@ LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 enum llama_edgekv_keeps {
     LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in caches of its own. Those that were computed once can be put back, and nothing else is needed
     LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // besides, or alone, what can be taken out only behind the newest token: windows of sliding layers, recurrent states
-    LLAMA_EDGEKV_KEEPS_OTHER     = 2,  // something that cannot be put back
+    LLAMA_EDGEKV_KEEPS_WHOLE     = 2,  // what can be taken out all together, behind the newest token: rows of several tokens, a transposed V
+    LLAMA_EDGEKV_KEEPS_OTHER     = 3,  // something that cannot be put back: another context has it
 };
 LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);
+LLAMA_API bool llama_edgekv_keeps_snapshots(const struct llama_context * lctx);  // some are, or all is
 
 // What a layer keeps of each token: [bytes of a row, n_cells, n_stream]; null where it keeps none.
 struct llama_edgekv_rows {
@@ -221,7 +223,7 @@ struct llama_edgekv_rows {
     struct ggml_tensor * v;
     struct ggml_tensor * index;  // the key by which an index finds the token
 };
-// false: the layer keeps no rows
+// false: the layer keeps no rows that can be put back one by one
 LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, struct llama_edgekv_rows * out);
 
 // Places n more tokens of a sequence in the plain cache, in place of what it has there at positions first_pos and on (below 0: besides all that it
@@ -236,7 +238,8 @@ LLAMA_API bool llama_edgekv_add_cells(
 // which of a token of text are its position. Zeros where positions have one dimension.
 LLAMA_API void llama_edgekv_in_image(const struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
-// A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells.
+// A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells;
+// those of a whole sequence depend on how many slots there are, and so does llama_edgekv_describe().
 // Call these on the thread that decodes, or while nothing is decoding.
 // The number of its bytes; out, unless null, gets them where they are at most `capacity`. 0: there is none.
 LLAMA_API size_t llama_edgekv_get_snapshot(struct llama_context * lctx, int seq_id, void * out, size_t capacity);

@@ -156,15 +156,12 @@ def _announce(server: Server, how_to_stop: str) -> None:
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
-    from edgekv.serving.server_options import keeps_prefixes, shares_cells
+    from edgekv.serving.server_options import shares_cells
 
     if shares_cells(options.extra) and options.n_slots > 1:
         click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them: four answers "
                    "behind 1,900 tokens each came at 0.8 times the speed in mode sparse, and read 1.5 times the tokens; leave it out unless the "
                    "slots share long beginnings and memory is short", err=True)
-    if options.store is not None and not keeps_prefixes(server.model):
-        click.echo("note: this model keeps rows of several tokens, which cannot be put back piece by piece; llama.cpp keeps "
-                   "whole conversations in --cache-ram, and nothing is kept on disk or on another server", err=True)
     from edgekv.cli.chat.kv_status import mode_summary
     from edgekv.cli.common.config_file import file_read
 

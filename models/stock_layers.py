@@ -16,9 +16,6 @@ _TELLS_ALIBI = frozenset({"jais", "mpt"})
 _LISTED = frozenset({"deepseek32", "dots3note", "glm-dsa", "hy_v4", "qwen4exp"})
 """Architectures whose index lists the cells that a token attends; in others it takes part in attention in another way."""
 
-ROWS_OF_SEVERAL = frozenset({"deepseek4"})
-"""Architectures that keep one row of several tokens: what is kept of a token cannot be told from what is kept of its neighbours."""
-
 _BAICHUAN_13B_LAYERS = 40
 """This size of baichuan has a position bias; the others rotate."""
 

@@ -34,7 +34,6 @@ from edgekv.serving.server_options import (
     check_evict,
     check_extra,
     free_port,
-    keeps_prefixes,
     later_bytes,
     llama_has_keys,
     spaces_of,
@@ -232,8 +231,8 @@ class Server:
             "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
-            "--fit", "off",  # never fewer layers or tokens than requested: an error instead
-            "--cache-ram", str(self._llama_cache_mib),
+            "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
+            "--cache-ram", "0",
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
@@ -251,12 +250,6 @@ class Server:
         return [*argv, *options.extra]
 
     @property
-    def _llama_cache_mib(self) -> int:
-        """The size of llama.cpp's own cache of whole conversations, by default up to 8 GiB; 0 if prefixes can be kept."""
-        store = self.options.store
-        return store.ram_bytes >> 20 if store is not None and not keeps_prefixes(self.model) else 0
-
-    @property
     def _batch_tokens(self) -> int:
         kv, device = self.options.kv, self.context.device
         if device is not None:
@@ -269,7 +262,7 @@ class Server:
         from edgekv.serving.prefixes import Prefixes
 
         options = self.options
-        if options.store is not None and options.kv.mode is not KvMode.EVICT and keeps_prefixes(self.model):
+        if options.store is not None and options.kv.mode is not KvMode.EVICT:
             self._prefixes = Prefixes(self.model, options.store)
             self.figures.store = self._prefixes.figures
         native.set_prefixes(self._prefixes)

@@ -17,7 +17,6 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
 from edgekv.models import Geometry
 from edgekv.models.reader import open_gguf
-from edgekv.models.stock_layers import ROWS_OF_SEVERAL
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
 from edgekv.vocab import KvMode, WhenFull
@@ -179,12 +178,6 @@ def _check_projector(path: Path) -> None:
 def shares_cells(extra: tuple[str, ...]) -> bool:
     """Whether llama.cpp's server keeps the tokens of all slots in one cache."""
     return bool({"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in extra})
-
-
-def keeps_prefixes(model: Geometry) -> bool:
-    """Whether a model's kept data can be read and put back: rows with the keys of an index, windows and states. Of models with other data (rows of
-    several tokens) llama.cpp keeps whole conversations in RAM."""
-    return model.architecture not in ROWS_OF_SEVERAL
 
 
 def check_evict(options: ServerOptions) -> None:

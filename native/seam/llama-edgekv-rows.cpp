@@ -18,7 +18,7 @@ llama_edgekv_keeps by_memory(const llama_memory_i & memory) {
     const bool windows = type == typeid(llama_kv_cache_iswa) || type == typeid(llama_kv_cache_dsa_iswa) || type == typeid(llama_memory_hybrid_iswa);
     const bool states  = type == typeid(llama_memory_hybrid) || type == typeid(llama_memory_hybrid_idx);
 
-    return windows || states ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_OTHER;
+    return windows || states ? LLAMA_EDGEKV_KEEPS_SNAPSHOTS : LLAMA_EDGEKV_KEEPS_WHOLE;
 }
 
 // the plain cache, and the index's cache, which has the same cells; empty if there are only states
@@ -40,7 +40,7 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
     const auto * keys  = index ? llama_edgekv_access::layer(*index, il) : nullptr;
     *out = {};
-    if (!layer || static_cast<int>(layer->il) != il) {  // the layer has no rows, or an earlier layer's
+    if (!layer || static_cast<int>(layer->il) != il || (layer->v && llama_edgekv_access::v_transposed(*kv))) {  // those of an earlier layer, or in pieces
         return false;
     }
     *out = { layer->k, layer->v, keys ? keys->k : nullptr };
@@ -51,27 +51,33 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
 llama_edgekv_keeps llama_edgekv_what_is_kept(const llama_context * lctx) {
     const auto & hparams = lctx->get_model().hparams;
     const auto * kv = llama_edgekv_access::cache(lctx);
-    if (const auto * memory = lctx->get_memory(); memory && typeid(*memory) == typeid(llama_memory_recurrent)) {
-        return LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
-    }
-    if (!kv || llama_edgekv_access::is_guest(*kv)) {
+    const auto * memory = lctx->get_memory();
+    if (!memory || (kv && llama_edgekv_access::is_guest(*kv))) {
         return LLAMA_EDGEKV_KEEPS_OTHER;
     }
+    if (typeid(*memory) == typeid(llama_memory_recurrent)) {
+        return LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+    }
 
-    const auto keeps = by_memory(*lctx->get_memory());
+    const auto keeps = by_memory(*memory);
     for (int il = 0; il < llama_edgekv_n_layer(lctx); ++il) {
         llama_edgekv_layer layer;
         llama_edgekv_get_layer(lctx, il, &layer);
         llama_edgekv_rows rows;
         const bool in_snapshot = keeps == LLAMA_EDGEKV_KEEPS_SNAPSHOTS &&
             (layer.kind == LLAMA_EDGEKV_LAYER_SWA || layer.kind == LLAMA_EDGEKV_LAYER_RECURRENT || layer.kind == LLAMA_EDGEKV_LAYER_IDLE);
-        const bool in_rows = llama_edgekv_get_rows(lctx, il, &rows) && !(rows.v && llama_edgekv_access::v_transposed(*kv));
-        if (hparams.has_kv(il) && !in_rows && !in_snapshot) {
-            return LLAMA_EDGEKV_KEEPS_OTHER;
+        if (hparams.has_kv(il) && !llama_edgekv_get_rows(lctx, il, &rows) && !in_snapshot) {
+            return LLAMA_EDGEKV_KEEPS_WHOLE;
         }
     }
 
     return keeps;
+}
+
+bool llama_edgekv_keeps_snapshots(const llama_context * lctx) {
+    const auto keeps = llama_edgekv_what_is_kept(lctx);
+
+    return keeps == LLAMA_EDGEKV_KEEPS_SNAPSHOTS || keeps == LLAMA_EDGEKV_KEEPS_WHOLE;
 }
 
 void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) {

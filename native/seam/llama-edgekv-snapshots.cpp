@@ -1,5 +1,5 @@
-// Snapshots: a sequence's windows of sliding layers and its recurrent states, read and put back by llama.cpp's own code for
-// states. A snapshot holds the windows' number of bytes, the windows, then the states.
+// What a sequence keeps besides rows, taken out and put back: windows of sliding layers and recurrent states, or all that there is, by llama.cpp's
+// own writers of states. A snapshot is the number of bytes of the windows, the windows, the states, all.
 #include "llama-edgekv-access.h"
 
 #include "llama-impl.h"
@@ -86,14 +86,27 @@ struct stream_counts {
     size_t behind;
 };
 
+// what a snapshot of a context has
+struct snapshot_parts : llama_edgekv_besides {
+    explicit snapshot_parts(llama_context * lctx) : llama_edgekv_besides(llama_edgekv_access::besides(lctx)) {
+        if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_WHOLE) {
+            windows = nullptr;
+            states  = nullptr;
+            all     = lctx->get_memory();
+        }
+    }
+
+    llama_memory_i * all = nullptr;
+};
+
 }  // namespace
 
 size_t llama_edgekv_get_snapshot(llama_context * lctx, int seq_id, void * out, size_t capacity) {
-    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
+    if (!llama_edgekv_keeps_snapshots(lctx) || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
         return 0;
     }
     lctx->synchronize();
-    const auto parts = llama_edgekv_access::besides(lctx);
+    const snapshot_parts parts(lctx);
     writer snapshot(static_cast<char *>(out), capacity);
     uint64_t n_windows = 0;
     snapshot.write(&n_windows, sizeof(n_windows));
@@ -110,11 +123,14 @@ size_t llama_edgekv_get_snapshot(llama_context * lctx, int seq_id, void * out, s
     if (parts.states) {
         parts.states->state_write(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     }
+    if (parts.all) {
+        parts.all->state_write(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
+    }
 
     return snapshot.n_bytes();
 }
 
-static void put_in(const llama_edgekv_besides & parts, int seq_id, const char * bytes, size_t n_bytes) {
+static void put_in(const snapshot_parts & parts, int seq_id, const char * bytes, size_t n_bytes) {
     reader snapshot(bytes, n_bytes);
     uint64_t n_windows = 0;
     snapshot.read(&n_windows, sizeof(n_windows));
@@ -132,10 +148,13 @@ static void put_in(const llama_edgekv_besides & parts, int seq_id, const char * 
     if (parts.states) {
         parts.states->state_read(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     }
+    if (parts.all) {
+        parts.all->state_read(snapshot, seq_id, LLAMA_STATE_SEQ_FLAGS_NONE);
+    }
 }
 
 bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int position, const void * bytes, size_t n_bytes) {
-    if (llama_edgekv_what_is_kept(lctx) != LLAMA_EDGEKV_KEEPS_SNAPSHOTS || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
+    if (!llama_edgekv_keeps_snapshots(lctx) || !llama_edgekv_access::has_sequence(lctx, seq_id)) {
         return false;
     }
     lctx->synchronize();
@@ -143,7 +162,7 @@ bool llama_edgekv_set_snapshot(llama_context * lctx, int seq_id, int position, c
     bool ok = false;
     try {
         llama_edgekv_remove_cells(lctx, seq_id, position);
-        put_in(llama_edgekv_access::besides(lctx), seq_id, static_cast<const char *>(bytes), n_bytes);
+        put_in(snapshot_parts(lctx), seq_id, static_cast<const char *>(bytes), n_bytes);
         ok = memory->seq_pos_max(seq_id) == position - 1;
     } catch (const std::exception & error) {
         LLAMA_LOG_ERROR("%s: %s\n", __func__, error.what());

@@ -10,9 +10,6 @@ FACTOR = 3
 ROUNDING = 1e-14
 """KLD of logits that differ by float32's rounding alone."""
 
-NOTHING_BACK = ["grok", "deepseek4"]
-"""In the order of the pinned source: V that is transposed, rows of several tokens."""
-
 SINKS = {"gpt-oss", "mimo2", "granite_swa"}
 """Attention sinks take a part of the attention."""
 
@@ -116,12 +113,12 @@ def test_the_header_says_the_same(opened):
 
 def test_what_comes_back_is_what_was_computed(opened):
     assert not names(opened, lambda found: not found["back"] <= bound(found))
-    assert [found["architecture"] for found in opened if found["n_back"] < 0.95 * found["n_prompt"]] == NOTHING_BACK
+    assert not names(opened, lambda found: found["n_back"] < 0.95 * found["n_prompt"])
 
 
 def test_nothing_else_is_reported(opened):
-    """No warning in the log of the server, but that prefixes are not kept where none come back."""
-    assert not names(opened, lambda found: [words for words in found["warnings"] if found["n_back"] or "prefixes are not kept" not in words])
+    """No warning in the log of the server."""
+    assert not names(opened, lambda found: found["warnings"])
 
 
 def test_the_readme_has_the_table(everything):

@@ -17,7 +17,15 @@ pytestmark = pytest.mark.usefixtures("single_precision")
 P, N = 300, 340
 """Taken behind P tokens, of N; windows have 64."""
 KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
+TRANSPOSED = "llama without flash attention"
+"""Its rows cannot be put back one by one: a snapshot has all of a sequence."""
 SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none", "kv_budget": 0}
+
+
+def opened(synthetic, kind: str, options: dict, **more: object):
+    loading = {"flash_attn_type": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED} if kind == TRANSPOSED else {}
+    path = synthetic("llama" if kind == TRANSPOSED else kind, dtype="f32")
+    return attached(path, KvOptions(**options), **{"n_ctx": 4096, "unified": False} | loading | more)
 
 
 def read(context: Context, first: int, end: int, seq: int = 0) -> np.ndarray:
@@ -45,9 +53,9 @@ def check_alike(one: np.ndarray, other: np.ndarray, unified: bool) -> None:
 
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"mode": "exact"}, SPARSE], ids=["off", "exact", "sparse"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, TRANSPOSED])
 def test_what_is_put_back_is_as_if_it_had_stayed(synthetic, kind: str, options: dict, unified: bool):
-    with attached(synthetic(kind, dtype="f32"), KvOptions(**options), n_ctx=4096, unified=unified) as (context, run):
+    with opened(synthetic, kind, options, unified=unified) as (context, run):
         assert run.tokens.keeps_snapshots
         read(context, 0, 70, seq=3)  # cells do not begin at 0
         read(context, 0, P)
@@ -63,20 +71,36 @@ def test_what_is_put_back_is_as_if_it_had_stayed(synthetic, kind: str, options: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_of_slots_and_cells_do_not_matter(synthetic, kind: str):
-    with attached(synthetic(kind, dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, n_seq=3, unified=False) as (context, run):
+    with opened(synthetic, kind, {"mode": "exact"}, n_seq=3) as (context, run):
         read(context, 0, P, seq=2)
         before, kept = run.tokens.depends_on(), take(run, 2, P)
         stayed = read(context, P, N, seq=2)
     for n_seq, n_ctx, unified in ((1, 1024, False), (4, 8192, False), (2, 2048, True)):
-        with attached(synthetic(kind, dtype="f32"), KvOptions(mode="exact"), n_ctx=n_ctx, n_seq=n_seq, unified=unified) as (context, run):
+        with opened(synthetic, kind, {"mode": "exact"}, n_ctx=n_ctx, n_seq=n_seq, unified=unified) as (context, run):
             assert run.tokens.depends_on() == before
             put(run, n_seq - 1, P, *kept)
             check_alike(read(context, P, N, seq=n_seq - 1), stayed, unified)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_of_a_whole_sequence_the_number_of_slots_matters(synthetic):
+    """Identities tell so, and snapshots are refused."""
+    with opened(synthetic, TRANSPOSED, {"mode": "exact"}, n_seq=3) as (context, run):
+        read(context, 0, P, seq=2)
+        before, kept = run.tokens.depends_on(), take(run, 2, P)
+        stayed = read(context, P, N, seq=2)
+    with opened(synthetic, TRANSPOSED, {"mode": "exact"}, n_seq=3, n_ctx=8192) as (context, run):
+        assert run.tokens.depends_on() == before
+        put(run, 0, P, *kept)
+        check_alike(read(context, P, N), stayed, unified=False)
+    with opened(synthetic, TRANSPOSED, {"mode": "exact"}, n_seq=2) as (_, run):
+        assert run.tokens.depends_on() != before
+        with pytest.raises(NativeError, match="none of this context"):
+            put(run, 0, P, *kept)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, TRANSPOSED])
 def test_what_is_no_snapshot_of_this_context_leaves_an_empty_sequence(synthetic, kind: str):
-    with attached(synthetic(kind, dtype="f32"), KvOptions(mode="exact"), n_ctx=4096, unified=False) as (context, run):
+    with opened(synthetic, kind, {"mode": "exact"}) as (context, run):
         read(context, 0, P)
         rows, snapshot = take(run, 0, P)
         read(context, 0, 90, seq=2)

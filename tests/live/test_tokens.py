@@ -143,12 +143,6 @@ def test_so_does_python(synthetic):
         assert np.count_nonzero(llama.kv.cells.stream().labels == SAMPLED) == 1
 
 
-def test_a_context_whose_values_are_transposed_is_refused(synthetic):
-    off = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    with attached(synthetic("llama"), KvOptions(mode="exact"), flash_attn_type=off) as (_, run), pytest.raises(NativeError, match="cannot be put back"):
-        run.tokens.row_bytes()
-
-
 # ---- rows that come while a decode computes --------------------------------------------------------------------------------------
 
 N_LAYERS = 5

@@ -178,18 +178,6 @@ def test_tokens_that_were_moved_are_not_kept(tiny):
         assert moved["timings"]["cache_n"] == 100
 
 
-def test_whole_conversations_of_a_model_that_the_store_does_not_keep(synthetic, monkeypatch: pytest.MonkeyPatch):
-    """llama.cpp keeps whole conversations of it in RAM."""
-    monkeypatch.setattr(server_options, "ROWS_OF_SEVERAL", {"mamba"})
-    with serve(synthetic("mamba", dtype="f32"), {"mode": "off"}) as server:
-        assert server.prefixes is None
-        one, two = conversation(1, 300), conversation(2, 300)
-        first = ask(server, one)
-        ask(server, two)
-        again = ask(server, [*one, *first["tokens"][:-1], 300])
-        assert n_read(again) < 100
-
-
 def test_an_address_that_is_none_is_told_at_once(tiny):
     with pytest.raises(ConfigError, match="nonsense"):
         serve(tiny, store=StoreSettings(url="nonsense://x")).start()

@@ -193,7 +193,7 @@ int edgekv_prefix_common(
     }
     const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
     int n_common = static_cast<int>(read.get_common_prefix(prompt));
-    if (edgekv_server::keeps_snapshots(slot.lctx)) {
+    if (llama_edgekv_keeps_snapshots(slot.lctx)) {
         n_common = edgekv_server::planned_before(other, std::min(n_common, static_cast<int>(prompt.size()) - 1));
     }
 
@@ -226,7 +226,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
 
 // -1: the context keeps only rows
 static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have) {
-    return edgekv_server::keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
+    return llama_edgekv_keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
 
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
@@ -315,7 +315,7 @@ void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
     }
     edgekv_prefix_settle();
     const int  computed  = edgekv_prefix_computed(slot);
-    const bool snapshots = edgekv_server::keeps_snapshots(slot.lctx);
+    const bool snapshots = llama_edgekv_keeps_snapshots(slot.lctx);
     int n = std::min(computed, edgekv_pure(slot.seq_id));
     if (more_come && !snapshots) {
         n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;

@@ -33,13 +33,9 @@ const plan * plan_of(int seq_id, int task) {
 
 }  // namespace
 
-bool keeps_snapshots(const llama_context * lctx) {
-    return llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
-}
-
 void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
     the_plans().clear();
-    if (edgekv_prefixes_kept() && keeps_snapshots(lctx) && !has_draft) {
+    if (edgekv_prefixes_kept() && llama_edgekv_keeps_snapshots(lctx) && !has_draft) {
         n_checkpoints = 0;
     }
 }
@@ -52,7 +48,7 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
     if (n == llama_memory_seq_pos_max(memory, slot.seq_id) + 1) {
         return n_past;
     }
-    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
+    if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model) || llama_edgekv_stream_of(slot.lctx, slot.seq_id) < 0) {
         return 0;
     }
 
@@ -67,8 +63,9 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
         return;
     }
     std::vector<int> wanted = { last_user, n_prompt - BEFORE_END };
-    for (int at = spacing; spacing > 0 && at < n_prompt; at += spacing) {
-        if (at >= last_user || at + LEAST <= last_user) {  // otherwise it would replace the message's snapshot
+    const bool whole = llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_WHOLE;  // each has all that is before it
+    for (int at = spacing; !whole && spacing > 0 && at < n_prompt; at += spacing) {
+        if (at >= last_user || at + LEAST <= last_user) {  // else it would take the place of the message's
             wanted.push_back(at);
         }
     }

@@ -24,9 +24,6 @@ int planned_before(const edgekv_prefix_slot & slot, int n);
 bool snapshot_due(int seq_id, int task, int n);
 void take_snapshot(const edgekv_prefix_slot & slot);
 
-// whether a context keeps more than rows, all of which can be put back
-bool keeps_snapshots(const llama_context * lctx);
-
 }  // namespace edgekv_server
 
 // A batch of prompt tokens ends where a snapshot is due; the snapshot is taken before the next batch.

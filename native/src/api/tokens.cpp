@@ -185,7 +185,7 @@ void edgekv_free_hold(edgekv_hold * hold) {
 // ---- snapshots --------------------------------------------------------------------------------------------------------------------
 
 int edgekv_keeps_snapshots(const edgekv_context * ctx) {
-    return llama_edgekv_what_is_kept(ctx->lctx) == LLAMA_EDGEKV_KEEPS_SNAPSHOTS;
+    return llama_edgekv_keeps_snapshots(ctx->lctx);
 }
 
 edgekv_status edgekv_read_snapshot(edgekv_context * ctx, int seq_id, void * out, size_t capacity, size_t * n_bytes) {

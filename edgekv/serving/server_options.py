@@ -15,7 +15,6 @@ from pathlib import Path
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
-from edgekv.models import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings

@@ -15,7 +15,6 @@ from support.contexts import Context, attached
 
 from edgekv._native import core, token_rows
 from edgekv.config import KvOptions
-from edgekv.errors import NativeError
 from edgekv.live.cells import EARLIER, SAMPLED
 from edgekv.live.runtime import Runtime
 from edgekv.models.synth_file import SyntheticShape

@@ -9,7 +9,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit, NativeError
+from edgekv.errors import DoesNotFit
 from edgekv.live.cells import SAMPLED
 from edgekv.llama import Llama
 

@@ -11,7 +11,6 @@ from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n
 
 from edgekv.errors import ConfigError
 from edgekv.live.cells import EARLIER, SAMPLED
-from edgekv.serving import server_options
 from edgekv.store.settings import StoreSettings
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------

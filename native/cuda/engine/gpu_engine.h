@@ -121,7 +121,7 @@ public:
 private:
     // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
     struct Mirrors {
-        size_t newest, positions, slots, open, pins, end;
+        size_t newest, positions, slots, open, pins, resolutions, end;
     };
     struct LayerSketches {
         SketchKind kind = SketchKind::none;

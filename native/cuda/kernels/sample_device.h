@@ -16,6 +16,7 @@ struct SampleBatch : ListBatch {
     Shares shares;       // [list][group] rows, as launch_sketch_scan() leaves them
     const float * sinks; // [n_head_kv * group], or null
     float resolution;
+    const float * resolutions;  // [n_head_kv] in place of it, 0: it; or null
     // whose walk it is: see walk_offset()
     int layer;
     const int64_t * k_idxs;     // [stream * n_tokens + token] its cell, counted over all streams of the cache

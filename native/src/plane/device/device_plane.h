@@ -83,12 +83,14 @@ private:
 
     // ---- for the engine ----
     void mirror_pages();
+    void mirror_resolutions();
 
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by index
     int most_slots = INT_MAX;
     int n_tokens   = 0;  // of the ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
+    std::vector<float> resolutions;  // as the engine knows them; empty: none was told
     std::vector<int> open;  // [stream] the group that is, as the engine knows it
 };
 

@@ -38,6 +38,7 @@ from edgekv.serving.server_options import (
     later_bytes,
     llama_has_keys,
     spaces_of,
+    with_head_errors,
 )
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
@@ -70,6 +71,7 @@ class Server:
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
         keys = options.api_keys()
+        self.options = with_head_errors(self.options)
         # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)

@@ -22,9 +22,11 @@ from support.planes import (
     plane_of,
 )
 
+from edgekv import with_head_errors
 from edgekv._native import paging
 from edgekv._native.native_pages import NativePages
 from edgekv.config import KvOptions
+from edgekv.live import measured_heads
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -182,6 +184,17 @@ def test_heads_sample_at_resolutions_of_their_own(synthetic):
         for turn in (1, 4):
             assert (np.diff(ours[turn, layer][order]) > 0).all()
     assert ours[3] == pytest.approx(ours[1][::-1], rel=0.2) and ours[2] == pytest.approx(ours[2].mean(), rel=0.3)
+
+
+def test_the_errors_of_heads_are_measured_where_attention_runs(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured_heads, "READ_TOKENS", 300)
+    monkeypatch.setattr(measured_heads, "N_TOKENS", 300 + 3 * measured_heads.STEPS)
+    path = synthetic("llama", dtype="f32")
+    ours, host = (np.array(with_head_errors(path, KvOptions(mode="sparse", error="5%", device=device), n_threads=1).selection.head_errors.errors)
+                  for device in ("emulated", "cpu"))
+    assert ours.shape == host.shape and (host > 0).all() and not np.array_equal(ours, host), "each has its own"
+    assert ours == pytest.approx(host, rel=0.3, abs=0.002) and np.mean(ours) == pytest.approx(np.mean(host), rel=0.1)
 
 
 @pytest.mark.parametrize("attend", ["25%", "48"])

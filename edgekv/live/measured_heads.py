@@ -53,7 +53,7 @@ def text_digest() -> str:
 
 def measuring_options(options: KvOptions) -> KvOptions:
     """Options of a context that is measured: everything else as in one that is used."""
-    return options.with_(mode=KvMode.SPARSE, resolution=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1, kv_budget=0)
+    return options.with_(mode=KvMode.SPARSE, resolution=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1)
 
 
 def measure(run: Runtime, evaluate: Callable[[Sequence[int]], object], tokens: Sequence[int], progress: Progress) -> HeadErrors:

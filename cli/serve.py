@@ -13,7 +13,16 @@ import click
 
 from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import Parsed, kv_options, model_argument, model_path, option, split_kv_options, when_full_option
+from edgekv.cli.common.shared_options import (
+    Parsed,
+    kv_options,
+    model_argument,
+    model_path,
+    option,
+    split_kv_options,
+    when_full_option,
+    with_head_errors,
+)
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 from edgekv.vocab import WhenFull
 
@@ -95,9 +104,10 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
-    store = split_cache_options(settings)
+    store, path, placed = split_cache_options(settings), model_path(model), split_kv_options(settings)
+    placed["kv"] = with_head_errors(path, placed["kv"])
     server = Server(ServerOptions(
-        model_path(model), **split_kv_options(settings), **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
+        path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
         when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()

@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from edgekv import _native
 from edgekv.config import KvOptions, option_names
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
-from edgekv.live import runtime  # first: it puts llama_cpp on our libraries
+from edgekv.live import measured_heads, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
 from edgekv.memory import devices, fit
 from edgekv.memory.allocations import ContextRequest, Slots
@@ -21,6 +22,8 @@ from edgekv.memory.context import check_context
 from edgekv.memory.device_fit import device_plan
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
+from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.store.digests import digest_of_model
 from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
@@ -113,6 +116,8 @@ class Llama(llama_cpp.Llama):
             options.setdefault("n_batch", n_ubatch)
             options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
         if not options.get("vocab_only"):
+            shared = {name: options[name] for name in _OF_MACHINE if name in options}
+            self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
             _check_file(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
             with runtime.defaults(self._kv_options):
@@ -177,6 +182,34 @@ class Llama(llama_cpp.Llama):
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
         return found
+
+
+_OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")
+
+
+def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progress = lambda what, done, total: None, **options: Any) -> KvOptions:
+    """These options with `head_errors` where an error was asked for in mode sparse: as this machine keeps them for these model files, or measured
+    now, which takes about as long as reading a prompt of 5,000 tokens. Options as they are where nothing is missing.
+
+    options: more of `Llama`, such as n_threads. Raises what `Llama` raises."""
+    if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors or not _native.info()["enabled"]:
+        return kv
+    file = geometry(model)
+    placement = devices.place(kv)
+    key = key_of(digest_of_model(model), kv, f"{placement.kind.value} {_native.isa()}", measured_heads.text_digest())
+    kept = KeptHeadErrors()
+    if (errors := kept.find(key)) is None:
+        log.warning("the error of each head of %s is measured once, over %s tokens; the next start knows it", model.name,
+                    f"{measured_heads.N_TOKENS:,}")
+        n_ctx = min(measured_heads.N_TOKENS, file.n_ctx_train)
+        llama = Llama(str(model), kv_options=measured_heads.measuring_options(kv), n_ctx=n_ctx, verbose=False, **options)
+        try:
+            tokens = llama.tokenize(measured_heads.own_text().encode())[: min(n_ctx, llama.n_ctx())]
+            errors = measured_heads.measure(llama.kv, llama.eval, tokens, progress)
+        finally:
+            llama.close()
+        kept.keep(key, errors)
+    return kv.with_(head_errors=errors)
 
 
 def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p, position: int) -> bool:

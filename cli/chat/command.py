@@ -12,7 +12,15 @@ from click.core import ParameterSource
 
 from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options, when_full_option
+from edgekv.cli.common.shared_options import (
+    kv_options,
+    model_argument,
+    model_path,
+    option,
+    split_kv_options,
+    when_full_option,
+    with_head_errors,
+)
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.vocab import KvMode, WhenFull
 
@@ -100,11 +108,13 @@ def chat(
     from edgekv.serving.server import Server, ServerOptions
 
     placed = split_kv_options(settings)
+    path = model_path(model)
+    placed["kv"] = with_head_errors(path, placed["kv"])
     if when_full is None:
         when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
-        model_path(model), **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
+        path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
     ))
     if server.context.note:

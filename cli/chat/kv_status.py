@@ -87,7 +87,7 @@ def mode_summary(server: Server) -> str:
         amount = f"{options.selection.attend.tokens:,} tokens" if options.selection.attend.tokens else str(options.selection.attend)
         amount = f"{amount} attended"
     else:
-        amount = f"resolution {options.selection.resolution:,.15g}"
+        amount = options.selection.sampled_at
     return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
 
 

@@ -23,6 +23,8 @@ from edgekv.config import (
     KvOptions,
     PlacementOptions,
     SelectionOptions,
+    one_of_two,
+    parse_error,
     parse_resolution,
 )
 from edgekv.errors import ConfigError
@@ -133,7 +135,7 @@ def _choices(kind: type[Enum]) -> click.Choice:
 
 
 _KV_FIELDS = {
-    "kv": "mode", "resolution": "resolution", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
+    "kv": "mode", "resolution": "resolution", "error": "error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
     "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
     "kv_vram": "kv_vram",
 }
@@ -148,6 +150,10 @@ _KV_OPTIONS = [
                help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are read by chance, and "
                     "weigh what they stand for. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
                     f"to {SelectionOptions.exact_tokens} tokens are attended whole.  [default: {SelectionOptions.resolution:g}]"),
+    _kv_option("--error", type=Parsed("error", parse_error), metavar="PERCENT",
+               help="Mode sparse, in place of --resolution: how far off a head's output may be from full attention's, by estimate and on average, e.g. "
+                    "2%. Each layer and KV head gets a resolution for it, from what is measured once for a model, in the time that a prompt of "
+                    f"5,000 tokens takes.  [default: none; at resolution {SelectionOptions.resolution:g} a head's error is 1 to 6 %]"),
     _kv_option("--kv-prompts", type=_choices(PromptReading),
                help="Mode sparse: what tokens attend while a prompt is read. "
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
@@ -200,6 +206,17 @@ def kv_options(function: F) -> F:
     return function
 
 
+def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
+    """These options with the errors of the model's heads, where --error needs them. A bar shows that they are measured."""
+    if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors:
+        return kv
+    from edgekv import with_head_errors as measured
+    from edgekv.cli.common.progress import progress_bar
+
+    with progress_bar() as show:
+        return measured(model, kv, show)
+
+
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
     Where no mode is asked for, it is `devices.measured_mode`.
@@ -215,6 +232,11 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     context = click.get_current_context(silent=True)
     named = {field for name, field in _KV_FIELDS.items()
              if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
+    for one, other in (("error", "resolution"), ("resolution", "error")):
+        if other not in named and (one in named or os.environ.get(f"{ENV_PREFIX}{one.upper()}")):
+            given.pop(other, None)  # the file's
+    spelled = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__
+    one_of_two(given, spelled)
     automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
     for name in automatic:
         del given[name]
@@ -226,7 +248,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
         placement = place(kv)  # the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement))
     # only options on the command line: a variable may have no effect
-    kv.check_effect(named, {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__)
+    kv.check_effect(named, spelled)
     policies.check_live(kv.placement.policy)
     PREFETCHERS.get(kv.placement.prefetch)
     if (warning := (placement or place(kv)).warning) is not None:

@@ -49,6 +49,16 @@ def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) ->
     _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
 
 
+def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:
+    """From the next ubatch on, sample each hooked layer's KV head at a resolution of its own: float32 [hooked layer, kv_head], 0 for the
+    selection's; None: that one for all. Decoding thread. Raises ConfigError for another shape, or a number that is no resolution."""
+    if resolutions is None:
+        _check(lib.edgekv_set_resolutions(handle, ffi.NULL, 0, 0))
+        return
+    resolutions = np.ascontiguousarray(resolutions, np.float32)
+    _check(lib.edgekv_set_resolutions(handle, ffi.from_buffer("float const *", resolutions), *resolutions.shape))
+
+
 def set_pins(handle: Handle, spans: Sequence[tuple[int, int, int]]) -> None:
     """Spans (seq_id, first position, last position) that mode sparse always reads, in place of those before; their tokens may come later.
     Raises ConfigError for a sequence or positions that there cannot be. Decoding thread."""

@@ -8,8 +8,9 @@ from edgekv.config.groups import (
     PlacementOptions,
     SelectionOptions,
 )
-from edgekv.config.options import KvOptions, option_kind, option_names
-from edgekv.config.values import Attend, Keep, choice, parse_resolution
+from edgekv.config.head_errors import HeadErrors
+from edgekv.config.options import KvOptions, one_of_two, option_kind, option_names
+from edgekv.config.values import Attend, Keep, choice, parse_error, parse_resolution
 
-__all__ = ["AUTO_DEVICE", "DEVICES", "Attend", "CacheOptions", "EvictionOptions", "Keep", "KvOptions", "PlacementOptions",
-           "SelectionOptions", "choice", "option_kind", "option_names", "parse_resolution"]
+__all__ = ["AUTO_DEVICE", "DEVICES", "Attend", "CacheOptions", "EvictionOptions", "HeadErrors", "Keep", "KvOptions", "PlacementOptions",
+           "SelectionOptions", "choice", "one_of_two", "option_kind", "option_names", "parse_error", "parse_resolution"]

@@ -1,12 +1,14 @@
 """The four groups of KV options. Each defines its options, with their environment variables, and checks each option by itself."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from edgekv.amounts import parse_bytes
-from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_resolution
+from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
+from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, PromptReading, SketchKind, Split
 
@@ -39,9 +41,14 @@ class CacheOptions:
 class SelectionOptions:
     """What a token reads in mode sparse."""
 
-    resolution: float = variable(2000.0, "EDGEKV_RESOLUTION", parse_resolution)
+    resolution: float = variable(DEFAULT_RESOLUTION, "EDGEKV_RESOLUTION", parse_resolution)
     """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
     their estimate; their weights stand for the attention on unread tokens."""
+    error: float | None = variable(None, "EDGEKV_ERROR", parse_error)
+    """In place of a resolution: the estimated relative error of a head's output, 0.01 or "1%", behind which each layer and KV head has a
+    resolution of its own (`resolutions`). The heads' errors of each model are measured once (`edgekv.with_head_errors`)."""
+    head_errors: HeadErrors | None = field(default=None, repr=False)
+    """What was measured; `edgekv.Llama` and the server know it by themselves."""
     sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
     prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
     """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
@@ -66,9 +73,34 @@ class SelectionOptions:
         _choose(self, "prompts", PromptReading, "way of reading prompts")
         object.__setattr__(self, "attend", Attend.parse(self.attend))
         object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+        object.__setattr__(self, "error", parse_error(self.error))
+        if not isinstance(self.head_errors, HeadErrors | None):
+            raise ConfigError(f"head_errors is {self.head_errors!r}; it must be what edgekv.with_head_errors measured, or None")
         object.__setattr__(self, "prompt_resolution", parse_resolution(self.prompt_resolution, "prompt_resolution", such_as=125))
         for name in ("exact_tokens", "recent_tokens", "sink_tokens", "error_every"):
             _at_least(self, name, 0)
+
+    @property
+    def resolutions(self) -> Table | None:
+        """What each KV head of each layer of the model samples at, 0: `resolution`; None where it is the same for all."""
+        return None if self.error is None or self.head_errors is None else self.head_errors.resolutions_for(self.error)
+
+    @property
+    def typical_resolution(self) -> float:
+        """One resolution with about as many rows as those of all heads, as rows go with its square root; `resolution` where nothing else is
+        known."""
+        own = [one or self.resolution for heads in self.resolutions or () for one in heads]
+        return (sum(map(math.sqrt, own)) / len(own)) ** 2 if own else self.resolution
+
+    @property
+    def lacks_head_errors(self) -> bool:
+        """An error was asked for that nobody knows a resolution for."""
+        return self.error is not None and self.head_errors is None and self.sketch is not SketchKind.NONE
+
+    @property
+    def sampled_at(self) -> str:
+        """ "resolution 2,000" or "error 1 %": what a person has set."""
+        return f"resolution {self.resolution:,.15g}" if self.error is None else f"error {100 * self.error:.3g} %"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
@@ -13,9 +13,19 @@ from edgekv.config.values import choice
 from edgekv.errors import ConfigError
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
-_MODES_OF = {**dict.fromkeys(("resolution", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+_MODES_OF = {**dict.fromkeys(("resolution", "error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
 """The modes in which an option has an effect; options that are not named have one in all."""
+
+
+_INSTEAD_OF = {"error": "resolution", "resolution": "error"}
+
+
+def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) -> None:
+    """Raise ConfigError where options are `named` that each stand for the other."""
+    if named.get("error") is not None and named.get("resolution") is not None:
+        error, resolution = spelled("error"), spelled("resolution")
+        raise ConfigError(f"{error} chooses a resolution for each layer and head, and {resolution} is one for all; give one of the two")
 
 
 @dataclass(frozen=True, init=False)
@@ -35,11 +45,14 @@ class KvOptions:
     def __init__(self, **named: Any) -> None:
         """named: options and groups, by name. Raises ConfigError."""
         own = {one.name: named.pop(one.name, one.default) for one in fields(self)}
+        one_of_two(named)
         in_groups: dict[str, dict[str, Any]] = {}
         for name, value in named.items():
             if name not in _GROUP_OF:
                 raise ConfigError(f"there is no KV option {name!r}; the options are: {', '.join(option_names())}")
             in_groups.setdefault(_GROUP_OF[name], {})[name] = value
+        if named.get("resolution") is not None:
+            in_groups[_GROUP_OF["error"]]["error"] = None  # the newer of the two counts
         for name, changes in in_groups.items():
             own[name] = replace(own[name], **changes)
         for name, value in own.items():
@@ -65,7 +78,8 @@ class KvOptions:
     def _check_sketch(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
         if self.mode is not KvMode.SPARSE:
             return
-        attend, resolution, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "sketch", "prompts"))
+        attend, resolution, error, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "error", "sketch", "prompts"))
+        one_of_two(dict.fromkeys(named, True), spelled)
         chosen = self.selection.sketch
         if "attend" in named and chosen is not SketchKind.NONE:
             raise ConfigError(f"{attend} works without sketches only, and the sketch is {chosen.value}; use {resolution}, or {sketch} none")
@@ -73,6 +87,8 @@ class KvOptions:
             return
         if "resolution" in named:
             raise ConfigError(f"{resolution} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
+        if "error" in named:
+            raise ConfigError(f"{error} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
         if self.selection.prompts is PromptReading.SPARSE:
             raise ConfigError(f"{prompts} sparse needs sketches, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
                               f"or {prompts} exact")
@@ -106,7 +122,7 @@ class KvOptions:
         for group in (cls, *_GROUPS.values()):
             for one in fields(group):
                 in_env = one.metadata.get("variable", "")
-                if named.get(one.name) is None and (text := os.environ.get(in_env)):
+                if named.get(one.name) is None and named.get(_INSTEAD_OF.get(one.name, "")) is None and (text := os.environ.get(in_env)):
                     values[one.name] = one.metadata["read"](text, in_env)
         values.update({name: value for name, value in named.items() if value is not None})
         return cls(**values)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from edgekv.amounts import SWITCH, parse_bytes, parse_tokens
+from edgekv.amounts import SWITCH, parse_bytes, parse_share, parse_tokens
 from edgekv.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
 
+_MOST_ERROR = 0.5
 _MOST_RESOLUTION = 1e9  # single precision cannot tell smaller shares from nothing
 
 
@@ -88,6 +89,19 @@ def parse_resolution(value: str | float, name: str = "resolution", such_as: floa
     except (TypeError, ValueError):
         pass
     raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {such_as:g}")
+
+
+def parse_error(value: str | float | None, name: str = "error") -> float | None:
+    """ "1%" and 0.01 are the same error; None is none. Raises ConfigError."""
+    if value is None:
+        return None
+    try:
+        error = parse_share(str(value))
+        if 0 < error <= _MOST_ERROR:
+            return error
+    except ConfigError:
+        pass
+    raise ConfigError(f"the {name} is {value!r}; it must be a share above 0% and up to {100 * _MOST_ERROR:g}%, such as 2% or 0.02")
 
 
 # ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------

@@ -62,6 +62,8 @@ class Runtime:
         self._tiering: Tiering | None = None
         self._overdue = False  # mode evict is in force and has dropped nothing yet
         self._check_evict(options)
+        self._check_errors(options)
+        self._set_resolutions(handle, options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
             self._set_run_every()
@@ -104,6 +106,7 @@ class Runtime:
     def mode(self, mode: KvMode | str) -> None:
         mode = choice(KvMode, mode, "KV mode")
         self._check_evict(self._options.with_(mode=mode))
+        self._check_errors(self._options.with_(mode=mode))
         self._label_earlier(self._options.with_(mode=mode))
         self._leave_arena(mode)
         core.set_mode(self._native_handle(), mode)
@@ -166,9 +169,11 @@ class Runtime:
                               f"{options.cache.page_tokens}")
         effective = attachments.effective(options)
         self._check_evict(effective)
+        self._check_errors(effective)
         self._label_earlier(effective)
         self._leave_arena(effective.mode)
         paging.set_selection(handle, options.selection, options.keep_tokens)
+        self._set_resolutions(handle, options)
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
@@ -205,6 +210,25 @@ class Runtime:
         n_cells = self.cells.n_cells
         always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
+
+    def _check_errors(self, options: KvOptions) -> None:
+        """Raise ConfigError where nobody knows what resolution the error that was asked for needs."""
+        if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
+            raise ConfigError("the errors of this model's heads were not measured, so no resolution follows from an error; open the model by "
+                              "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
+
+    def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
+        """Let each head sample at what follows from the error that was asked for. Another model, such as a draft's beside the one that was
+        measured, samples at `resolution`."""
+        table = options.selection.resolutions
+        hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
+        if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
+            paging.set_resolutions(handle, None)
+            return
+        own = np.zeros((len(hooked), self._n_heads), np.float32)
+        for layer in hooked:
+            own[layer.index, : layer.n_head_kv] = table[layer.il]
+        paging.set_resolutions(handle, own)
 
     @contextmanager
     def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:

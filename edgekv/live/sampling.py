@@ -8,13 +8,17 @@ from edgekv.config import KvOptions, SelectionOptions
 _OF_PROMPTS = ("prompts", "prompt_resolution")
 _ONLY_SHOWN = ("error_every", "keep_rows")
 """These change reports only. Every other field of SelectionOptions counts, new ones too."""
+_BEHIND_RESOLUTIONS = ("error", "head_errors")
+"""These choose resolutions, which count in their place."""
 
 
 def sampled_with(options: KvOptions) -> tuple[Any, ...]:
     """The settings of a decode step in mode sparse. The policy is one: it pins rows, and without sketches scores the attended pages."""
     chosen = options.selection
-    values = ((field.name, getattr(chosen, field.name)) for field in fields(SelectionOptions) if field.name not in (*_OF_PROMPTS, *_ONLY_SHOWN))
-    return options.placement.policy, options.cache.page_tokens, *values
+    values = ((field.name, getattr(chosen, field.name)) for field in fields(SelectionOptions)
+              if field.name not in (*_OF_PROMPTS, *_ONLY_SHOWN, *_BEHIND_RESOLUTIONS))
+    own = () if (resolutions := chosen.resolutions) is None else (("resolutions", resolutions),)
+    return options.placement.policy, options.cache.page_tokens, *values, *own
 
 
 def sparse_with(options: KvOptions) -> tuple[Any, ...]:

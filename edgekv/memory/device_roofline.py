@@ -43,7 +43,7 @@ class DeviceRoofline:
         hot = min(1.0, plan.arena / max(1, plan.home))
         if mode is KvMode.EXACT:
             return seconds + plan.home * hot / self._rates.vram + plan.home * (1 - hot) / self._rates.link_copy
-        read = rows_read(depth, self._kv.selection.resolution) * plan.n_heads * head_row_bytes(self._model.geometry, self._kv.cache)
+        read = rows_read(depth, self._kv.selection.typical_resolution) * plan.n_heads * head_row_bytes(self._model.geometry, self._kv.cache)
         hits = hit_share(hot)
         return seconds + plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_gather
 

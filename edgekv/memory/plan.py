@@ -99,6 +99,9 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     notes = [choice.note] if choice.note else []
     if request.from_disk:
         notes.append("how long it takes to read weights from the disk is in no speed here")
+    if kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors:
+        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: what an error needs is measured when the model is "
+                     "first opened with it")
     parts = tuple(request.parts(n_ctx, kv))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
@@ -221,6 +224,8 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
         yield from ("--threads", str(request.n_threads))
     if request.from_disk:
         yield "--weights-from-disk"
+    if mode is KvMode.SPARSE and (error := request.kv.selection.error) is not None:
+        yield from ("--error", f"{100 * error:g}%")
     cache = request.kv.cache
     for name, kind in (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
         if kind != "f16":

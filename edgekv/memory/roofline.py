@@ -119,7 +119,7 @@ class HostRoofline:
             return self._attended(layer, rates.exact, rates.row * cells, cells)
         if mode is KvMode.EXACT or layer.whole or cells <= self._kv.selection.exact_tokens:
             return self._attended(layer, rates.exact, rates.exact.cells(cells), cells)
-        read = rows_read(cells, self._kv.selection.resolution)
+        read = rows_read(cells, self._kv.selection.typical_resolution)
         return self._attended(layer, rates.exact, rates.row * read + rates.scan * cells, read)
 
     def _attended(self, layer: _Layer, kernel: KernelRates, head_s: float, n_rows: int) -> float:

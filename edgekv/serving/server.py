@@ -37,6 +37,7 @@ from edgekv.serving.server_options import (
     later_bytes,
     llama_has_keys,
     spaces_of,
+    with_head_errors,
 )
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
@@ -69,7 +70,8 @@ class Server:
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
         keys = options.api_keys()
-        # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
+        self.options = with_head_errors(self.options)
+        # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
@@ -241,3 +242,15 @@ def free_port(host: str, port: int) -> int:
                 raise ConfigError(f"port {port} on {host} is in use; choose another with --port, or 0 for a free one") from None
             raise ConfigError(no_address) from None
         return probe.getsockname()[1]
+
+
+def with_head_errors(options: ServerOptions) -> ServerOptions:
+    """These options with what is known of the heads of the model, where an error was asked for; it is measured where nobody has. Raises what
+    `edgekv.Llama` raises."""
+    if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:
+        return options
+    from edgekv.llama import with_head_errors as measured  # with llama_cpp, which other options do not need
+
+    machine: dict[str, Any] = {"n_threads": options.n_threads, "n_threads_batch": options.n_threads, "n_gpu_layers": options.n_gpu_layers}
+    given = {name: value for name, value in machine.items() if value is not None}
+    return replace(options, kv=measured(options.model, options.kv, weights_from_disk=options.weights_from_disk, **given))

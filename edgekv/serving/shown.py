@@ -102,7 +102,7 @@ def props(shown: Shown) -> dict[str, Any]:
         return about
     options = figures.options
     sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch, "sketch": options.selection.sketch.value,
-              "resolution": options.selection.resolution}
+              "resolution": options.selection.resolution if options.selection.error is None else None, "error": options.selection.error}
     return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
             **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
@@ -165,7 +165,8 @@ def state(shown: Shown) -> dict[str, Any]:
     options, pages, selection = figures.options, figures.tiers, figures.selection
     settings = {"page tokens": f"{options.cache.page_tokens}"}
     if shown.mode is KvMode.SPARSE:
-        settings = {"resolution": f"{options.selection.resolution:,.15g}", "sketch": options.selection.sketch.value, "policy": options.placement.policy,
+        sampled = dict([options.selection.sampled_at.split(maxsplit=1)])
+        settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy,
                     "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
     elif shown.mode is KvMode.EVICT:
         settings = {"kept": f"{options.keep_tokens:,} tokens", "policy": options.placement.policy, **settings}

@@ -96,6 +96,42 @@ def test_a_resolution_is_a_number_from_1(value):
     assert KvOptions(resolution=1).selection.resolution == 1.0 and isinstance(KvOptions(resolution="2e3").selection.resolution, float)
 
 
+def test_an_error_or_a_resolution():
+    assert parse("--kv", "sparse", "--error", "2%")["kv"].selection.error == 0.02
+    assert parse("--kv", "sparse", EDGEKV_ERROR="2%")["kv"].selection.error == 0.02
+    assert parse("--kv", "exact", EDGEKV_ERROR="2%")["kv"].mode is KvMode.EXACT, "a variable may be without effect"
+    assert parse("--kv", "sparse", "--resolution", "300", EDGEKV_ERROR="2%")["kv"] == KvOptions(mode="sparse", resolution=300)
+    assert parse("--kv", "sparse", "--error", "3%", EDGEKV_RESOLUTION="300")["kv"] == KvOptions(mode="sparse", error=0.03)
+    with pytest.raises(ConfigError, match="--error chooses a resolution for each layer and head, and --resolution is one for all; give one"):
+        parse("--kv", "sparse", "--error", "2%", "--resolution", "300")
+    with pytest.raises(ConfigError, match="--error works in mode sparse only, and the mode is exact; use --kv sparse"):
+        parse("--kv", "exact", "--error", "2%")
+    with pytest.raises(ConfigError, match="--error needs sketches, and the sketch is none; use --attend, or --sketch b3"):
+        parse("--kv", "sparse", "--error", "2%", "--sketch", "none")
+    for value in ("0", "51%", "much"):
+        result = CliRunner().invoke(taken, ["--error", value])
+        assert result.exit_code == 2 and "it must be a share above 0% and up to 50%" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("of_file", ["error", "resolution"])
+def test_the_file_goes_behind_the_other_of_the_two(of_file):
+    """A resolution in the file of options gives way to an error on the command line or in a variable, and the other way round."""
+    values = {"error": ("2%", KvOptions(mode="sparse", error=0.02)), "resolution": ("300", KvOptions(mode="sparse", resolution=300))}
+    other = "resolution" if of_file == "error" else "error"
+    found: list[KvOptions] = []
+
+    @click.command()
+    @kv_options
+    def command(**settings: Any) -> None:
+        found.append(split_kv_options(settings)["kv"])
+
+    file = {"default_map": {of_file: values[of_file][0]}}
+    for arguments, environment in (([], {}), ([f"--{other}", values[other][0]], {}), ([], {f"EDGEKV_{other.upper()}": values[other][0]})):
+        result = CliRunner().invoke(command, ["--kv", "sparse", *arguments], env=environment, catch_exceptions=False, **file)
+        assert result.exit_code == 0, result.output
+    assert found == [values[of_file][1], values[other][1], values[other][1]]
+
+
 @pytest.mark.parametrize("values", [{"exact_tokens": -1}, {"error_every": -1}, {"error_every": 1.5}, {"recent_tokens": None}], ids=str)
 def test_numbers_of_tokens_are_whole(values):
     with pytest.raises(ConfigError, match="it must be a whole number from 0"):

@@ -10,7 +10,7 @@ from edgekv.assignments import split_modes
 from edgekv.cli.bench import bench
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import MODES, find_mode, in_order
+from edgekv.lab.engine.modes import MODES, errors_for, find_mode, in_order
 from edgekv.lab.engine.tally import log_softmax
 from edgekv.lab.texts.text import TEXTS, find_text, read_text
 from edgekv.rates.measuring.steps import rotated
@@ -28,8 +28,24 @@ def test_modes_can_be_changed():
     assert find_mode("sparse:sketch=none").figures == {"error": None} and find_mode("sparse").figures == {}
 
 
+def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("EDGEKV_ERROR", raising=False)
+    path = synthetic("llama")
+    plain, finer = find_mode("sparse"), find_mode("sparse:error=2%")
+    assert finer.options(KvOptions(), 0).selection.error == 0.02 and errors_for([plain, find_mode("exact")], path, {}, 1) is None
+    known = errors_for([plain, finer], path, {}, 1)
+    base = KvOptions(head_errors=known)
+    assert known is not None and finer.options(base, 0).selection.resolutions and plain.options(base, 0).selection.resolutions is None
+    monkeypatch.setenv("EDGEKV_ERROR", "1%")
+    assert errors_for([plain], path, {}, 1) == known, "a variable sets the error of all modes that say nothing else"
+    assert errors_for([find_mode("sparse:resolution=500")], path, {}, 1) is None
+
+
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, resolution, sketch, "),
+    ("sparse:error=0", "above 0%"), ("sparse:error=1%,resolution=300", "error chooses .* give one of the two"),
+    ("exact:error=1%", "error works in mode sparse only"), ("sparse:head_errors=x", "is not a change"),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, resolution, error, sketch, "),
     ("sparse:resolution", "write NAME=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
     ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),

@@ -22,8 +22,11 @@ from support.planes import (
     plane_of,
 )
 
+from edgekv import with_head_errors
+from edgekv._native import paging
 from edgekv._native.native_pages import NativePages
 from edgekv.config import KvOptions
+from edgekv.live import measured_heads
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -157,6 +160,41 @@ def test_a_sparse_step_reads_what_the_host_reads(synthetic, kind, shape, n_each)
     assert ours["error"].sum() == pytest.approx(host["error"].sum(), rel=0.1)
     exact = logits_of(open_model(path, "cpu"), steps)
     assert kld(exact, logits["emulated"]).mean() < 2 * kld(exact, logits["cpu"]).mean()
+
+
+def test_heads_sample_at_resolutions_of_their_own(synthetic):
+    """As on the host, from the next step on, in steps that were recorded before, and back."""
+    path, read = synthetic("llama", dtype="f32", n_layer=2, n_head=8, n_head_kv=4), {}
+    own = np.array([[0, 30, 300, 1e9], [1e9, 0, 30, 300]], np.float32)
+    for where in ("cpu", "emulated"):
+        llama = open_model(path, where, **SAMPLED)
+        read[where] = []
+        for table in (None, own, None, own[::-1], own):
+            paging.set_resolutions(llama.kv._native_handle(), table)
+            before = llama.kv.layer_selection()["n_read"] if read[where] else 0
+            if not read[where]:
+                logits_of(llama, (1,) * 4)
+            for token in range(4):
+                llama.eval([260 + token])
+            read[where].append(llama.kv.layer_selection()["n_read"] - before)
+    ours, host = np.array(read["emulated"]), np.array(read["cpu"])
+    assert ours == pytest.approx(host, rel=0.03)
+    for layer, table in enumerate(own):
+        order = np.argsort(np.where(table, table, 100))  # SAMPLED's
+        for turn in (1, 4):
+            assert (np.diff(ours[turn, layer][order]) > 0).all()
+    assert ours[3] == pytest.approx(ours[1][::-1], rel=0.2) and ours[2] == pytest.approx(ours[2].mean(), rel=0.3)
+
+
+def test_the_errors_of_heads_are_measured_where_attention_runs(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured_heads, "READ_TOKENS", 300)
+    monkeypatch.setattr(measured_heads, "N_TOKENS", 300 + 3 * measured_heads.STEPS)
+    path = synthetic("llama", dtype="f32")
+    ours, host = (np.array(with_head_errors(path, KvOptions(mode="sparse", error="5%", device=device), n_threads=1).selection.head_errors.errors)
+                  for device in ("emulated", "cpu"))
+    assert ours.shape == host.shape and (host > 0).all() and not np.array_equal(ours, host), "each has its own"
+    assert ours == pytest.approx(host, rel=0.3, abs=0.002) and np.mean(ours) == pytest.approx(np.mean(host), rel=0.1)
 
 
 @pytest.mark.parametrize("attend", ["25%", "48"])

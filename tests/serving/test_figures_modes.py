@@ -35,6 +35,18 @@ def test_modes_without_an_arena(synthetic, mode):
         assert exposed(server).get(("edgekv_coverage_ratio", ())) == whole
 
 
+def test_an_error_in_place_of_a_resolution(synthetic, tmp_path, monkeypatch):
+    """It is measured before the model is served, and shown where a resolution is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.SPARSE, error="5%", exact_tokens=64))) as server:
+        complete(server, n_answer=4)
+        state, about, chosen = settled(server), server.get("/props")["edgekv"], server.runtime.options.selection
+        assert state["settings"]["error"] == "5 %" and "resolution" not in state["settings"]
+        assert about["error"] == 0.05 and about["resolution"] is None
+        assert chosen.resolutions is not None and all(chosen.resolutions[layer.il] for layer in server.runtime.layers)
+        assert server.runtime.selection().n_read > 0
+
+
 def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
     """As with EDGEKV=0, the page has something to say, and upstream's answers are unchanged."""
     from edgekv._native import core

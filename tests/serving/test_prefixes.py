@@ -205,6 +205,21 @@ def test_what_was_sampled_with_other_settings_is_not_taken(tiny, tmp_path, name)
         assert sources(server, longer)["disk"] == len(longer)
 
 
+def test_what_was_sampled_for_another_error_is_not_taken(tiny, tmp_path, monkeypatch):
+    """The resolutions of the heads count: they are the same after a restart, and others for another error."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where, prompt = StoreSettings(folder=tmp_path / "store"), conversation(3, 600)
+    some = {name: value for name, value in SPARSE.items() if name != "resolution"}
+    with serve(tiny, some | {"error": 0.05}, where) as server:
+        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
+        server.prefixes.flush()
+    with serve(tiny, some | {"error": 0.05}, where) as server:
+        assert sources(server, longer)["disk"] == len(longer)
+    for other in ({"error": 0.02}, {"resolution": 2000.0}):
+        with serve(tiny, some | other, where) as server:
+            assert sources(server, longer)["disk"] == N_WHOLE
+
+
 def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
     where, prompt = StoreSettings(folder=tmp_path), conversation(4, 2600)
     sparse = SPARSE | {"prompts": "sparse", "prompt_resolution": 20.0}

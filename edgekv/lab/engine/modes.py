@@ -3,14 +3,15 @@
 A mode is a registered name, or a name with further changes, such as `sparse:resolution=1000`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 from edgekv import policies
 from edgekv.amounts import parse_bytes
 from edgekv.assignments import assigned, split_at
-from edgekv.config import CacheOptions, KvOptions, option_kind, option_names
+from edgekv.config import CacheOptions, HeadErrors, KvOptions, option_kind, option_names
 from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
 from edgekv.registry import Registry
@@ -99,6 +100,19 @@ def find_mode(name: str) -> BenchMode:
     return replace(mode, changes=changes, destructive=_drops(changes))
 
 
+def errors_for(modes: Iterable[BenchMode], model: Path, cache: Mapping[str, Any], n_threads: int,
+               progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> HeadErrors | None:
+    """The errors of the model's heads where one of the modes has an error in place of a resolution. cache: the options that its context is
+    created with. Raises what `edgekv.Llama` raises."""
+    asked = [options for mode in modes if (options := mode.options(KvOptions.from_env(**cache), 0)).selection.error is not None]
+    if not asked:
+        return None
+    from edgekv.llama import with_head_errors  # modes are told without llama_cpp
+
+    found = (with_head_errors(model, kv, progress, n_threads=n_threads, n_threads_batch=n_threads) for kv in asked)
+    return next((errors for kv in found if (errors := kv.selection.head_errors) is not None), None)
+
+
 def in_order(modes: Sequence[str]) -> tuple[str, ...]:
     """The modes in order, each once: stock first, then full attention, then sparse modes."""
     first = (STOCK, FULL) if FULL in modes else (STOCK,)
@@ -132,9 +146,9 @@ def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
             raise ConfigError(f"a {name} must be 1 or more")
 
 
-_FIXED = {option.name for option in fields(CacheOptions)}
+_FIXED = {option.name for option in fields(CacheOptions)} | {"head_errors"}
 CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
-"""A mode may change these options; the others are fixed when a context is created."""
+"""A mode may change these options; the others are fixed when a context is created, or measured."""
 
 
 def _reader(key: str) -> Callable[[str], Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.amounts import size
-from edgekv.config import KvOptions
+from edgekv.config import HeadErrors, KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.lab.engine.request import BenchTest
@@ -60,9 +60,9 @@ class Caches:
         return f"does not fit: it needs {size(needed)} and {size(free)} are free"
 
 
-def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int) -> AbstractContextManager[Decoder]:
-    """A `decoder_of` an empty context with these caches; it runs stock until a mode is set."""
-    return decoder_of(model, kv=KvMode.OFF, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, head_errors: HeadErrors | None = None) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context of these caches, stock until a mode is set. head_errors: for modes with an error."""
+    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
                       flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from edgekv import _native
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.lab.engine.effort import Effort, Kind, Work
-from edgekv.lab.engine.modes import FULL, BenchMode, find_mode, in_order
+from edgekv.lab.engine.modes import FULL, BenchMode, errors_for, find_mode, in_order
 from edgekv.lab.engine.passes import WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.lab.engine.start import Start
 from edgekv.lab.questions.answers import Answers, QuestionPlan
@@ -118,7 +118,10 @@ def run(
             work = _Work.of(bench, decoder, model.path.name, model.n_ctx_train)
         if reason := bench.caches.does_not_fit(model, work.n_ctx):
             raise DoesNotFit(f"{model.path.name} with a context of {work.n_ctx} tokens {reason}; use smaller -d and --lengths")
-        with opened(bench.model, bench.caches, work.n_ctx, bench.n_threads) as decoder:
+        cache = {"type_k": bench.caches.type_k, "type_v": bench.caches.type_v}
+        errors = errors_for(bench.all_modes.values(), bench.model, cache, bench.n_threads,
+                            lambda what, done, total: progress(what, done, total, None))
+        with opened(bench.model, bench.caches, work.n_ctx, bench.n_threads, errors) as decoder:
             yield from _Run(bench, decoder, work, progress, tell).rows()
     except ContextError as error:
         raise DoesNotFit(f"a context for {model.path.name} {error}") from error

@@ -13,13 +13,13 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.amounts import MIB
-from edgekv.config import KvOptions
+from edgekv.config import HeadErrors, KvOptions
 from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.engine import peer
 from edgekv.lab.engine.effort import Kind, Work
 from edgekv.lab.engine.fields import FIGURES, Found
 from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, with_stock
+from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, errors_for, with_stock
 from edgekv.lab.engine.needs import Room
 from edgekv.lab.engine.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
 from edgekv.lab.engine.peak import Peak
@@ -188,7 +188,12 @@ class Group:
                     self.notes[STOCK_KERNELS[1]] = room.problem(n_ctx, n_ctx) or ""
         s = self.setting
         return Opening(s.file.geometry.path, s.text.tokens, n_ctx, second, s.n_batch, s.n_ubatch, self.request.fill, self._n_empty(),
-                       n_back=WARMUP_TOKENS if self.request.n_warmup is None else self.request.n_warmup, options=self._cache)
+                       n_back=WARMUP_TOKENS if self.request.n_warmup is None else self.request.n_warmup,
+                       options={**self._cache, "head_errors": self._head_errors()})
+
+    def _head_errors(self) -> HeadErrors | None:
+        modes = [member.mode for member in self.members.values()]
+        return errors_for(modes, self.setting.file.geometry.path, self._cache, max(self.request.threads), lambda what, done, total: self.meter.say(what))
 
     def _can(self, key: str, opened: Contexts, n_ctx: int = 0) -> bool:
         """Whether a member has a context of at least `n_ctx` tokens."""

@@ -116,6 +116,10 @@ public:
     const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
+    // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
+    struct Mirrors {
+        size_t newest, positions, slots, open, pins, resolutions, end;
+    };
     struct LayerSketches {
         SketchKind kind = SketchKind::none;
         size_t stream_bytes = 0;

@@ -102,6 +102,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     sample.shares     = scan.out;
     sample.sinks      = args.sinks;
     sample.resolution = options.resolution;
+    sample.resolutions = reinterpret_cast<const float *>(mirror(mirrors.resolutions)) + static_cast<size_t>(layer)*shape.n_heads;
     sample.layer      = layer;
     sample.k_idxs     = args.k_idxs;
     sample.positions  = mirror(mirrors.positions);

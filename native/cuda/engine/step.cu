@@ -8,7 +8,7 @@
 namespace edgekv::gpu {
 
 bool GpuEngine::upload_updates(const EngineStep & step) {
-    const size_t offsets[] = { mirrors.newest, mirrors.positions, mirrors.slots, mirrors.open, mirrors.pins };
+    const size_t offsets[] = { mirrors.newest, mirrors.positions, mirrors.slots, mirrors.open, mirrors.pins, mirrors.resolutions };
 
     // the last part stays in `uploads[turn]`; the caller records its event
     for (size_t i = 0; i < step.n_updates; i += kUpdates) {

@@ -41,7 +41,13 @@ __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
     return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), reinterpret_cast<Sums *>(b.scratch + at.sums)};
 }
 
-// One warp per query row finds the top and the sum of all cells that it sees, and for each list the start of the walk.
+// That the list's KV head samples at.
+__device__ inline float resolution_of(const SampleBatch & b, int list) {
+    const float own = b.resolutions != nullptr ? b.resolutions[list % b.n_head_kv] : 0.0f;
+    return own > 0.0f ? own : b.resolution;
+}
+
+// A warp for each row: the top and the sum of all that it sees, and for each list how its walk begins.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {
@@ -66,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     }
     total += sink == -INFINITY ? 0.0f : expf(sink - most);
     if (lane == 0) {
-        scratch_of(b).norms[row] = {most, total > 0.0f ? b.resolution / (static_cast<float>(b.group) * total) : 0.0f};
+        scratch_of(b).norms[row] = {most, total > 0.0f ? resolution_of(b, row / b.group) / (static_cast<float>(b.group) * total) : 0.0f};
     }
     if (row % b.group != 0) {
         return;
@@ -82,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     }
     if (lane == 0) {
         scratch_of(b).draws[list] = {static_cast<uint32_t>(walk_offset(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]])),
-                                     static_cast<uint32_t>(least_chance(b.resolution, n_visible))};
+                                     static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible))};
     }
 }
 
@@ -250,7 +256,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         }
         if (all != 0) {
             atomicAdd(&b.totals[chunk.list % b.n_head_kv].missed,
-                      static_cast<unsigned long long>(static_cast<double>(all) * (kShareSteps / kOne) / b.resolution));
+                      static_cast<unsigned long long>(static_cast<double>(all) * (kShareSteps / kOne) / resolution_of(b, chunk.list)));
         }
     }
     if (last && threadIdx.x == 0) {

@@ -43,6 +43,27 @@ edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection 
     return guarded([&] { return told(ctx->set_selection(*selection)); });
 }
 
+edgekv_status edgekv_set_resolutions(edgekv_context * ctx, const float * resolutions, int n_layers, int n_heads) {
+    if (const edgekv_status status = check_thread(ctx); status != EDGEKV_OK) {
+        return status;
+    }
+    const auto fits = [](float x) { return x == 0.0f || (x >= 1.0f && std::isfinite(x)); };
+    const size_t n = resolutions ? static_cast<size_t>(ctx->shape.n_layers) * ctx->shape.n_heads : 0;
+    if (resolutions && (n_layers != ctx->shape.n_layers || n_heads != ctx->shape.n_heads)) {
+        return fail(EDGEKV_INVALID, "there are resolutions of " + std::to_string(n_layers) + " layers and " + std::to_string(n_heads) +
+                                    " KV heads, and this context has " + std::to_string(ctx->shape.n_layers) + " and " +
+                                    std::to_string(ctx->shape.n_heads));
+    }
+    if (!std::all_of(resolutions, resolutions + n, fits)) {
+        return fail(EDGEKV_INVALID, "the resolution of a KV head must be a number from 1 on, or 0 for the selection's");
+    }
+
+    return guarded([&] {
+        ctx->resolutions.assign(resolutions, resolutions + n);
+        return EDGEKV_OK;
+    });
+}
+
 bool edgekv_get_rope(const edgekv_context * ctx, int * n_rot, float * freq_base, float * freq_scale) {
     llama_edgekv_rope rope;
     const bool has = llama_edgekv_get_rope(ctx->lctx, &rope);

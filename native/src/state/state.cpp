@@ -43,6 +43,11 @@ bool State::find_whole(const llama_edgekv_tokens & tokens) {
     return whole != before;
 }
 
+float State::resolution(const Layer & layer, int head) const {
+    const float own = resolutions.empty() ? 0.0f : resolutions[static_cast<size_t>(layer.info.index) * shape.n_heads + head];
+    return own > 0.0f ? own : params.selection.resolution;
+}
+
 int State::n_refused() const {
     const auto refused = [](const Layer * layer) { return layer->info.state == EDGEKV_LAYER_NO_MEMORY; };
     return static_cast<int>(std::count_if(hooked.begin(), hooked.end(), refused));

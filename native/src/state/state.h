@@ -29,11 +29,15 @@ struct State {
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }
     bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds these tokens, and says whether the ubatch before had others
 
+    float resolution(const Layer & layer, int head) const;  // that a hooked layer's KV head samples at
+
     int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
 
     llama_context * const lctx;
     edgekv_params params;  // of the ubatch
     std::atomic<edgekv_mode> wanted_mode;  // from the next ubatch on
+
+    std::vector<float> resolutions;  // [hooked layer][head], 0: the selection's; empty: that of all
 
     std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
 

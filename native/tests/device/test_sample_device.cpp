@@ -32,6 +32,11 @@ struct Got {
         const DeviceArray<int64_t> idxs(k_idxs);
         const DeviceArray<int32_t> of_cells(positions), rows_d(std::vector<int32_t>(n_lists * stride, -7)), n_d(std::vector<int32_t>(n_lists, -7));
         const DeviceArray<SampleTotals> totals_d(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), kTotalsBefore));
+        std::vector<float> own(static_cast<size_t>(c.n_head_kv), 0.0f);
+        for (int head = 1; head < c.n_head_kv; ++head) {
+            own[head] = c.resolution_of(head);
+        }
+        const DeviceArray<float> own_d(own);
         const DeviceArray<char> scratch(sample_device_scratch_bytes(c.n_lists(), c.n_groups, c.group));
         SampleBatch b{};
         b.n_streams = c.n_streams;
@@ -45,6 +50,7 @@ struct Got {
         b.sight = sight.data();
         b.sight_stride = in.sight_stride;
         b.resolution = c.resolution;
+        b.resolutions = own_d.or_null(c.own);
         b.layer = kLayer;
         b.k_idxs = idxs.data();
         b.positions = of_cells.data();
@@ -98,7 +104,7 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
         if (!expect(n >= 0 && n < static_cast<int>(stride) && rows[n] == -7 && weights[n] == -1.0f, c, "nothing behind the rows", n, want.result.n_rows)) {
             continue;
         }
-        missed[head] += missed_shares(want, rows, n) / c.resolution;
+        missed[head] += missed_shares(want, rows, n) / c.resolution_of(head);
         if (exact) {
             expect(n == want.result.n_rows && std::memcmp(want.cells.data(), rows, n * sizeof(int32_t)) == 0 &&
                    std::memcmp(want.weights.data(), weights, n * sizeof(float)) == 0, c, "rows without rounding", n, want.result.n_rows);
@@ -144,6 +150,7 @@ int main() {
             c.hidden = true;
             c.certain = 1;
             c.resolution = rng.pick(resolutions);
+            c.own = rng.one_of(2);
             check_case(c, ++seed, stream);
         }
     }

@@ -3,6 +3,7 @@
 #include "state/state.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace edgekv {
 
@@ -121,6 +122,20 @@ void DevicePlane::mirror_pages() {
     table.touched_taken();
 }
 
+void DevicePlane::mirror_resolutions() {
+    if (resolutions == ctx.resolutions) {
+        return;
+    }
+    const size_t n = static_cast<size_t>(ctx.shape.n_layers) * ctx.shape.n_heads;
+    for (size_t i = 0; i < n; ++i) {
+        const float value = ctx.resolutions.empty() ? 0.0f : ctx.resolutions[i];
+        int32_t bits;
+        std::memcpy(&bits, &value, sizeof(bits));
+        updates.push_back({ Mirror::resolutions, static_cast<int64_t>(i), bits });
+    }
+    resolutions = ctx.resolutions;
+}
+
 void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     if (ubatch.anew) {
         graph = DeviceGraph(layers.size());
@@ -129,6 +144,7 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     graph.leader_built = false;
 
     mirror_pages();
+    mirror_resolutions();
     stale.clear();
     for (const StaleGroup & group : ctx.pages.stale.to_build()) {
         stale.push_back({ group.stream, group.group, group.valid });

@@ -83,13 +83,15 @@ private:
 
     // ---- for the engine ----
     void mirror_pages();
+    void mirror_resolutions();
 
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by index
     int most_slots = INT_MAX;
     int n_tokens   = 0;  // in the ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
-    std::vector<int> open;  // [stream] the open group, as the engine knows it
+    std::vector<float> resolutions;  // as the engine knows them; empty: none was told
+    std::vector<int> open;  // [stream] the group that is, as the engine knows it
 };
 
 inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }

@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 6;
+constexpr int kEngineAbi = 7;
 
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
@@ -59,11 +59,11 @@ struct EngineBytes {
 };
 
 // Host arrays that kernels read: entry `index` of the array is now `value`.
-enum class Mirror : int { newest, positions, slots, open, pins };
+enum class Mirror : int { newest, positions, slots, open, pins, resolutions };
 struct MirrorUpdate {
     Mirror array;
-    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [layer][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]
-    int32_t value;  // pins: a bit for each cell; open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
+    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [layer][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]; resolutions: [layer][head]
+    int32_t value;  // pins: a bit for each cell; resolutions: the bits of a float, 0: the selection's; open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
 };
 constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
 

@@ -40,7 +40,7 @@ SampleResult RowLister::sample(int head, int token, int32_t * cells, float * wei
     p.group_stride = shares.group_stride;
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
     p.sight        = sights.of(token);
-    p.resolution   = thread.ctx().params.selection.resolution;
+    p.resolution   = thread.ctx().resolution(*thread.layer.layer, head);
     p.offset       = walk_offset(thread.layer.index, head, thread.position(token));
     p.rows         = cells;
     p.weights      = weights;
@@ -78,7 +78,7 @@ void RowLister::list(int head) const {
         sum.n_visible += result.n_visible;
         sum.n_certain += result.n_certain;
         if (plan.scans) {
-            sum.covered   += 1.0 - result.missed / thread.ctx().params.selection.resolution;
+            sum.covered   += 1.0 - result.missed / thread.ctx().resolution(*thread.layer.layer, head);
             sum.n_covered += 1;
         }
     }

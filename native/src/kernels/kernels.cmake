@@ -8,7 +8,7 @@ set(edgekv_kernels attend/attend products/products prompt/prompt select/sample s
 # functions, in the table made of them, and in the instruction set.
 set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
 set(edgekv_attend_isas portable avx2 avx512 avx512vnni)
-set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_token, quantise, rms_factor, weigh_values, gate_values}")
+set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_few, quantise, rms_factor, weigh_values, gate_values}")
 set(edgekv_products_isas avx2 avx512vnni)
 set(edgekv_prompt_made prompt/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
 set(edgekv_prompt_isas portable avx2 avx512)

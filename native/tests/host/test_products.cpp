@@ -201,10 +201,10 @@ void check(const Case & c, int first, int end, Isa isa) {
     multiply_rows_reference(in.problem(true, want.data()), first, end);
     multiply_rows(in.problem(false, got.data()), first, end, isa);
     check_near(in, want, got, first, end, isa, "");
-    if (c.n_tokens == 1) {
+    if (c.n_tokens <= kFewTokens) {
         std::fill(got.begin(), got.end(), -7.0f);
-        multiply_token(in.problem(false, got.data()), first, end, isa);
-        check_near(in, want, got, first, end, isa, ", the kernel for one");
+        multiply_few(in.problem(false, got.data()), first, end, isa);
+        check_near(in, want, got, first, end, isa, ", the kernel for a few");
     }
 }
 
@@ -223,21 +223,22 @@ void check_products(Isa isa, const Type & type, bool interleaved) {
 }
 
 // The same token has the same product, whatever is beside it.
-void check_company(Isa isa, const Type & type) {
-    const Instance in({type, false, 768, 32, 19}, 5);
-    std::vector<float> together(in.out_stride() * 19), alone(in.out_stride());
-    multiply_rows(in.problem(false, together.data()), 0, 32, isa);
-    for (size_t t = 0; t < 19; ++t) {
+void check_company(Isa isa, const Type & type, decltype(multiply_rows) multiply, int n_tokens) {
+    const Instance in({type, false, 768, 32, n_tokens}, 5);
+    const auto n = static_cast<size_t>(n_tokens);
+    std::vector<float> together(in.out_stride() * n), alone(in.out_stride());
+    multiply(in.problem(false, together.data()), 0, 32, isa);
+    for (size_t t = 0; t < n; ++t) {
         AtEndVector<TokenChunk> chunks;
         chunks.reserve(3);
         for (size_t chunk = 0; chunk < 3; ++chunk) {
-            chunks.insert(chunks.end(), &in.tokens[chunk * 19 + t], &in.tokens[chunk * 19 + t] + 1);
+            chunks.insert(chunks.end(), &in.tokens[chunk * n + t], &in.tokens[chunk * n + t] + 1);
         }
         ProductProblem p = in.problem(false, alone.data());
         p.tokens       = chunks.data();
         p.token_stride = 1;
         p.n_tokens     = 1;
-        multiply_rows(p, 0, 32, isa);
+        multiply(p, 0, 32, isa);
         CHECK(std::memcmp(alone.data(), &together[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", isa_name(isa), type.name, t);
     }
 }
@@ -322,7 +323,10 @@ int main() {
             if (type.repacked) {
                 check_products(isa, type, true);
             }
-            check_company(isa, type);
+            check_company(isa, type, multiply_rows, 19);
+            for (const int n_tokens : {2, 3, kFewTokens}) {
+                check_company(isa, type, multiply_few, n_tokens);
+            }
             check_places(isa, type);
         }
         check_quantising(isa, TokenForm::of_32);

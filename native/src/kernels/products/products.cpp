@@ -33,7 +33,7 @@ bool product_supported(Isa isa) { return EDGEKV_X86 && isa != Isa::portable; }
 
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply(problem, first, end); }
 
-void multiply_token(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply_token(problem, first, end); }
+void multiply_few(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply_few(problem, first, end); }
 
 void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa) {
     kernels(isa).quantise(values, n, form, out, stride);

@@ -4,7 +4,7 @@
 // A row's value is d * code + m, with one d and one m for each block of 32 or 16 values; a token's value is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
 // where sums of codes are exact integers, and all other arithmetic is in single precision, block after block. A token's result does not depend
-// on other tokens. A single token costs the reading of the weights, and has a kernel of its own.
+// on other tokens. A few tokens cost the reading of the weights, and have a kernel of their own, in another order of sums.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -20,6 +20,7 @@ constexpr int kProductBlock = 32;   // values of a block
 constexpr int kProductChunk = 256;  // values unpacked at once
 constexpr int kProductRows  = 16;   // rows of a unit
 constexpr int kChunkBlocks  = kProductChunk / kProductBlock;
+constexpr int kFewTokens    = 4;
 
 enum class WeightType { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
 
@@ -58,8 +59,8 @@ bool product_supported(Isa isa);  // false: there is no kernel
 // Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
 
-// The same for one token, in another order of sums.
-void multiply_token(const ProductProblem & problem, int first, int end, Isa isa);
+// The same for at most kFewTokens tokens, each with the bits that it gets alone.
+void multiply_few(const ProductProblem & problem, int first, int end, Isa isa);
 
 // Quantises n values of a token, a multiple of kProductBlock (of_256: of kProductChunk), into every `stride`-th chunk of `out`. Codes and factors
 // equal ggml's.

@@ -7,7 +7,7 @@ namespace edgekv {
 
 struct ProductKernels {
     void (*multiply)(const ProductProblem & problem, int first, int end);
-    void (*multiply_token)(const ProductProblem & problem, int first, int end);
+    void (*multiply_few)(const ProductProblem & problem, int first, int end);
     void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
     float (*rms_factor)(const float * values, int n, float eps);
     void (*weigh_values)(const float * values, float factor, const float * weights, int n, float * out);

@@ -1,5 +1,5 @@
-// The product of rows with one token, over the Simd of the translation unit that includes this. The cost is the reading of the weights: sixteen rows
-// are unpacked into registers and multiplied by the token there, block after block.
+// The product of rows with a few tokens, over the Simd of the translation unit that includes this. The cost is the reading of the weights: sixteen rows
+// are unpacked into registers and multiplied by the tokens there, block after block.
 #pragma once
 
 #include "kernels/products/token_values.h"
@@ -9,19 +9,29 @@ namespace {
 
 constexpr int kRowSets = kProductRows / Simd::kLanes;  // a set of kLanes rows has four vectors: of rows r, r + 4 and so on
 
-// d of a chunk times the token's d, and the part from m. By eight rows, as factors() stores them: a load across two stores would wait for both.
+// What m adds. By eight rows, as factors() stores them: a load of two stores would wait for both.
 template <class Type>
-inline void with_token(Panel & panel, const TokenChunk & x, int n_blocks, __m256 (&least)[2]) {
+inline void add_least(const Panel & panel, const TokenChunk & x, int n_blocks, __m256 (&least)[2]) {
     constexpr int width = Type::kWidth, per_block = kProductBlock / width;
-    constexpr bool has_least = Type::kRange != CodeRange::i8 || flipped<Type>();
+    if (Type::kRange == CodeRange::i8 && !flipped<Type>()) {
+        return;
+    }
     for (int i = 0; i < n_blocks * per_block; ++i) {
-        const float by = x.d[i / per_block], sum = width == 16 ? x.halves[i] : x.sums[i];
+        const __m256 sum = _mm256_set1_ps(width == 16 ? x.halves[i] : x.sums[i]), by = _mm256_set1_ps(x.d[i / per_block]);
         for (int eight = 0; eight < 2; ++eight) {
-            if (has_least) {
-                least[eight] = _mm256_fmadd_ps(_mm256_load_ps(panel.m[i] + 8 * eight), _mm256_set1_ps(Type::kOf256 ? by * sum : sum), least[eight]);
-            }
+            least[eight] = _mm256_fmadd_ps(_mm256_load_ps(panel.m[i] + 8 * eight), Type::kOf256 ? _mm256_mul_ps(by, sum) : sum, least[eight]);
+        }
+    }
+}
+
+// d of a chunk times the token's.
+template <class Type>
+inline void with_token(Panel & panel, const TokenChunk & x, int n_blocks) {
+    constexpr int per_block = kProductBlock / Type::kWidth;
+    for (int i = 0; i < n_blocks * per_block; ++i) {
+        for (int eight = 0; eight < 2; ++eight) {
             float * d = panel.d[i] + 8 * eight;
-            _mm256_store_ps(d, times(_mm256_load_ps(d), by));
+            _mm256_store_ps(d, times(_mm256_load_ps(d), x.d[i / per_block]));
         }
     }
 }
@@ -52,6 +62,18 @@ template <class Type, int V>
     return sum;
 }
 
+// Sixteen rows' product with a token.
+inline void store_sums(const ProductProblem & p, int token, int row, int end, const Simd::F (&sums)[kRowSets][4], const __m256 (&least)[2]) {
+    alignas(64) float out[kProductRows];
+    for (int set = 0; set < kRowSets; ++set) {
+        Simd::store(out + set * Simd::kLanes, Simd::quad(sums[set][0], sums[set][1], sums[set][2], sums[set][3]));
+    }
+    for (int eight = 0; eight < 2; ++eight) {
+        _mm256_store_ps(out + 8 * eight, _mm256_add_ps(_mm256_load_ps(out + 8 * eight), least[eight]));
+    }
+    std::memcpy(p.out_row(token) + row, out, static_cast<size_t>(std::min(kProductRows, end - row)) * sizeof(float));
+}
+
 template <class Type>
 void multiply_sixteen(const ProductProblem & p, int row, int end) {
     alignas(64) Panel panel;  // its factors
@@ -67,7 +89,8 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
         const Rows rows      = rows_at<Type>(p, row, end, chunk);
         const TokenChunk & x = p.tokens[static_cast<size_t>(chunk) * p.token_stride];
         factors<Type>(rows, n_blocks, panel);
-        with_token<Type>(panel, x, n_blocks, least);
+        add_least<Type>(panel, x, n_blocks, least);
+        with_token<Type>(panel, x, n_blocks);
         for (int step = 0; step < n_blocks / Type::kAtOnce; ++step) {
             ahead.fetch();
 #pragma GCC unroll 2
@@ -80,27 +103,104 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
             }
         }
     }
-
-    alignas(64) float out[kProductRows];
-    for (int set = 0; set < kRowSets; ++set) {
-        Simd::store(out + set * Simd::kLanes, Simd::quad(sums[set][0], sums[set][1], sums[set][2], sums[set][3]));
-    }
-    for (int eight = 0; eight < 2; ++eight) {
-        _mm256_store_ps(out + 8 * eight, _mm256_add_ps(_mm256_load_ps(out + 8 * eight), least[eight]));
-    }
-    std::memcpy(p.out_row(0) + row, out, static_cast<size_t>(std::min(kProductRows, end - row)) * sizeof(float));
+    store_sums(p, 0, row, end, sums, least);
 }
 
-struct ByOne {
+// Adds a chunk's blocks of vector V of a set of rows, each with NT tokens: in registers the rows are unpacked once for all of them.
+template <class Type, int V, int NT>
+inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n_steps, const TokenChunk * const (&x)[NT], Ahead & ahead,
+                       Simd::F (&sums)[kRowSets][4][NT]) {
+    Simd::F (&to)[NT] = sums[column / Simd::kLanes][V];
+    Simd::F found[NT];
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) {
+        found[t] = to[t];
+    }
+    const auto factor = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
+    const Simd::I none = Simd::izero();
+    for (int step = 0; step < n_steps; ++step) {
+        ahead.fetch();
+        each_block<Type, flipped<Type>()>(rows, column + V, step, [&](int b, CodePair codes) __attribute__((always_inline)) {
+            const Simd::F first = factor(Type::kWidth == 16 ? 2 * b : b), second = Type::kWidth == 16 ? factor(2 * b + 1) : first;
+#pragma GCC unroll 4
+            for (int t = 0; t < NT; ++t) {
+                const Simd::I low = Simd::dup16(x[t]->codes + b * kProductBlock), high = Simd::dup16(x[t]->codes + b * kProductBlock + 16);
+                const Simd::F by = Simd::set1(x[t]->d[b]);
+                if (Type::kWidth == 16) {
+                    found[t] = Simd::fma(Simd::mul(first, by), dots<Type>(none, codes.low, low), found[t]);
+                    found[t] = Simd::fma(Simd::mul(second, by), dots<Type>(none, codes.high, high), found[t]);
+                } else {
+                    const Simd::I part = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
+                    found[t] = Simd::fma(Simd::mul(first, by), dots<Type>(part, codes.high, high), found[t]);
+                }
+            }
+        });
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < NT; ++t) {
+        to[t] = found[t];
+    }
+}
+
+// The same for up to NT tokens, each with the bits that it gets alone; the last stands in for those that are missing.
+template <class Type, int NT>
+void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
+    alignas(64) Panel panel;  // its factors
+    Simd::F sums[kRowSets][4][NT];
+    __m256 least[NT][2];
+    for (int t = 0; t < NT; ++t) {
+        least[t][0] = least[t][1] = _mm256_setzero_ps();
+        for (int set = 0; set < kRowSets; ++set) {
+            sums[set][0][t] = sums[set][1][t] = sums[set][2][t] = sums[set][3][t] = Simd::zero();
+        }
+    }
+    Ahead ahead(p, row, 4 * kRowSets * (p.n_values / kProductBlock / Type::kAtOnce));
+
+    for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
+        const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks), n_steps = n_blocks / Type::kAtOnce;
+        const Rows rows    = rows_at<Type>(p, row, end, chunk);
+        const TokenChunk * x[NT];
+        for (int t = 0; t < NT; ++t) {
+            x[t] = p.tokens + static_cast<size_t>(chunk) * p.token_stride + std::min(t, p.n_tokens - 1);
+        }
+        factors<Type>(rows, n_blocks, panel);
+        for (int t = 0; t < NT; ++t) {
+            add_least<Type>(panel, *x[t], n_blocks, least[t]);
+        }
+        for (int column = 0; column < kProductRows; column += Simd::kLanes) {
+            plus_chunk<Type, 0, NT>(panel, rows, column, n_steps, x, ahead, sums);
+            plus_chunk<Type, 1, NT>(panel, rows, column, n_steps, x, ahead, sums);
+            plus_chunk<Type, 2, NT>(panel, rows, column, n_steps, x, ahead, sums);
+            plus_chunk<Type, 3, NT>(panel, rows, column, n_steps, x, ahead, sums);
+        }
+    }
+    for (int t = 0; t < p.n_tokens; ++t) {
+        Simd::F of[kRowSets][4];
+        for (int set = 0; set < kRowSets; ++set) {
+            for (int v = 0; v < 4; ++v) {
+                of[set][v] = sums[set][v][t];
+            }
+        }
+        store_sums(p, t, row, end, of, least[t]);
+    }
+}
+
+struct ByFew {
     template <class Type>
     static void run(const ProductProblem & p, int first, int end) {
         for (int row = first; row < end; row += kProductRows) {
-            multiply_sixteen<Type>(p, row, end);
+            if (p.n_tokens == 1) {
+                multiply_sixteen<Type>(p, row, end);
+            } else if (p.n_tokens == 2) {
+                multiply_sixteen_by<Type, 2>(p, row, end);
+            } else {
+                multiply_sixteen_by<Type, kFewTokens>(p, row, end);
+            }
         }
     }
 };
 
-void multiply_token(const ProductProblem & p, int first, int end) { each_type<ByOne>(p, first, end); }
+void multiply_few(const ProductProblem & p, int first, int end) { each_type<ByFew>(p, first, end); }
 
 }  // namespace
 }  // namespace edgekv

@@ -154,17 +154,17 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     char * tokens       = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
     const int n_rows    = static_cast<int>(weights->ne[1]), n_experts = static_cast<int>(weights->ne[2]);
     const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // pairs, of a mixture
-    const bool by_one   = (routed ? dst->ne[2] : dst->ne[1]) == 1;
+    const bool few      = routed ? dst->ne[2] == 1 : dst->ne[1] <= kFewTokens;
     const int n_chosen  = routed ? *routes_of(routed, n_experts).n_chosen : 1;
 
     if (ith == 0) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // threads claim rows of weights as they come free: with several tokens small units, which stay in a cache, and with one token long ones, whose
+    // threads claim rows of weights as they come free: with many tokens small units, which stay in a cache, and with few tokens long ones, whose
     // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int most = by_one ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
+    const int most = few ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
     const int unit = std::max(kProductRows, most / kProductRows * kProductRows);
     const int n_units = (n_rows + unit - 1) / unit;
     for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_chosen * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
@@ -189,7 +189,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
             problem.n_tokens = routes.first[expert + 1] - first;
             problem.places   = routes.places + first;
         }
-        (by_one ? multiply_token : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
+        (few ? multiply_few : multiply_rows)(problem, row, std::min(n_rows, row + unit), selected_isa());
     }
 }
 

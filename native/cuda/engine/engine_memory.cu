@@ -52,12 +52,6 @@ void DeviceBuffer::release() {
 GpuEngine::GpuEngine(int index, const EngineShape & shape, Stream stream) :
     index(index), shape(shape), main(stream), mirrors(engine_mirrors(shape)), syncs(waits_for_nodes()) {
     layer_sketches.resize(shape.layers.size());
-    mirrors.positions = shape.n_pages;
-    mirrors.slots     = mirrors.positions + static_cast<size_t>(shape.n_stream)*shape.n_cells;
-    mirrors.open      = mirrors.slots + n_entries();
-    mirrors.pins      = mirrors.open + static_cast<size_t>(shape.n_stream)*groups_per_stream();
-    mirrors.resolutions = mirrors.pins + 2*static_cast<size_t>(shape.n_stream)*groups_per_stream();
-    mirrors.end       = mirrors.resolutions + shape.layers.size()*shape.n_heads;
 }
 
 int GpuEngine::next_generation() {

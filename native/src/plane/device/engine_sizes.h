@@ -33,7 +33,7 @@ inline size_t engine_list_stride(const EngineShape & shape) { return static_cast
 
 // Where the mirrors of host arrays begin in one array of numbers.
 struct EngineMirrors {
-    size_t newest, positions, slots, open, pins, end;
+    size_t newest, positions, slots, open, pins, resolutions, end;
 };
 
 inline EngineMirrors engine_mirrors(const EngineShape & shape) {
@@ -43,7 +43,8 @@ inline EngineMirrors engine_mirrors(const EngineShape & shape) {
     m.slots     = m.positions + static_cast<size_t>(shape.n_stream) * shape.n_cells;
     m.open      = m.slots + engine_entries(shape);
     m.pins      = m.open + n_groups;
-    m.end       = m.pins + 2 * n_groups;
+    m.resolutions = m.pins + 2 * n_groups;
+    m.end       = m.resolutions + shape.layers.size() * shape.n_heads;
     return m;
 }
 

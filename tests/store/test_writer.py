@@ -33,8 +33,9 @@ def test_the_writer_survives_what_a_place_raises(tmp_path, monkeypatch, caplog, 
     for seed in range(4):
         save(store, conversation(256, seed))
         assert store.flush(10)
-    assert {store.restore(conversation(256, seed), 0, EXACT).n_tokens for seed in range(4)} == {256}
-    assert store.flush(10)
+    for seed in range(4):
+        assert store.restore(conversation(256, seed), 0, EXACT).n_tokens == 256
+        assert store.flush(10)  # else a busy machine touches several at once
     assert store.stats().disk.n_errors == 2
     said = [record for record in caplog.records if record.name == "edgekv"]
     assert len(said) == 1 and type(raised).__name__ in caplog.text

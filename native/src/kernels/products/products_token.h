@@ -44,20 +44,25 @@ inline Simd::F dots(Simd::I sums, Simd::I codes, Simd::I token) {
     return Simd::to_float(Simd::code_sums(Simd::izero(), Simd::code_dot(sums, codes, token)));
 }
 
+// Adds the product of a block's codes with those of a token. The factors, d times the token's, are of the block's halves where the type has two.
+template <class Type>
+[[gnu::always_inline]] inline Simd::F plus_block(CodePair codes, const int8_t * token, Simd::F first, Simd::F second, Simd::F sum) {
+    const Simd::I none = Simd::izero(), low = Simd::dup16(token), high = Simd::dup16(token + 16);
+    if (Type::kWidth == 16) {
+        sum = Simd::fma(first, dots<Type>(none, codes.low, low), sum);
+        return Simd::fma(second, dots<Type>(none, codes.high, high), sum);
+    }
+    const Simd::I part = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
+    return Simd::fma(first, dots<Type>(part, codes.high, high), sum);
+}
+
 // Adds a step's blocks of vector V of a set of rows that begins at `column`.
 template <class Type, int V>
 [[gnu::always_inline]] inline Simd::F plus_step(const Panel & panel, const Rows & rows, int column, int step, const TokenChunk & x, Simd::F sum) {
-    const auto factor    = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
-    const Simd::I none   = Simd::izero();
+    const auto factor = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
     each_block<Type, flipped<Type>()>(rows, column + V, step, [&](int b, CodePair codes) __attribute__((always_inline)) {
-        const Simd::I low = Simd::dup16(x.codes + b * kProductBlock), high = Simd::dup16(x.codes + b * kProductBlock + 16);
-        if (Type::kWidth == 16) {
-            sum = Simd::fma(factor(2 * b), dots<Type>(none, codes.low, low), sum);
-            sum = Simd::fma(factor(2 * b + 1), dots<Type>(none, codes.high, high), sum);
-        } else {
-            const Simd::I first = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
-            sum = Simd::fma(factor(b), dots<Type>(first, codes.high, high), sum);
-        }
+        const Simd::F first = factor(Type::kWidth == 16 ? 2 * b : b), second = Type::kWidth == 16 ? factor(2 * b + 1) : first;
+        sum = plus_block<Type>(codes, x.codes + b * kProductBlock, first, second, sum);
     });
     return sum;
 }
@@ -117,22 +122,14 @@ inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n
         found[t] = to[t];
     }
     const auto factor = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
-    const Simd::I none = Simd::izero();
     for (int step = 0; step < n_steps; ++step) {
         ahead.fetch();
         each_block<Type, flipped<Type>()>(rows, column + V, step, [&](int b, CodePair codes) __attribute__((always_inline)) {
             const Simd::F first = factor(Type::kWidth == 16 ? 2 * b : b), second = Type::kWidth == 16 ? factor(2 * b + 1) : first;
 #pragma GCC unroll 4
             for (int t = 0; t < NT; ++t) {
-                const Simd::I low = Simd::dup16(x[t]->codes + b * kProductBlock), high = Simd::dup16(x[t]->codes + b * kProductBlock + 16);
                 const Simd::F by = Simd::set1(x[t]->d[b]);
-                if (Type::kWidth == 16) {
-                    found[t] = Simd::fma(Simd::mul(first, by), dots<Type>(none, codes.low, low), found[t]);
-                    found[t] = Simd::fma(Simd::mul(second, by), dots<Type>(none, codes.high, high), found[t]);
-                } else {
-                    const Simd::I part = Type::kRange == CodeRange::i8 ? Simd::dot4(none, codes.low, low) : Simd::code_dot(none, codes.low, low);
-                    found[t] = Simd::fma(Simd::mul(first, by), dots<Type>(part, codes.high, high), found[t]);
-                }
+                found[t] = plus_block<Type>(codes, x[t]->codes + b * kProductBlock, Simd::mul(first, by), Simd::mul(second, by), found[t]);
             }
         });
     }

@@ -107,8 +107,8 @@ def test_device_formulas(large):
     plan = device_plan(large, 32768, SPARSE.with_(kv_vram=2 * GIB), CARD)
     assert plan.home == 32768 * 131072 and plan.slot_bytes == 16 * 2 * 128 * 2
     assert plan.sketches == kv_bytes(large, 32768, SPARSE).sketches
-    # slot, priority, mass (two numbers) of a page and head; newest of a page; position of a cell; open and pinned of a group
-    assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8)
+    # slot, priority, mass (two numbers) of a page and head; newest of a page; position of a cell; open and pinned of a group; a head's resolution
+    assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8) + 256 * 4
     # 8 tokens at a time: rows and weights by KV head, shares and logits by query head, tops and sums of groups, 6 partial results
     selected = 8 * (32768 * (8 * (4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 8 * 32 * 6 * (8 + 128 * 4)
     # numbers of sampling, and of the lists; sights of 64 tokens; sums and homes of layers and heads, stale groups, fresh and brought pages, updates

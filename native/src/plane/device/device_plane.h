@@ -90,8 +90,8 @@ private:
     int n_tokens   = 0;  // in the ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
-    std::vector<float> resolutions;  // as the engine knows them; empty: none was told
-    std::vector<int> open;  // [stream] the group that is, as the engine knows it
+    std::vector<float> resolutions;  // as the engine knows them; empty: it knows none
+    std::vector<int> open;  // [stream] the open group, as the engine knows it
 };
 
 inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }

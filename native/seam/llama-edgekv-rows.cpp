@@ -40,7 +40,7 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
     const auto * keys  = index ? llama_edgekv_access::layer(*index, il) : nullptr;
     *out = {};
-    if (!layer || static_cast<int>(layer->il) != il || (layer->v && llama_edgekv_access::v_transposed(*kv))) {  // those of an earlier layer, or in pieces
+    if (!layer || static_cast<int>(layer->il) != il || (layer->v && llama_edgekv_access::v_transposed(*kv))) {  // an earlier layer's, or in pieces
         return false;
     }
     *out = { layer->k, layer->v, keys ? keys->k : nullptr };

@@ -41,7 +41,7 @@ class WhenFull(Described):
     """What happens where a conversation does not fit into its context any more."""
 
     STOP = "stop", "an answer ends there, and a longer prompt is refused"
-    ROLL = "roll", "whole oldest exchanges leave it; the system prompt, what is pinned and the newest exchange stay"
+    ROLL = "roll", "whole oldest exchanges leave it; the system prompt, pinned messages and the newest exchange stay"
 
 
 class DeviceKind(str, enum.Enum):
@@ -57,13 +57,13 @@ class SketchKind(Described):
     """The summary of the keys from which mode sparse estimates attention."""
 
     B3 = "b3", "3 bits for each key channel, in ranges that 64 tokens share"
-    NONE = "none", "no summary: the policy's score alone chooses pages, and the others are not attended"
+    NONE = "none", "no summary: the policy's scores alone choose pages, and the others are not attended"
 
 
 class PromptReading(Described):
     """What the tokens of a prompt attend in mode sparse."""
 
-    EXACT = "exact", "all that they see"
+    EXACT = "exact", "all visible tokens"
     SPARSE = "sparse", "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on"
 
 

@@ -29,7 +29,7 @@ class Address:
         """The address in a text. Raises ConfigError."""
         match = _ADDRESS.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"{text!r} is no address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
+            raise ConfigError(f"{text!r} is not an address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
                               "hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
         return cls(match["repo"], match["quant"])
 

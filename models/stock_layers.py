@@ -6,7 +6,7 @@ from edgekv.models.reader import MetadataReader
 
 ALIBI = "ALiBi position bias"
 
-INDEX = "an index or compressed rows beside its cache say what it attends"
+INDEX = "its attention follows an index or compressed rows beside its cache"
 
 _ALIBI = frozenset({"bloom", "refact"})
 """Architectures with a position bias that their files do not tell (llama.cpp: src/models)."""

@@ -33,7 +33,7 @@ class MoveLimits:
 
     def __post_init__(self) -> None:
         if min(self.max_moves, self.max_wanted, self.gain, self.cold) < 0 or self.margin < 1:
-            raise ConfigError(f"{self} is not a plan's limits: no number may be negative, and the margin must be at least 1")
+            raise ConfigError(f"{self} are not valid limits of a plan: no number may be negative, and the margin must be at least 1")
 
     @property
     def n_ranked(self) -> int:

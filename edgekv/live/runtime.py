@@ -358,7 +358,7 @@ class Runtime:
 
     def _tell_refused(self, n_layers: int) -> None:
         if n_layers > self._n_refused:
-            log.warning("there is no memory for what attends %d of %d layers: stock llama.cpp attends all that they see, until there is",
+            log.warning("there is no memory for the nodes of %d of %d layers: stock llama.cpp attends their whole cache until there is",
                         n_layers, len(self._hooked))
         self._n_refused = n_layers
 

@@ -93,7 +93,7 @@ def _store(request: ContextRequest, needed: int) -> str:
     kept = request.store_bytes + request.in_flight_bytes
     if not kept or needed - kept > request.available:
         return ""
-    return f"; {size(kept)} of memory are set aside for what was read before (--cache-ram)"
+    return f"; {size(kept)} of memory are set aside for kept prefixes (--cache-ram)"
 
 
 def _check_budget(request: ContextRequest) -> None:

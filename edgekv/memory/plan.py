@@ -98,10 +98,10 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     n_ctx = choice.n_ctx
     notes = [choice.note] if choice.note else []
     if request.from_disk:
-        notes.append("how long it takes to read weights from the disk is in no speed here")
+        notes.append("the speeds here do not include reading weights from the disk")
     if kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors:
-        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: what an error needs is measured when the model is "
-                     "first opened with it")
+        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: the resolutions for an error are measured when the "
+                     "model is first opened with it")
     parts = tuple(request.parts(n_ctx, kv))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)

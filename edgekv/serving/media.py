@@ -61,7 +61,7 @@ class Media:
         except ModelError as error:
             why = str(error)
         self._refused.add(projector)
-        log.warning("what stands behind images and sound in prompts is not kept: %s", why)
+        log.warning("prompts are not kept beyond their first image or sound: %s", why)
         return None
 
 

@@ -93,5 +93,5 @@ def _keys(path: Path) -> set[bytes]:
 
 def _path(folder: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a conversation")
+        raise ValueError(f"{name!r} is not the name of a conversation")
     return folder / "conversations" / f"{name}{_ENDING}"

@@ -58,7 +58,7 @@ def open_file(path: Path) -> FileIO:
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for a writer
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Refused("it is no file", damaged=False)
+        raise Refused("it is not a file", damaged=False)
     return file
 
 

@@ -77,7 +77,7 @@ def encode_header(block: Block, identity: ModelIdentity) -> bytes:
 def header_bytes(first: bytes) -> int:
     """The number of bytes of the header, by the first 20 or more. Raises Refused."""
     if not MAGIC.startswith(first[: len(MAGIC)]):
-        raise Refused("it is no block of EdgeKV's", damaged=False)
+        raise Refused("it is not a block of EdgeKV's", damaged=False)
     if len(first) < _PREFIX.size:
         raise Refused("it is truncated", damaged=True)
     _, version, n_text, _ = _PREFIX.unpack_from(first)

@@ -121,5 +121,5 @@ class Writer:
         self.place.stats.n_errors += 1
         if not self._said:
             self._said = True
-            log.exception("writing prefixes to %s failed in a way that nobody expected; it goes on with the next block, and more such "
+            log.exception("writing prefixes to %s failed unexpectedly; it goes on with the next block, and more such "
                           "failures are not reported", self.place.name)

@@ -55,7 +55,7 @@ class Folder:
         """Add a document. Raises ConfigError for one that a report does not show."""
         target = _place(self, document)
         if target is None:
-            raise ConfigError("that is nothing a report shows")
+            raise ConfigError("a report cannot show it")
         target.append(_known(document))
 
     @property

@@ -17,7 +17,7 @@ def read_document(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file that -o json or -o jsonl wrote") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not JSON (it is no text); name a file that -o json or -o jsonl wrote") from None
+        raise ConfigError(f"{path} is not JSON (it is not text); name a file that -o json or -o jsonl wrote") from None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

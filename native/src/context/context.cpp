@@ -47,11 +47,11 @@ const char * edgekv_context::failure() {
         return thrown;
     }
     if (arrivals.failed()) {
-        return "rows that were loaded meanwhile are damaged, or cannot be read";
+        return "rows that were loaded during the computation are damaged or cannot be read";
     }
     const char * sentence = plane->failure();
     if (sentence && problem.sentence.empty()) {
-        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; what it was told since then is lost: make the context anew" };
+        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; changes since then are lost: make the context anew" };
     }
     return sentence ? problem.sentence.c_str() : nullptr;
 }

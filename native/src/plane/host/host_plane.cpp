@@ -84,7 +84,7 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
     if (mode == EDGEKV_MODE_EVICT) {
         for (const Layer * layer : ctx.hooked) {
             if (layer->listed()) {
-                return { EDGEKV_UNSUPPORTED, "mode evict does not serve layers that attend what an index lists; use the modes exact or sparse" };
+                return { EDGEKV_UNSUPPORTED, "mode evict does not serve layers that attend the cells of an index; use the modes exact or sparse" };
             }
             if (layer->v_in_k()) {
                 return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
@@ -103,7 +103,7 @@ Failure HostPlane::do_set_slots(int n_slots) {
 }
 
 Failure HostPlane::do_limit_slots(int) {
-    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says" };
+    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: edgekv_set_arena() sets the size of its arena" };
 }
 
 // ---- pages -------------------------------------------------------------------------------------------------------------------

@@ -59,9 +59,9 @@ def _libraries() -> dict[str, Any]:
 
 
 def _weights() -> dict[str, str | None]:
-    """Each type of quantised weights and what multiplies it fast on this processor: "EDGEKV", kernels of ours; the name of
-    a layout for which llama.cpp has special kernels; None: nothing does, and such types come last. Plain floats are left out: a layout makes
-    them no faster."""
+    """Each type of quantised weights, with the fast kernels that it has on this processor: "EDGEKV": ours; the name of
+    a layout: llama.cpp's special kernels for it; None: none, and such types come last. Plain floats are left out: a layout does not make
+    them faster."""
     from edgekv._native import weight_types
 
     found = {name: "EDGEKV" if weight_types.multiplied_by_us(name, layout) else layout

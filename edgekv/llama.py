@@ -69,8 +69,8 @@ class Llama(llama_cpp.Llama):
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
-        swa_full: off by default, unlike in llama_cpp: sliding layers then keep their window alone, as llama.cpp's own programs do. A prompt that
-            goes back behind the window is read again from its start; with swa_full it is not, but such layers keep every token.
+        swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
+        goes back beyond the window is then read again from its start. With swa_full it is not, but such layers keep every token.
         n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
         weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
             then reads them from the disk again.
@@ -143,7 +143,7 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
-        unless prompts are sparse. A prompt that goes back behind the window of sliding layers is read from its start."""
+        unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
         prompt = arguments[0] if arguments else options["tokens"]
         if self.n_tokens and options.get("reset", True) and not self._in_reach(prompt):
             log.info("the prompt goes back behind the window of sliding layers, and is read from its start; swa_full=True avoids that")
@@ -159,7 +159,7 @@ class Llama(llama_cpp.Llama):
             return
 
     def _in_reach(self, prompt: Sequence[int]) -> bool:
-        """Whether the windows of sliding layers still hold what the prompt's first new token attends."""
+        """Whether the windows of sliding layers still hold the tokens that the prompt's first new token attends."""
         if not llama_cpp.llama_model_n_swa(self.model):
             return True
         n = next((i for i, (a, b) in enumerate(zip(self._input_ids, prompt)) if a != b), min(self.n_tokens, len(prompt)))
@@ -188,10 +188,10 @@ _OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")
 
 
 def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progress = lambda what, done, total: None, **options: Any) -> KvOptions:
-    """These options with `head_errors` where an error was asked for in mode sparse: as this machine keeps them for these model files, or measured
-    now, which takes about as long as reading a prompt of 5,000 tokens. Options as they are where nothing is missing.
+    """These options, with `head_errors` if mode sparse has an error: those that this machine keeps for these model files, or measured
+    now, which takes about as long as reading a prompt of 5,000 tokens. If nothing is missing, the options stay as they are.
 
-    options: more of `Llama`, such as n_threads. Raises what `Llama` raises."""
+    options: further ones of `Llama`, such as n_threads. Raises the errors of `Llama`."""
     if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors or not _native.info()["enabled"]:
         return kv
     file = geometry(model)
@@ -213,7 +213,7 @@ def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progre
 
 
 def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p, position: int) -> bool:
-    """Whether sequence 0 can be cut back to `position`: the windows of sliding layers, if there are any, still hold what a token there
+    """Whether sequence 0 can be cut back to `position`: the windows of sliding layers, if there are any, still hold the tokens that a token there
     attends."""
     window = llama_cpp.llama_model_n_swa(model)
     first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0)

@@ -99,7 +99,7 @@ class Geometry:
         )
 
     def row_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of a token in the layers that keep a row of every token, and of its keys in an index."""
+        """Bytes of a token in the layers that keep a row of every token, including its keys in an index."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if not self.swa[il]) + self._index_bytes(type_k)
 
     def snapshot_bytes(self, type_k: str, type_v: str) -> int:

@@ -207,7 +207,7 @@ def kv_options(function: F) -> F:
 
 
 def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
-    """These options with the errors of the model's heads, where --error needs them. A bar shows that they are measured."""
+    """These options, with the errors of the model's heads if --error needs them. A bar shows the measurement."""
     if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors:
         return kv
     from edgekv import with_head_errors as measured

@@ -33,7 +33,7 @@ def terminate() -> None:
 
 
 def projector() -> str:
-    """The file with which the running server makes embeddings of images and sound; empty: it has none. Once it has answered a request."""
+    """The projector of the running server, which embeds images and sound; empty: it has none. Known after the first answered request."""
     from edgekv._native._server import ffi, lib
 
     return ffi.string(lib.edgekv_server_projector()).decode(errors="surrogateescape")

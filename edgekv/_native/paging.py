@@ -50,8 +50,8 @@ def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) ->
 
 
 def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:
-    """From the next ubatch on, sample each hooked layer's KV head at a resolution of its own: float32 [hooked layer, kv_head], 0 for the
-    selection's; None: that one for all. Decoding thread. Raises ConfigError for another shape, or a number that is no resolution."""
+    """From the next ubatch on, sample each hooked layer's KV head at its own resolution: float32 [hooked layer, kv_head], 0 for the
+    selection's; None: the selection's for all. Decoding thread. Raises ConfigError for another shape or an invalid resolution."""
     if resolutions is None:
         _check(lib.edgekv_set_resolutions(handle, ffi.NULL, 0, 0))
         return

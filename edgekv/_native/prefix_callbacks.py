@@ -14,14 +14,14 @@ log = logging.getLogger("edgekv")
 
 @dataclass(frozen=True)
 class Medium:
-    """An image or a sound in a prompt: embeddings stand in place of its tokens."""
+    """An image or a sound in a prompt; embeddings replace its tokens."""
 
     first: int
     """Its first token."""
     n: int
-    """Its tokens, of which the last may lie behind those told."""
+    """The number of its tokens; the last ones may lie after the given tokens."""
     id: str
-    """Digests of its file and of what its embeddings are computed from."""
+    """Digests of its file and of the input of its projector."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SequenceTokens:
     """Of the llama_context."""
     seq_id: int
     tokens: np.ndarray
-    """int32 [n], -1 for those of media; lives until the call returns."""
+    """int32 [n], -1 for tokens of media; valid until the call returns."""
     adapters: tuple[tuple[int, float], ...]
     """LoRA adapters that K and V depend on: the address of each llama_adapter_lora, which lives as long as the context, and its scale."""
     space: str = ""
@@ -40,9 +40,9 @@ class SequenceTokens:
     media: tuple[Medium, ...] = ()
     """In order."""
     projector: str = ""
-    """The file of the model that makes embeddings of media."""
+    """The projector's file."""
     at: np.ndarray | None = None
-    """int32 [3, n]: position, line and column of each token; None: positions count up. Lives as `tokens`."""
+    """int32 [3, n]: position, line and column of each token; None: positions count up. Valid as long as `tokens`."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class CachedTokens:
     """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
 
     slot: int | None = None
-    """Where the context keeps snapshots: so many tokens of its own stay in the sequence. None: as the server says."""
+    """If the context keeps snapshots: the number of the slot's own tokens that stay in the sequence. None: the server decides."""
     ram: int = 0
     disk: int = 0
     remote: int = 0
@@ -89,8 +89,8 @@ class KeepsPrefixes(Protocol):
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
     def settle(self) -> tuple[int, CachedTokens]:
-        """Wait for the rows. Returns the number of tokens before the first whose rows could not be had (-1: none), which end within no medium, and
-        those of them that were put in."""
+        """Wait for the rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within a medium, and
+        the number of these that were put in."""
 
 
 _handle: object = None

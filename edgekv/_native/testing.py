@@ -39,7 +39,7 @@ def use_products(use: bool) -> int:
 
 
 def leave_whole_layers(handle: Handle) -> None:
-    """Leave the layers that are attended whole in every mode to stock nodes, as a device does. Call it while nothing decodes."""
+    """Leave layers that EdgeKV attends whole in every mode to stock nodes, as a device does. Call it while nothing decodes."""
     lib.edgekv_leave_whole_layers(handle)
 
 

@@ -81,8 +81,8 @@ def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndar
 
 def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, at: np.ndarray | None, label: int) -> np.ndarray:
     """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n], their
-    positions, lines and columns, or None where positions count up; with it first_position -1 keeps all that the sequence has. Their rows must be
-    written before the next decode, or come while it computes. Raises DoesNotFit where there are not so many empty cells."""
+    positions, lines and columns, or None if positions count up; with it, first_position -1 keeps the sequence's tokens. Their rows must be
+    written before the next decode, or come while it computes. Raises DoesNotFit if too few cells are empty."""
     cells = np.empty(n, np.uint32)
     assert tokens is None or tokens.shape == (n,)
     assert at is None or at.shape == (3, n)
@@ -91,7 +91,7 @@ def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens:
 
 
 def in_image(handle: Handle, stream: int, cells: np.ndarray) -> np.ndarray:
-    """int32 [2, n]: lines and columns of the tokens in cells (uint32 [n]) of a stream; zeros where positions have one dimension."""
+    """int32 [2, n]: lines and columns of the tokens in cells (uint32 [n]) of a stream; zeros if positions have one dimension."""
     places = np.empty((2, len(cells)), np.int32)
     _check(lib.edgekv_in_image(handle, stream, _cells(cells), len(cells), _numbers(places[0]), _numbers(places[1])))
     return places

@@ -22,7 +22,7 @@ _INSTEAD_OF = {"error": "resolution", "resolution": "error"}
 
 
 def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) -> None:
-    """Raise ConfigError where options are `named` that each stand for the other."""
+    """Raise ConfigError if two options are `named` that exclude each other."""
     if named.get("error") is not None and named.get("resolution") is not None:
         error, resolution = spelled("error"), spelled("resolution")
         raise ConfigError(f"{error} chooses a resolution for each layer and head, and {resolution} is one for all; give one of the two")

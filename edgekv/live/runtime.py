@@ -212,14 +212,14 @@ class Runtime:
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
 
     def _check_errors(self, options: KvOptions) -> None:
-        """Raise ConfigError where nobody knows what resolution the error that was asked for needs."""
+        """Raise ConfigError if the resolutions for the wanted error are unknown."""
         if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
             raise ConfigError("the errors of this model's heads were not measured, so no resolution follows from an error; open the model by "
                               "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
 
     def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
-        """Let each head sample at what follows from the error that was asked for. Another model, such as a draft's beside the one that was
-        measured, samples at `resolution`."""
+        """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one,
+        samples at `resolution`."""
         table = options.selection.resolutions
         hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
         if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):

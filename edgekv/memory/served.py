@@ -10,7 +10,7 @@ from edgekv.models.geometry import Geometry
 class LayerService:
     il: int
     served: bool
-    """By mode sparse."""
+    """Whether mode sparse serves it."""
     whole: bool
     """On the processor EdgeKV attends it whole in every mode."""
     reason: str

@@ -1,4 +1,4 @@
-"""Images and sound in prompts: numbers that stand for them in the chains of a store."""
+"""Images and sound in prompts: the numbers that represent them in the chains of a store."""
 
 from __future__ import annotations
 

@@ -245,8 +245,8 @@ def free_port(host: str, port: int) -> int:
 
 
 def with_head_errors(options: ServerOptions) -> ServerOptions:
-    """These options with what is known of the heads of the model, where an error was asked for; it is measured where nobody has. Raises what
-    `edgekv.Llama` raises."""
+    """These options, with the errors of the model's heads if an error is set; missing errors are measured. Raises the errors of
+    `edgekv.Llama`."""
     if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:
         return options
     from edgekv.llama import with_head_errors as measured  # with llama_cpp, which other options do not need

@@ -43,7 +43,7 @@ class BlockPiece:
 
 
 def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]:
-    """What pieces have of the first n tokens."""
+    """The part of the pieces that covers the first n tokens."""
     return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
 
 
@@ -153,17 +153,17 @@ class PrefixHit:
 
     @property
     def reaches(self) -> int:
-        """Position behind which a sequence goes on with this hit; 0 where it has nothing."""
+        """The position at which a sequence continues with this hit; 0: the hit is empty."""
         return self.end if self.snapshot is None else self.snapshot.position
 
     def up_to(self, n: int) -> PrefixHit:
-        """The part before the first n tokens' end; without a piece where there is a snapshot behind that."""
+        """The part that covers the first n tokens; empty if its snapshot lies after them."""
         if self.snapshot is not None:
             return self if self.snapshot.position <= n else replace(self, pieces=(), snapshot=None)
         return replace(self, pieces=pieces_up_to(self.pieces, n))
 
     def behind(self, n_have: int) -> PrefixHit:
-        """The part that continues the first n_have tokens; without a piece where none does."""
+        """The part that continues the first n_have tokens; no piece if none continues them."""
         rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
         if rest and rest[0].first < n_have:
             n_cut = n_have - rest[0].first

@@ -160,7 +160,7 @@ class PrefixStore:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
     def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
-        """Keep what came from below and is in memory, where RAM has room beside the chain. With the lock held."""
+        """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
         if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
             return
         if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):

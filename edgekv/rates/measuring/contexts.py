@@ -90,7 +90,7 @@ class Opening:
     """Tokens that are read into an empty cache, beside those behind a depth; 0: one by one alone; None: none."""
     n_computed: int = COMPUTED
     n_back: int = 0
-    """Tokens before a depth that are decoded again in front of a pass."""
+    """Tokens before a depth that are decoded again before a pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ class Contexts:
         return [self.tokens[i % len(self.tokens)] for i in range(position, position + n)]
 
     def fill_to(self, depth: int, said: Said = lambda done, total: None) -> None:
-        """Let each context hold `depth` tokens; only what is not there yet is computed or made up. What a model keeps besides rows is marked
+        """Let each context hold `depth` tokens; only missing tokens are computed or synthesised. Windows and states are marked
         at the depth and `n_back` tokens before it, so that passes can go back there."""
         n_threads = self.first.n_threads
         back = max(0, depth - self.opening.n_back)
@@ -169,7 +169,7 @@ class Contexts:
             self._put_made_up(decoder, depth if decoder is self.first else min(depth, self.opening.second or 0), said)
 
     def _make_up_before(self, depth: int, said: Said) -> None:
-        """Windows and states cannot be made up: the last tokens before the depth are computed, behind rows that are made up."""
+        """Windows and states cannot be synthesised: the last tokens before the depth are computed, after synthetic rows."""
         n = max(self.opening.n_computed, self.first.window)
         if depth <= n:
             return

@@ -52,11 +52,11 @@ class TokenLayout:
     type_k: CacheType
     type_v: CacheType
     more_positions: int = 0
-    """Numbers that a saved cell has besides: M-RoPE's two other positions and the token."""
+    """Further numbers of a saved cell: M-RoPE's two other positions and the token."""
 
     @classmethod
     def of(cls, decoder: Decoder) -> TokenLayout:
-        """Raises EdgeKVError where a context keeps something else than rows, or something else beside them than windows and states."""
+        """Raises EdgeKVError if a context keeps anything other than rows, windows and states."""
         assert decoder.kv is not None
         shape = geometry(Path(decoder.llama.model_path))
         if shape.index_rows or any(shape.index_dims):
@@ -90,7 +90,7 @@ class TokenLayout:
         for (keys, _), width in zip(parts, self.k_bytes):
             pieces += [np.array([self.type_k.ggml_type], np.int32), np.array([width], np.uint64), keys]
         for (_, values), width in zip(parts, self.v_bytes):
-            if not width:  # compressed rows are K alone
+            if not width:  # compressed rows have only K
                 continue
             pieces += [np.array([self.type_v.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
         return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])

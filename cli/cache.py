@@ -220,7 +220,7 @@ def unpin(name: str, folder: Path | None) -> None:
 
 
 def _forget(name: str, folder: Path) -> int:
-    """Remove a kept chat's prefixes; return their bytes. Raises ConfigError where the chat does not name them."""
+    """Remove a kept chat's prefixes; return their bytes. Raises ConfigError if the chat does not name them."""
     from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.store.conversations import forget, knows
 

@@ -88,7 +88,7 @@ def init(force: bool) -> int:
 def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     """Show the options of COMMAND, chat or serve, and where each value comes from.
 
-    ARGUMENTS are what would stand behind the command: `edgekv config show serve --slots 4`.
+    ARGUMENTS are those that would follow the command: `edgekv config show serve --slots 4`.
     """
     outer = click.Context(click.Group("edgekv"), info_name="edgekv")
     known = commands()

@@ -48,7 +48,7 @@ _FIGURES = [
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
 _LOADED_BYTES = GIB
-"""Traces up to so many bytes are read once for all scenarios, larger ones anew for each."""
+"""Traces up to so many bytes are read once for all scenarios, larger ones for each scenario."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 

@@ -27,7 +27,7 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
     """The report, ready for JSON. `libraries_error` and `default_model_error` are sentences, or None.
 
     model: adds its geometry, KV bytes, layers and device plans under `model`. recalibrate: measure the rates of devices again. Raises
-    ModelError where the file is not a model that can chat.
+    ModelError if the file is not a model that can chat.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -182,7 +182,7 @@ def _layers(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
     try:
         llama = Llama(str(path), kv=KvMode.EXACT, n_ctx=N_CTX, verbose=False)
-    except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError where llama.cpp refuses the file
+    except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError if llama.cpp refuses the file
         return [], str(error)
     try:
         return [asdict(layer) for layer in llama.kv.layers], None

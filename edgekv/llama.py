@@ -38,7 +38,7 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 @llama_cpp.llama_log_callback
 def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     """Log llama.cpp's messages, and print them to standard error where `verbose` asks for them. It replaces llama_cpp's own callback, which
-    numbers the levels as an older ggml did and so prints warnings that nobody asked for."""
+    numbers the levels as an older ggml did and so prints unwanted warnings."""
     words = text.decode("utf-8", "replace")
     _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
@@ -78,9 +78,9 @@ class Llama(llama_cpp.Llama):
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option; CudaUnavailable where a GPU was asked for and cannot be used; DoesNotFit, before anything is loaded,
-    where model and context need more memory than is free (`edgekv plan` counts the same); ModelError where the file cannot be loaded;
-    EdgeKVError where the context cannot be created.
+    Raises ConfigError for a bad option; CudaUnavailable if a GPU was asked for and cannot be used; DoesNotFit, before anything is loaded,
+    where model and context need more memory than is free (`edgekv plan` counts the same); ModelError if the file cannot be loaded;
+    EdgeKVError if the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
@@ -103,7 +103,7 @@ class Llama(llama_cpp.Llama):
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
-        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
+        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
             self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
         if placement.warning:
             log.warning("%s", placement.warning)
@@ -134,7 +134,7 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp. Raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use."""
+        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call: this Llama is then of no use."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
@@ -177,7 +177,7 @@ class Llama(llama_cpp.Llama):
 
     @property
     def kv(self) -> Runtime:
-        """The Runtime of this model's context. Raises EdgeKVError where there is none."""
+        """The Runtime of this model's context. Raises EdgeKVError if there is none."""
         found = self._runtime()
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
@@ -221,8 +221,8 @@ def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p
 
 
 def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:
-    """Raise ConfigError where the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
-    DoesNotFit where memory is missing. llama.cpp judges files that are not chat models."""
+    """Raise ConfigError if the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
+    DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:

@@ -77,7 +77,7 @@ class Geometry:
     head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
     n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
     index_rows: int = 0  # the most rows that an index, whose keys lie beside the rows, lets a token read; 0: there is no index
-    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty where none is known
+    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty if none is known
     stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 

@@ -56,7 +56,7 @@ def choose(files: Sequence[str], quant: str | None, repo: str = "the repository"
 
 def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Path:
     """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; huggingface_hub shows the
-    progress. Raises ConfigError where huggingface_hub is not installed, ModelError where there is no such model, EdgeKVError where the site
+    progress. Raises ConfigError if huggingface_hub is not installed, ModelError if there is no such model, EdgeKVError if the site
     cannot be reached."""
     hub = _library()
     try:

@@ -59,7 +59,7 @@ model_or_name_argument = _model(models)
 
 
 def model_path(model: Path | None) -> Path:
-    """The model to use. Raises ModelError where none is named and the default one is not installed."""
+    """The model to use. Raises ModelError if none is named and the default one is not installed."""
     if model is not None:
         return model
     from edgekv.models import default_model
@@ -73,7 +73,7 @@ threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU
 
 
 def when_full_option(default: str) -> Callable[[F], F]:
-    """What happens where a context is full: the value of a WhenFull; None where nothing was said. default: as the help says it."""
+    """What happens where a context is full: the value of a WhenFull; None if nothing was said. default: as the help says it."""
     return option("--when-full", type=_choices(WhenFull), help="When a conversation no longer fits into its context. "
                   + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
 
@@ -222,7 +222,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     Where no mode is asked for, it is `devices.measured_mode`.
 
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
-    error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
+    error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.
     """
     from edgekv import policies
     from edgekv.memory.devices import measured_mode, place

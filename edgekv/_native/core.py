@@ -146,7 +146,7 @@ def _params(options: KvOptions):
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
-    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None where it is, or was not
+    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None if it is, or was not
     to be."""
     sentence = ffi.new("char const **")
     status = lib.edgekv_device_problem(handle, sentence)
@@ -193,7 +193,7 @@ def get_params(handle: Handle) -> tuple[KvMode, int, bool]:
 
 
 def rope(handle: Handle) -> tuple[int, float, float] | None:
-    """(channels turned, base, linear scaling factor) of the rotary embedding; None where the model has none."""
+    """(channels turned, base, linear scaling factor) of the rotary embedding; None if the model has none."""
     n_rot, base, scale = ffi.new("int *"), ffi.new("float *"), ffi.new("float *")
     if not lib.edgekv_get_rope(handle, n_rot, base, scale):
         return None

@@ -116,7 +116,7 @@ def pacing() -> Pacing:
 
 
 def reading_s(first: int, n: int) -> float:
-    """Seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread."""
+    """Seconds that n tokens of a prompt take after the first `first`, by the newest batches; 0: unknown. Call it from any thread."""
     from edgekv._native._server import lib
 
     return lib.edgekv_server_reading_s(first, n)

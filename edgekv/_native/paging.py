@@ -25,9 +25,9 @@ class PageArrays:
     """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
     policy."""
     slots: np.ndarray
-    """int32 [layer, kv_head, page]: the page table, -1 where a page is only in home."""
+    """int32 [layer, kv_head, page]: the page table, -1 if a page is only in home."""
     newest: np.ndarray
-    """int32 [page]: newest position in the page, -1 where it is empty."""
+    """int32 [page]: newest position in the page, -1 if it is empty."""
     dropped: np.ndarray | None
     """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
     n_slots: int

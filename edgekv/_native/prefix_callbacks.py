@@ -70,7 +70,7 @@ class KeepsPrefixes(Protocol):
     """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
 
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """Whether `begin` can go on at once. Else the server asks again, and answers others meanwhile. alone: it answers nobody, so the call may take a
+        """Whether `begin` can go on at once. Otherwise the server asks again, and answers others meanwhile. alone: it has no other, so the call may take a
         moment."""
 
     def leave(self, seq_id: int) -> None:

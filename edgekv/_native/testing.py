@@ -52,7 +52,7 @@ class NativeCheck:
 
 
 def check(handle: Handle) -> NativeCheck:
-    """Compare every sketch with one built anew, and every slot in the page table with home."""
+    """Compare every sketch with a rebuilt one, and every slot in the page table with home."""
     out = lib.edgekv_check(handle)
     return NativeCheck(out.n_groups_wrong, out.n_groups, out.n_slots_wrong, out.n_slots)
 

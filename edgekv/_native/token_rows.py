@@ -9,7 +9,7 @@ from edgekv._native.core import Handle, _check
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError where the context keeps something else than rows
+    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError if the context keeps something else than rows
     and snapshots."""
     n_layer = lib.edgekv_n_layer(handle)
     k_bytes, v_bytes = ffi.new("size_t[]", n_layer), ffi.new("size_t[]", n_layer)
@@ -39,7 +39,7 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
 
 class HeldTokens:
     """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, waits until they are
-    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError where rows are not in host memory."""
+    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host memory."""
 
     def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
         out = ffi.new("edgekv_hold **")
@@ -64,7 +64,7 @@ def keeps_snapshots(handle: Handle) -> bool:
 
 
 def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
-    """What a sequence keeps besides rows behind its newest token: uint8 [bytes]. Raises NativeError where the context keeps nothing else."""
+    """A sequence's data besides rows, after its newest token: uint8 [bytes]. Raises NativeError if the context keeps only rows."""
     n_bytes = ffi.new("size_t *")
     _check(lib.edgekv_read_snapshot(handle, seq_id, ffi.NULL, 0, n_bytes))
     snapshot = np.empty(n_bytes[0], np.uint8)
@@ -73,7 +73,7 @@ def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
 
 
 def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndarray) -> None:
-    """Put in a snapshot (uint8 [bytes]) that was read before the token at `position`. Raises NativeError where it is of another context, and the sequence is
+    """Put in a snapshot (uint8 [bytes]) that was read before the token at `position`. Raises NativeError if it is of another context, and the sequence is
     empty then."""
     assert snapshot.dtype == np.uint8 and snapshot.flags.c_contiguous
     _check(lib.edgekv_write_snapshot(handle, seq_id, position, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))

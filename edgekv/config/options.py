@@ -66,7 +66,7 @@ class KvOptions:
             raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
-        """Raise ConfigError where one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
+        """Raise ConfigError if one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
         for name, modes in _MODES_OF.items():
             if name in named and self.mode not in modes:
                 these = " and ".join(mode.value for mode in modes)
@@ -109,7 +109,7 @@ class KvOptions:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that mode evict keeps. Raises ConfigError where `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
+        """Tokens that mode evict keeps. Raises ConfigError if `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
         keep = self.eviction.keep
         if keep.bytes and self.mode is KvMode.EVICT:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")

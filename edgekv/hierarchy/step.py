@@ -147,7 +147,7 @@ class Hierarchy:
         self.stats.plan_seconds += time.perf_counter() - began
 
     def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
-        """Ask for the scores and the mass that a plan needs; None where there is nothing to plan."""
+        """Ask for the scores and the mass that a plan needs; None if there is nothing to plan."""
         seen = self._observation
         if seen is None or not self._wanted_slots or self._arena_slots != self._wanted_slots:
             return None
@@ -194,7 +194,7 @@ class Hierarchy:
 
     def resize(self, n_slots: int) -> None:
         """Change the number of slots: at once, or, where copies are still under way into slots that go, as soon as they end. The
-        coldest pages leave first. Raises ConfigError, or TierError where the arena cannot have so many; it then stays as it
+        coldest pages leave first. Raises ConfigError, or TierError if the arena cannot have so many; it then stays as it
         is."""
         if n_slots < 0:
             raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
@@ -204,7 +204,7 @@ class Hierarchy:
         self._wanted_slots = n_slots
         self._question = None
         self.migrator.drop()
-        self.migrator.collect()  # a copy that has ended is no reason to wait
+        self.migrator.collect()  # finished copies need no wait
         self._resize_arena()
         self._until_plan = 1
 

@@ -81,7 +81,7 @@ class Cells:
                            native.labels)
 
     def stream_of(self, seq_id: int) -> int:
-        """The stream that holds the cells of a sequence. Raises EdgeKVError where there is none."""
+        """The stream that holds the cells of a sequence. Raises EdgeKVError if there is none."""
         stream = core.stream_of(self._handle(), seq_id)
         if stream < 0:
             raise EdgeKVError(f"sequence {seq_id} has no cells here: the context has no KV cache, or fewer sequences")

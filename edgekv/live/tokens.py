@@ -93,7 +93,7 @@ class Tokens:
 
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
-        on. Raises DoesNotFit where too few cells are empty; the sequence then ends at `first`."""
+        on. Raises DoesNotFit if too few cells are empty; the sequence then ends at `first`."""
         self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
 
     def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
@@ -113,11 +113,11 @@ class Tokens:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot behind the last of them."""
+        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot after the last of them."""
         return token_rows.keeps_snapshots(self._handle())
 
     def snapshot(self, seq_id: int) -> np.ndarray:
-        """A sequence's snapshot behind its newest token. Raises NativeError where the context keeps none."""
+        """A sequence's snapshot after its newest token. Raises NativeError if the context keeps none."""
         return token_rows.read_snapshot(self._handle(), seq_id)
 
     def put_snapshot(self, seq_id: int, position: int, snapshot: np.ndarray) -> None:

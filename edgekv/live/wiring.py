@@ -42,7 +42,7 @@ DEVICE_MOVES = 16384
 
 
 def operations(handle: core.Handle) -> Ops:
-    """Array operations for the data plane of a context. Raises CudaUnavailable where it runs on a GPU that CuPy cannot use."""
+    """Array operations for the data plane of a context. Raises CudaUnavailable if it runs on a GPU that CuPy cannot use."""
     plane = device_calls.plane(handle)
     if plane is None or plane.kind is not DeviceKind.CUDA:
         return backend.choose()
@@ -55,7 +55,7 @@ def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
-    """How many pages a plan moves. On a device any page may fill an empty slot, which would serve nobody. In mode exact each token reads
+    """How many pages a plan moves. On a device any page may fill an empty slot, which would be useless otherwise. In mode exact each token reads
     every page, so that a page keeps its slot: a swap would cost the link's time and gain nothing."""
     if not on_device:
         return MoveLimits()
@@ -83,7 +83,7 @@ def evicts(options: KvOptions) -> EvictionOptions | None:
 
 
 def begins_with(options: KvOptions) -> tuple:
-    """The options that a policy is made with; where one changes, the policy begins anew."""
+    """The options that a policy is made with; if one changes, the policy starts again."""
     chosen, placed = options.selection, options.placement
     return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
 
@@ -209,7 +209,7 @@ class Tiering:
         self._last_run = now
 
     def close(self) -> None:
-        """Wait for the copies under way. Call it before the context is freed or tiered anew."""
+        """Wait for the copies under way. Call it before the context is freed or tiered again."""
         self.hierarchy.close()
 
     # ---- reports ------------------------------------------------------------------------------------------------------------

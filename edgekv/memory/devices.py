@@ -49,7 +49,7 @@ def room_of(info: DeviceInfo) -> DeviceRoom:
 
 
 def place(kv: KvOptions) -> Placement:
-    """The device for a context of these options. Raises CudaUnavailable where a device was asked for and cannot be used, ConfigError where the
+    """The device for a context of these options. Raises CudaUnavailable if a device was asked for and cannot be used, ConfigError if the
     mode does not run on it."""
     if kv.mode is KvMode.EVICT and kv.placement.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
         raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.device}; use --device cpu")
@@ -87,7 +87,7 @@ def devices(kind: DeviceKind) -> list[DeviceInfo]:
 
 
 def native_devices() -> Any | None:
-    """The module that asks libedgekv about devices; None where the library cannot be loaded (others report that)."""
+    """The module that asks libedgekv about devices; None if the library cannot be loaded (others report that)."""
     try:
         return import_module("edgekv._native.device_calls")
     except (ImportError, OSError, NativeError):
@@ -147,7 +147,7 @@ def cupy_version() -> str | None:
 
 
 def has_cuda_build() -> bool:
-    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError where the libraries are missing."""
+    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError if the libraries are missing."""
     from edgekv import _native
 
     return any(path.name.startswith(_PLANE) for path in _native.lib_dir().iterdir())

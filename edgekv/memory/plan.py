@@ -234,7 +234,7 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
 
 
 def fitting_context(model: ModelFile, available: int) -> int:
-    """Tokens, up to the trained context, that fit on the host in mode exact; 0 where not even the weights fit."""
+    """Tokens, up to the trained context, that fit on the host in mode exact; 0 if not even the weights fit."""
     exact, n_train = KvOptions(mode=KvMode.EXACT), model.geometry.n_ctx_train
     request = ContextRequest(model, exact, None, Slots(), available, n_threads=default_threads())
     return min(n_train, largest_context(lambda n: request.fits(n, exact), n_train))

@@ -44,7 +44,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Residency:
-    """A read-only view of a page table. It changes with the table: take it anew for each decision."""
+    """A read-only view of a page table. It changes with the table: get a new one for each decision."""
 
     shape: PageShape
     state: np.ndarray

@@ -40,7 +40,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
     """Rates of a device: measured when this machine first asks (about a second), then from the cache.
 
     They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
-    read. Raises NativeError where the device cannot be used.
+    read. Raises NativeError if the device cannot be used.
     """
     native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))

@@ -116,7 +116,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """What the rates of weights depend on besides the type, because a product begins anew for each row."""
+    """What the rates of weights depend on besides the type, because a product starts again for each row."""
 
     n_embd: int
     n_ff: int
@@ -174,7 +174,7 @@ class KeptRates:
 
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
-    """All rates that a model needs; None where one was never measured."""
+    """All rates that a model needs; None if one was never measured."""
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
     if read is None or attention is None or len(weights) < len(measured_types(model)):

@@ -25,7 +25,7 @@ class Reading(enum.IntEnum):
 
 class ReadWith(NamedTuple):
     """The settings with which tokens were read that were not read exactly, by Reading: digests of at most 32 bytes. Rows read with other settings
-    may be worse, and count as missing. Empty where there is nothing to tell apart."""
+    may be worse, and count as missing. Empty if there is nothing to tell apart."""
 
     exact: bytes = b""
     sampled: bytes = b""
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of K and V for the tokens of a link, or the snapshot behind them. A block is never written to."""
+    """Rows of K and V for the tokens of a link, or the snapshot after them. A block never changes."""
 
     link: Link
     tokens: np.ndarray

@@ -76,7 +76,7 @@ class ComingBlock:
         self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
 
     def read(self, layers: range, flight: InFlight | None) -> np.ndarray | None:
-        """The rows of some layers, verified, uint8 [bytes]; None where they cannot be used. On the calling thread. `flight`: None where they stay."""
+        """The rows of some layers, verified, uint8 [bytes]; None if they cannot be used. On the calling thread. `flight`: None if they stay."""
         starts = self.layout.layer_starts(self.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
         if self.payload is not None:

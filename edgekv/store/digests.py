@@ -25,10 +25,10 @@ _DIGEST_BYTES = 32
 
 
 def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
-    """32 bytes that stand for every byte of the model in `path`, in all of its files where llama.cpp split it.
+    """32 bytes, the digest of every byte of the model in `path`, and of all its files if llama.cpp split it.
 
     A digest that was computed before for a file with the same device, inode, size and times of its last change is taken from `kept_in`, by
-    default a folder of this user's cache. Raises ModelError where a file cannot be read, or changes meanwhile.
+    default a folder of this user's cache. Raises ModelError if a file cannot be read, or changes meanwhile.
     """
     folder = default_folder() if kept_in is None else kept_in
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")

@@ -110,7 +110,7 @@ def first_bytes(file: FileIO) -> bytes:
 
 
 def read_whole(path: Path) -> np.ndarray:
-    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused where it is no plain file,
+    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused if it is no plain file,
     OSError."""
     with open_file(path) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
@@ -124,7 +124,7 @@ def read_whole(path: Path) -> np.ndarray:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a block's file, and its folder where it was the last one; False where it was gone. Raises OSError."""
+    """Remove a block's file, and its folder where it was the last one; False if it was gone. Raises OSError."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def remove_file(path: Path) -> bool:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Remove the temporaries of processes that were killed while they wrote: nobody has them locked. Returns their number. Raises OSError."""
+    """Remove the unlocked temporary files, whose processes were killed while they wrote. Returns their number. Raises OSError."""
     n = 0
     for root in _folders(folder):
         for parent in _folders_in(root):

@@ -118,7 +118,7 @@ class FolderPlace:
         return ComingBlock(reader.header.link, reader.header.tokens, reader.header.layout, fill, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
-        """The result of `read` on a file; None where it is gone, refused or unreadable."""
+        """The result of `read` on a file; None if it is gone, refused or unreadable."""
         try:
             return read(path)
         except FileNotFoundError:

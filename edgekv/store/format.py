@@ -136,7 +136,7 @@ def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None =
 
 
 def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
-    """Raises Refused where the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
+    """Raises Refused if the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
     starts = header.layout.layer_starts(header.link.n)
     first = int(starts[layers.start])
     for layer in layers:

@@ -93,5 +93,5 @@ def fingerprint(*pieces: bytes) -> bytes:
 
 
 def _framed(*pieces: bytes) -> bytes:
-    """Each piece behind its length, so that different lists never give the same bytes."""
+    """Each piece after its length, so that different lists never give the same bytes."""
     return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)

@@ -39,7 +39,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
 
 
 def remove_pin(folder: Path, name: str) -> bool:
-    """Remove a pin; False where there is none. Raises OSError."""
+    """Remove a pin; False if there is none. Raises OSError."""
     try:
         _path(folder, name).unlink()
     except FileNotFoundError:

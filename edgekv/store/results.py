@@ -27,7 +27,7 @@ class BlockPiece:
     source: str
     """ram, disk or remote."""
     read: Callable[[range], np.ndarray | None]
-    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None where they cannot be used."""
+    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None if they cannot be used."""
     block: Block | ComingBlock
 
     @property
@@ -64,7 +64,7 @@ class NearMiss:
     n_lost: int
     """At least: what is only on a remote server is not counted."""
     goes_on_alike: bool
-    """Behind the difference both go on with the same tokens, so what differs is an insertion such as a date, and not a new question."""
+    """After the difference both continue with the same tokens, so the difference is an insertion such as a date, and not a new question."""
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class KeptSnapshot:
         return self.block.link
 
     def read(self) -> np.ndarray | None:
-        """Its bytes, uint8 [bytes], which are read and verified by the first call; None where they cannot be used."""
+        """Its bytes, uint8 [bytes], which are read and verified by the first call; None if they cannot be used."""
         if isinstance(self.block, ComingBlock):
             if self.block.payload is None:
                 self.block.stay()
@@ -148,7 +148,7 @@ class PrefixHit:
 
     @property
     def end(self) -> int:
-        """Position behind the last token; 0 where there is none."""
+        """Position behind the last token; 0 if there is none."""
         return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
 
     @property

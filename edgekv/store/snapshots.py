@@ -65,7 +65,7 @@ class Snapshots:
 
     def cut(self, hit: PrefixHit, tokens: np.ndarray, n_have: int, goes_on: int, root: bytes, accepts: Reading,
             read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
-        """The hit up to the snapshot that lies furthest: behind `goes_on` tokens, before the last token, and not behind the rows."""
+        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
         places = [place for place in self._places if place.working and not (near and place.ahead > 1)]
@@ -97,7 +97,7 @@ class Snapshots:
         return below
 
     def _open(self, one: Candidate, hit: PrefixHit) -> Block | ComingBlock | None:
-        """None where it is gone, or cannot be used."""
+        """None if it is gone, or cannot be used."""
         if one.place is not None:
             return one.place.open([one.child.link])[0]
         with self._shared.lock:
@@ -141,7 +141,7 @@ class Snapshots:
         return parents
 
     def _pass(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes) -> list[Link]:
-        """Note which snapshots of the chain in RAM have N_NEWEST others behind them, with the new one: they are the least useful. Returns those that
+        """Note the snapshots of the chain in RAM that N_NEWEST others follow, counting the new one: they are the least useful. Returns those that
         were not noted before."""
         on_chain: dict[int, list[Link]] = defaultdict(list)
         for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):

@@ -135,7 +135,7 @@ class PrefixStore:
             self._let_go(hit.holds)
 
     def came(self, hit: PrefixHit, n_pieces: int) -> None:
-        """The rows of the first `n_pieces` are in place, and nobody asks for more. Blocks that were to stay in RAM do, and the chain counts as the
+        """The rows of the first `n_pieces` are in place, and no more are needed. Blocks that were to stay in RAM do, and the chain counts as the
         most recently used one everywhere. From any thread."""
         keys = {link.key for link in hit.chain}
         with self._lock:
@@ -168,7 +168,7 @@ class PrefixStore:
             self._below.add(block.link.key)
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
-        """The block of each step, and the tier that it came from; None where it is not needed or cannot be had. Blocks in RAM stay there."""
+        """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
@@ -347,7 +347,7 @@ class PrefixStore:
             self._forget(link.key)
 
     def forget(self, keys: set[bytes]) -> None:
-        """Remove blocks and all that follow them from RAM, and every snapshot that may be behind them. When this returns no write of them goes on."""
+        """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
         pending = list(keys)
         with self._lock:
             while pending:
@@ -364,7 +364,7 @@ class PrefixStore:
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every block is written that can be; False where `timeout_s` was not enough."""
+        """Wait until every block is written that can be; False if `timeout_s` was not enough."""
         with self._lock:
             return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
 

@@ -1,4 +1,4 @@
-"""Writes to a place behind its store's back, on a thread of its own."""
+"""Writes to a place in the background, on its own thread."""
 
 import threading
 from collections import OrderedDict, deque

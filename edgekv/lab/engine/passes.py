@@ -75,7 +75,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
             decoder.decode([token])
         return
     options = mode.options(base, decoder.position + len(tokens))
-    runtime.configure(options.with_(policy="none"))  # a policy begins anew when it changes
+    runtime.configure(options.with_(policy="none"))  # a changed policy starts again
     runtime.configure(options)
     runtime.configure(options.with_(mode=KvMode.EXACT, observe=True))
     for token in tokens:

@@ -122,7 +122,7 @@ def identity(trace: Path) -> str:
 
 
 class Cache:
-    """Results by key, in `CACHE_FILE`. Unreadable results are computed anew; in a folder that cannot be written, none are
+    """Results by key, in `CACHE_FILE`. Unreadable results are computed again; in a folder that cannot be written, none are
     kept."""
 
     def __init__(self, folder: Path):

@@ -25,7 +25,7 @@ class MorphKvSettings(Settings):
 class MorphKv(Policy):
     """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): each head keeps the R
     newest tokens (`n_window`) and the distant tokens that these attend most, summed over their queries ("sum fusion", the source's default
-    for long prompts). Each run ranks them anew:
+    for long prompts). Each run ranks them again:
 
         score = sum over the last R tokens of mass / R
 
@@ -71,7 +71,7 @@ class MorphKv(Policy):
         self._filling[...] = 0
         self._n_filling = 0
         self._older[...] = 0
-        for chunk, _ in self._full:  # summed anew: subtracting would leave rounding errors behind
+        for chunk, _ in self._full:  # sums again: subtraction would leave rounding errors
             self._older += chunk
 
     def forget(self, pages: np.ndarray) -> None:

@@ -37,7 +37,7 @@ class ContextError(Exception):
 
 @contextmanager
 def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
-    """An empty context with these options of `Llama`. Raises ContextError where it cannot be created, ModelError where the model cannot
+    """An empty context with these options of `Llama`. Raises ContextError if it cannot be created, ModelError if the model cannot
     be loaded."""
     try:
         llama = Llama(str(model), verbose=False, **options)
@@ -55,7 +55,7 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
 
 @contextmanager
 def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
-    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be made."""
+    """`Decoder.beside`, closed at the end. Raises ContextError if it cannot be made."""
     try:
         other = decoder.beside(n_ctx, flash_attn, takes_states)
     except EdgeKVError as error:
@@ -120,7 +120,7 @@ class Contexts:
         return [self.first, *([self.second] if self.second else [])]
 
     def token(self, position: int, n: int) -> list[int]:
-        """The tokens of the text at `position` and on; behind its end it begins anew."""
+        """The tokens of the text from `position` on; after its end it starts again."""
         return [self.tokens[i % len(self.tokens)] for i in range(position, position + n)]
 
     def fill_to(self, depth: int, said: Said = lambda done, total: None) -> None:
@@ -196,7 +196,7 @@ class Contexts:
 
 @contextmanager
 def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
-    """Opened, and the weights brought into memory. Raises ContextError where one cannot be had, ModelError where the model cannot be
+    """Opened, and the weights brought into memory. Raises ContextError if one cannot be had, ModelError if the model cannot be
     loaded."""
     with ExitStack() as stack:
         first = stack.enter_context(decoder_of(

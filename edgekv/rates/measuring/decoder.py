@@ -53,7 +53,7 @@ class Decoder:
 
     def beside(self, n_ctx: int, flash_attn: bool, takes_states: bool = False) -> Decoder:
         """A decoder of a second context on the same weights, with the same cache types. EdgeKV is not attached to it: it runs stock
-        whatever mode the first one is in. takes_states: `append` works. Raises EdgeKVError where llama.cpp cannot create it."""
+        whatever mode the first one is in. takes_states: `append` works. Raises EdgeKVError if llama.cpp cannot create it."""
         params = type(self.llama.context_params).from_buffer_copy(self.llama.context_params)
         params.n_ctx = n_ctx
         if takes_states:
@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def kv(self) -> Runtime | None:
-        """The Runtime of this context; None where EdgeKV is not attached to it."""
+        """The Runtime of this context; None if EdgeKV is not attached to it."""
         return runtime.find(ctypes.cast(self._ctx, ctypes.c_void_p).value or 0)
 
     def close(self) -> None:

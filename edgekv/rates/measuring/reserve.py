@@ -20,7 +20,7 @@ _NO_MMAP = 0
 
 
 def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) -> int:
-    """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError where llama.cpp
+    """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError if llama.cpp
     cannot read the header."""
     heard = _Heard()
     upstream, printed = (logging.getLogger(name) for name in ("edgekv.llama.cpp", "llama-cpp-python"))

@@ -86,7 +86,7 @@ public:
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);
 
-    // No ubatch is under way, and the pages and the slots of all moves exist. Copies only the bytes. A device refuses: the caller's own kernels copy there.
+    // No ubatch is under way, and the pages and the slots of all moves exist. Copies only the bytes. A device refuses: its caller has kernels of its own.
     Failure copy_pages(const edgekv_move * moves, int n);
     // No ubatch is under way, and the pages exist. Only the host drops pages, in mode evict.
     Failure drop_pages(const edgekv_move * moves, int n);

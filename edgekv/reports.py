@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How one layer attends."""
+    """One layer's attention."""
 
     il: int
     hooked: bool
     """EdgeKV attends it, and it has pages."""
     reason: str
-    """Why it is hooked, or not."""
+    """The reason why it is hooked, or not."""
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -134,7 +134,7 @@ class SelectionReport:
 
 @dataclass(frozen=True)
 class TierReport:
-    """Where pages live, and how many moved; a page belongs to one layer and KV head."""
+    """The places of pages, and the number of moves; a page belongs to one layer and KV head."""
 
     n_resident: int = 0
     n_home: int = 0

@@ -20,7 +20,7 @@ Message = dict[str, str]
 _QUICK_S = 60.0  # for requests that only process text
 
 PLACES = ("slot", "shared", "ram", "disk", "remote")
-"""Where known tokens of a prompt come from: the slot's own cache, or a tier of the prefix store."""
+"""The sources of a prompt's known tokens: the slot's own cache, or a tier of the prefix store."""
 
 
 @dataclass(frozen=True)

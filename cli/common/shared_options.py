@@ -73,7 +73,7 @@ threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU
 
 
 def when_full_option(default: str) -> Callable[[F], F]:
-    """What happens where a context is full: the value of a WhenFull; None if nothing was said. default: as the help says it."""
+    """The treatment of a full context: the value of a WhenFull; None: not given. default: for the help text."""
     return option("--when-full", type=_choices(WhenFull), help="When a conversation no longer fits into its context. "
                   + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
 

@@ -79,7 +79,7 @@ def rates(kind: DeviceKind, index: int = 0) -> Rates:
 
 @dataclass(frozen=True)
 class Plane:
-    """Where a context's data plane runs. Addresses are the device's: of an emulated one, host memory."""
+    """The device of a context's data plane. Addresses are the device's: of an emulated one, host memory."""
 
     kind: DeviceKind
     index: int

@@ -65,7 +65,7 @@ class Pacing:
 
 @dataclass(frozen=True)
 class Waits:
-    """How often something was waited for, by how long."""
+    """A histogram of waits: their number by duration."""
 
     bounds: tuple[float, ...]
     """Seconds, ascending."""

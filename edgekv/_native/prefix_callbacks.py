@@ -57,7 +57,7 @@ class CachedTokens:
     comes: bool = False
     """They have their cells; their rows come with the next decode."""
     spacing: int = 0
-    """Where snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
+    """If snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(position, token kept, token asked, tokens lost), as edgekv_near_miss; no token lost: there is none."""
 

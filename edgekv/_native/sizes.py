@@ -58,7 +58,7 @@ def sketch_bytes(layer: LayerSize) -> int:
 
 
 def step_bytes(layer: LayerSize) -> int:
-    """What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn."""
+    """Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn."""
     return lib.edgekv_step_bytes(_native(layer))
 
 

@@ -31,7 +31,7 @@ class SampledRows:
     weights: np.ndarray
     """float32 [n]: 1 / the probability of each."""
     n_certain: int
-    """How many of them had probability 1."""
+    """The number of rows with probability 1."""
     missed: float
     """`resolution` times the estimated share of the attention on the cells that were not read."""
 

@@ -39,7 +39,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """What a token reads in mode sparse."""
+    """The selection of the rows that a token reads in mode sparse."""
 
     resolution: float = variable(DEFAULT_RESOLUTION, "EDGEKV_RESOLUTION", parse_resolution)
     """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
@@ -105,12 +105,12 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class EvictionOptions:
-    """What mode evict keeps."""
+    """The tokens that mode evict keeps."""
 
     keep: Keep = variable(Keep(), "EDGEKV_KEEP")
     """A context created in mode evict has cells for no more."""
     split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
-    """How `keep` is divided over layers and heads."""
+    """The division of `keep` over layers and heads."""
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
@@ -119,7 +119,7 @@ class EvictionOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where attention runs and which pages lie there: what policies see, what they move, and how much memory they have."""
+    """The place of attention and its pages: the observation of policies, the pages that they move, and their memory."""
 
     observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
     """Attention mass is kept, for policies and observers."""

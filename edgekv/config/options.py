@@ -30,7 +30,7 @@ def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) ->
 
 @dataclass(frozen=True, init=False)
 class KvOptions:
-    """How a context's KV cache is kept and attended: the mode, and four groups of options.
+    """The options of a context's KV cache: the mode, and four groups of options.
 
     Give an option by its own name, whatever its group, or a whole group by the group's name:
     `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`. Code that needs one group takes that group alone.

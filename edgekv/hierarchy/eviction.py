@@ -26,7 +26,7 @@ class Demand:
     page_cells: np.ndarray
     """int [page], cells in use."""
     split: Split
-    """How the pages are divided over rows and heads."""
+    """The division of the pages over rows and heads."""
     n_keep: int | None
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0

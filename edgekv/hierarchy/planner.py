@@ -13,7 +13,7 @@ from edgekv.pages.residency import Reason, Residency, State
 
 @dataclass(frozen=True)
 class MoveLimits:
-    """How eager a plan is."""
+    """Limits of a plan's eagerness."""
 
     max_moves: int = 4096
     """Promotions in one plan."""
@@ -151,7 +151,7 @@ class _Home:
         return inside & self.mask[rows, heads, np.where(inside, pages, 0)]
 
     def still(self, ids: np.ndarray) -> np.ndarray:
-        """Those of the ids that are HOME, in the same order."""
+        """The ids that are HOME, in the same order."""
         return ids[self.holds(ids)]
 
     def first(self, n: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from edgekv.prefetch import Rope
 
 @dataclass(frozen=True)
 class HierarchySettings:
-    """How a hierarchy decides, and how much it moves. Raises ConfigError for numbers that cannot be."""
+    """Settings of a hierarchy's decisions and moves. Raises ConfigError for impossible numbers."""
 
     page_bytes: int
     """Of a page in the arena."""
@@ -260,7 +260,7 @@ class Hierarchy:
         return self.table.counts()
 
     def why(self) -> list[tuple[State, Reason, int]]:
-        """Which pages live where and why: (state, reason, pages), the most first within a state. FREE pages are left out."""
+        """The pages' places and reasons: (state, reason, pages), the most pages first within a state. FREE pages are left out."""
         table = self.table.why()
         return [(state, Reason(reason), int(table[state, reason])) for state in State if state != State.FREE
                 for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]

@@ -1,4 +1,4 @@
-"""What the hierarchy asks of an arena and of the native page table."""
+"""The interface of an arena and of the native page table, as the hierarchy uses it."""
 
 from typing import Protocol
 

@@ -260,7 +260,7 @@ class Runtime:
         return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
 
     def residency(self) -> Residency | None:
-        """Where each page is: a read-only view, for the decoding thread; None if the mode has no tiers."""
+        """The place of each page: a read-only view, for the decoding thread; None if the mode has no tiers."""
         return None if self._tiering is None else self._tiering.hierarchy.table.residency
 
     def mass(self) -> np.ndarray:
@@ -275,11 +275,11 @@ class Runtime:
         return selection_report(self._native_handle(), len(self._hooked), self._n_heads, stream)
 
     def tiers(self) -> TierReport:
-        """Where pages live; empty if the mode has no tiers."""
+        """The places of pages; empty if the mode has no tiers."""
         return TierReport() if self._tiering is None else self._tiering.tiers()
 
     def layer_selection(self) -> np.ndarray:
-        """What mode sparse read so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
+        """Mode sparse's reads so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
         return paging.selected(self._native_handle(), len(self._hooked), self._n_heads)
 
     def last_rows(self, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -78,7 +78,7 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: 
 
 
 def evicts(options: KvOptions) -> EvictionOptions | None:
-    """What mode evict keeps; None in the other modes."""
+    """The tokens that mode evict keeps; None in the other modes."""
     return options.eviction if options.mode is KvMode.EVICT else None
 
 

@@ -18,7 +18,7 @@ UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""
 
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
-"""Where a figure comes from: the header and the options, a formula, or a measurement."""
+"""The source of a figure: the header and the options, a formula, or a measurement."""
 
 HOST, DISK = "host", "disk"
 

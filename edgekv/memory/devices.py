@@ -28,14 +28,14 @@ _PLANE = "libedgekv-cuda"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a context's attention should run. A model with layers on the processor runs there in any case."""
+    """The wanted place of a context's attention. A model with layers on the processor runs there in any case."""
 
     kind: DeviceKind
     index: int = 0
     info: DeviceInfo | None = None
     """None: the host."""
     warning: str | None = None
-    """Why a GPU of this machine stays unused; tell it loudly."""
+    """The reason why a GPU of this machine stays unused; tell it loudly."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -95,7 +95,7 @@ def native_devices() -> Any | None:
 
 
 def why_no_gpu() -> str | None:
-    """Why attention cannot run on a GPU here, as a clause; None: it can."""
+    """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
     return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), nvidia_gpus(), needs_cupy=True)
 
 
@@ -116,7 +116,7 @@ def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str],
 
 
 def _driver_problem(seen: str) -> str:
-    """Why CUDA finds no GPU although the build and a GPU are there."""
+    """The reason why CUDA finds no GPU although the build and a GPU are there."""
     version = seen.rpartition("driver ")[2]
     branch = int(version.partition(".")[0]) if version.partition(".")[0].isdigit() else 0
     if branch < max(DRIVER_NEEDED.values()):

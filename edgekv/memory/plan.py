@@ -70,7 +70,7 @@ class Plan:
     """Free bytes by place."""
     parts: tuple[MemoryPart, ...]
     problem: str | None
-    """Why it does not fit; None: it fits."""
+    """The reason if it does not fit; None: it fits."""
     limits: tuple[Limit, ...]
     users: int
     """Conversations of USER_TOKENS whose K and V fit beside everything else."""
@@ -80,7 +80,7 @@ class Plan:
     recommended: str
     why: str
     sentence: str
-    """How EdgeKV changes the limit of this machine, in words."""
+    """EdgeKV's effect on the limit of this machine, in words."""
     flags: tuple[str, ...]
     notes: tuple[str, ...]
     busy: float = 0.0

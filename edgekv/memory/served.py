@@ -1,4 +1,4 @@
-"""Which layers EdgeKV's attention serves, and why not the others, by a model's header. `edgekv doctor` opens a context to be certain."""
+"""The layers that EdgeKV's attention serves, and the reasons for the others, by a model's header. `edgekv doctor` opens a context to be certain."""
 
 from dataclasses import dataclass
 

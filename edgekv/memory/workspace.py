@@ -38,7 +38,7 @@ def sketch_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions
 
 
 def step_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int) -> int:
-    """What the longest step of a stream writes between its nodes. All layers use it in turn."""
+    """Buffers between the nodes for a stream's longest step. All layers use them in turn."""
     from edgekv._native import sizes
 
     return max(map(sizes.step_bytes, set(_sizes(model, layers, n_cells, kv, n_threads))), default=0)

@@ -19,7 +19,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a page came to the state it is in: NAME = value, description."""
+    """The reason of a page's state: NAME = value, description."""
 
     _value_: int
     description: str

@@ -1,4 +1,4 @@
-"""What all policies share: settings, scores, forgetting. A policy itself only says what a page is worth."""
+"""The common part of all policies: settings, scores, forgetting. A policy itself only scores pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -43,7 +43,7 @@ class Policy:
     scoring = False
     """The policy has scores."""
     split: Split | None = None
-    """How its source divides the page budget; None: the source leaves that open."""
+    """Its source's division of the page budget; None: the source leaves that open."""
     needs_keys = False
     """It reads `Observation.key_norms`."""
     clairvoyant = False

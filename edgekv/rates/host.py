@@ -31,7 +31,7 @@ log = logging.getLogger("edgekv")
 
 
 def memory_gain(n_threads: int) -> float:
-    """How much faster n threads read memory than one: a guess, in which each adds less than the one before."""
+    """The speed-up of reading memory with n threads: a guess, in which each thread adds less than the one before."""
     return n_threads**0.75
 
 
@@ -99,7 +99,7 @@ class AttentionRates:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention's rates depend on."""
+    """The key of attention's rates: all that they depend on."""
 
     head_dim: int
     group: int
@@ -116,11 +116,11 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """What the rates of weights depend on besides the type, because a product starts again for each row."""
+    """The sizes that the rates of weights depend on besides the type, because a product starts again for each row."""
 
     n_embd: int
     n_ff: int
-    """Of an expert, where there are experts."""
+    """Of an expert, if there are experts."""
 
     @property
     def name(self) -> str:

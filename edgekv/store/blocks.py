@@ -14,7 +14,7 @@ KEY_BYTES = 16
 
 
 class Reading(enum.IntEnum):
-    """What the tokens of a block attended when their K and V were computed. A block is never below its parent."""
+    """The tokens that a block's tokens attended when their K and V were computed. A block is never below its parent."""
 
     EXACT = 0
     SAMPLED = 1
@@ -37,7 +37,7 @@ NOTHING_SAID = ReadWith()
 
 @dataclass(frozen=True)
 class Link:
-    """Where a block stands in its chain, without its rows."""
+    """A block's place in its chain, without its rows."""
 
     key: bytes
     parent: bytes

@@ -62,7 +62,7 @@ class ComingBlock:
     def __init__(self, link: Link, tokens: np.ndarray, layout: PayloadLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
-        """Where loaded rows stay, uint8 [layout.block_bytes(n)]; None: they do not stay."""
+        """The buffer of loaded rows, uint8 [layout.block_bytes(n)]; None: they do not stay."""
         self.fetched = False
         """All of them are there."""
 

@@ -43,7 +43,7 @@ def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
 
 
 def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Where its files lie and when they changed last: others where one of them was replaced or written to. Raises ModelError."""
+    """Its files' places and times of last change, which differ after a file was replaced or written to. Raises ModelError."""
     try:
         return tuple(_stamp(part.stat()) for part in parts(Path(path)))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where blocks lie in a folder, and what lies there: no index, so that several processes can share it.
+"""The files of blocks in a folder, without an index, so that several processes can share it.
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
     FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
@@ -76,7 +76,7 @@ def link_of(parent: bytes, name: str) -> Link | None:
 
 
 def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
-    """Of all files of the blocks and snapshots that follow `parent`; none where there is no folder. Raises OSError."""
+    """The files of all blocks and snapshots that follow `parent`; none if there is no folder. Raises OSError."""
     try:
         names = os.listdir(folder / root.hex() / parent.hex())
     except (FileNotFoundError, NotADirectoryError):

@@ -45,7 +45,7 @@ class BlockHeader:
     checksums: tuple[int, ...]
     """CRC-32 of the rows of each layer, or of the snapshot."""
     start: int
-    """Where the rows begin."""
+    """The offset of the rows."""
 
     @property
     def n_bytes(self) -> int:

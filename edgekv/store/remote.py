@@ -163,7 +163,7 @@ class RedisPlace:
         return self._listed(client, [parent], CHILDREN)[0]
 
     def _listed(self, client: Any, parents: Sequence[bytes], kind: str) -> list[list[Child]]:
-        """What the lists of some blocks name and the server still has. Where it has forgotten many of a list, they are taken out of it."""
+        """The listed successors of some blocks that the server still has. If it has forgotten many of a list, they are removed from it."""
         pipeline = client.pipeline(transaction=False)
         for parent in parents:
             pipeline.hgetall(self._name(parent, kind))

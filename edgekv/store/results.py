@@ -79,7 +79,7 @@ class Holds:
 
 @dataclass(frozen=True, eq=False)
 class KeptSnapshot:
-    """What a sequence keeps besides rows, as it was behind exactly `position` tokens."""
+    """A sequence's data besides rows, after exactly `position` tokens."""
 
     position: int
     source: str
@@ -113,7 +113,7 @@ class PrefixHit:
     n_asked: int = 0
     """Tokens."""
     snapshot: KeptSnapshot | None = None
-    """Of a model that keeps more than rows: the pieces end where it stands, and none of them is of use without it."""
+    """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
 
     def first_pieces(self, n: int) -> PrefixHit:
         """The first n pieces; without a snapshot, and so without a piece, where that leaves out rows before the snapshot."""

@@ -86,7 +86,7 @@ class Snapshots:
         return replace(hit, pieces=())
 
     def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
-        """What hangs on the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
+        """The snapshots of the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
         with self._shared.lock:
             below = [Candidate(Child(block.link, block.tokens), None) for block in self._ram.snapshots(parents[i])]
         for place in places:

@@ -76,7 +76,7 @@ def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int =
 
 @dataclass(frozen=True)
 class Opening:
-    """How contexts are opened. `tokens`: the first n of what is read, of a model. `options`: more of `Llama`."""
+    """The way to open contexts. `tokens`: gives the first n tokens of the text for a model. `options`: further ones of `Llama`."""
 
     model: Path
     tokens: Callable[[Llama, int], Sequence[int]]
@@ -108,9 +108,9 @@ class Contexts:
     """None: tokens cannot be put into these contexts, only be computed."""
     base: KvOptions
     problem: str | None = None
-    """Why there is no second one, where there should be."""
+    """The reason if a wanted second context is missing."""
     lost: str | None = None
-    """Why an empty one is missing, where there should be one."""
+    """The reason if a wanted empty context is missing."""
     _bank: Bank | None = field(default=None, init=False)
 
     def of(self, flash_attn: bool, empty: bool = False) -> Decoder | None:

@@ -35,7 +35,7 @@ _STATE_MAGIC = 0xAF143CD8
 
 
 class Fill(str, Enum):
-    """What stands in the cache before a test."""
+    """The content of the cache before a test."""
 
     TEXT = "text"
     """A text, which is read once."""
@@ -45,7 +45,7 @@ class Fill(str, Enum):
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """How a context keeps a token: bytes of its key and of its value in each layer."""
+    """The layout of a token in a context: bytes of its key and of its value in each layer."""
 
     k_bytes: tuple[int, ...]
     v_bytes: tuple[int, ...]

@@ -33,7 +33,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What a person asks of a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
+    """A person's wishes for a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
 
     kv: KvOptions
     n_ctx: int | None = None

@@ -42,7 +42,7 @@ def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) 
 
 
 class _Heard(logging.Handler):
-    """What llama.cpp said, line by line."""
+    """llama.cpp's messages, line by line."""
 
     def __init__(self) -> None:
         super().__init__()

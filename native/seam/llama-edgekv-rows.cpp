@@ -85,7 +85,7 @@ void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) 
         kv->seq_rm(seq_id, first_pos, -1);
     }
     if (lctx->get_model().hparams.indexer_kpool > 0) {
-        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by 0 makes pools of keys form anew from here on
+        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by 0 makes pools of keys form again from here on
     }
 }
 

@@ -110,13 +110,13 @@ LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version tha
 // the table must outlive its use; null removes it
 LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
 
-// Makes the context's next ubatch build its graph anew. Call it on the decoding thread, or while nothing decodes.
+// Makes the context's next ubatch rebuild its graph. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
 
 // the backend that runs a context's nodes on a device, null: it has none
 LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_backend_dev_t device);
 
-// Reserves the context's compute buffers anew, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
+// Reserves the context's compute buffers again, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
 // memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
@@ -202,7 +202,7 @@ LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_contex
 LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);
 LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 
-// Waits until nobody holds these cells. Call it before you write their rows.
+// Waits until no thread holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks.

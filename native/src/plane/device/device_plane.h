@@ -76,7 +76,7 @@ private:
     Failure reserve_widest();
     EngineShape engine_shape() const;
 
-    // Call it while nothing decodes. All pages leave the arena; its memory is allocated anew, for most_slots slots at most, or freed.
+    // Call it while nothing decodes. All pages leave the arena; its memory is reallocated, for at most most_slots slots, or freed.
     bool reserve_arena();
     void release_arena();
     bool reserve_sketches(const edgekv_selection & selection);

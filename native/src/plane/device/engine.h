@@ -151,7 +151,7 @@ public:
     // Memory for the sketches of all rows; false: last_error(). made: they are new, and empty until they are built
     virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
-    // Allocates the arena anew from the rest of the budget, for at most n_slots slots, and n_tail further slots for pages that are being
+    // Reallocates the arena from the rest of the budget, for at most n_slots slots, and n_tail further slots for pages that are being
     // filled, if these are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and layer; false: last_error(). They may move: see generation().

@@ -161,7 +161,7 @@ Failure DevicePlane::place() {
     if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
         return no_memory();
     }
-    // reserves anew: our graphs need less memory than stock ones, which would copy K and V
+    // reserves again: our graphs need less memory than stock ones, which would copy K and V
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }

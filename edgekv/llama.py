@@ -146,7 +146,7 @@ class Llama(llama_cpp.Llama):
         unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
         prompt = arguments[0] if arguments else options["tokens"]
         if self.n_tokens and options.get("reset", True) and not self._in_reach(prompt):
-            log.info("the prompt goes back behind the window of sliding layers, and is read from its start; swa_full=True avoids that")
+            log.info("the prompt goes back beyond the window of sliding layers, and is read from its start; swa_full=True avoids that")
             self.reset()
         tokens = super().generate(*arguments, **options)
         found = self._runtime()

@@ -205,7 +205,7 @@ class FolderPlace:
             return Outcome.DECLINED
         try:
             if self._made and not self._folder.is_dir():
-                log.warning("the folder %s vanished with its prefixes; it is made anew, and what is in RAM is written again when it is used",
+                log.warning("the folder %s vanished with its prefixes; it is created again, and blocks in RAM are written again when they are used",
                             self._folder)
             self._make_folder()
             if path in self._refused or not path.exists():

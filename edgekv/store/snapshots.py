@@ -116,7 +116,7 @@ class Snapshots:
     def _chain(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> list[Link]:
         """The links of the whole blocks before the snapshot, as a save of their rows gives them, and its own."""
         if len(tokens) != len(readings) or not len(tokens):
-            raise ValueError(f"a snapshot is behind one token or more, and {len(tokens)} tokens have {len(readings)} readings")
+            raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         chain: list[Link] = []
         parent, least, n_whole = root, Reading.EXACT, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS

@@ -24,7 +24,7 @@ def read_document(path: Path) -> Any:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
             return _lines(path, lines)
-        raise ConfigError(f"{path} is not JSON ({error}); write it anew with -o json") from None
+        raise ConfigError(f"{path} is not JSON ({error}); write it again with -o json") from None
 
 
 def _lines(path: Path, lines: list[str]) -> list[Any]:
@@ -33,7 +33,7 @@ def _lines(path: Path, lines: list[str]) -> list[Any]:
         try:
             found.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"line {number} of {path} is not JSON ({error}); write it anew with -o jsonl") from None
+            raise ConfigError(f"line {number} of {path} is not JSON ({error}); write it again with -o jsonl") from None
     return found
 
 

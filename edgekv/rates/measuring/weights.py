@@ -77,7 +77,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
                 return measured
         if n_threads > 1:
             measured = spread(measure(1), n_threads)
-        say(f"other programs kept {busy:.1f} cores busy meanwhile: this is not kept, and measured again the next time")
+        say(f"other programs kept {busy:.1f} cores busy: this is not kept, and measured again the next time")
         most_busy = max(busy, most_busy)
         return measured
 

@@ -70,7 +70,7 @@ def _quota() -> float:
 
 
 def _listed(path: str) -> set[int]:
-    """The numbers of a file such as "0-3,8"; none where there is no file."""
+    """The numbers of a file such as "0-3,8"; none if there is no file."""
     numbers: set[int] = set()
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")

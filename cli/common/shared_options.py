@@ -173,7 +173,7 @@ _KV_OPTIONS = [
                     f"[default: {AUTO}, the memory that the weights leave, less a margin]"),
     option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
            help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
-                "processor.  [default: all of them where there is a GPU]"),
+                "processor.  [default: all of them if there is a GPU]"),
     _kv_option("--sketch", type=_choices(SketchKind),
                help="Mode sparse: the summary of keys that selects tokens. "
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)

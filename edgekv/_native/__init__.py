@@ -60,7 +60,7 @@ def prepare() -> None:
 
 
 def _import_compiled(name: str) -> ModuleType:
-    """One of our compiled modules; NativeError if there is none, or where it cannot be loaded."""
+    """One of our compiled modules; NativeError if there is none, or it cannot be loaded."""
     try:
         return importlib.import_module(f"edgekv._native.{name}")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Devices, their rates, and where a context's data plane runs, as plain values."""
+"""Devices, their rates, and the place of a context's data plane, as plain values."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class DeviceInfo:
     free_bytes: int
     usable: bool
     problem: str
-    """The sentence where it is not usable."""
+    """The reason if it is not usable."""
 
 
 def count(kind: DeviceKind) -> int:

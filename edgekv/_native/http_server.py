@@ -10,7 +10,7 @@ from edgekv.errors import EdgeKVError
 log = logging.getLogger("edgekv")
 
 THREW = 70
-"""The exit code of `run` where the server ended with an exception."""
+"""The exit code of `run` if the server ended with an exception."""
 
 
 def run(argv: list[str]) -> int:
@@ -106,7 +106,7 @@ def set_spaces(spaces: dict[str, str]) -> None:
 
 
 def pacing() -> Pacing:
-    """The pacing of the server, or of the last one where none runs. From any thread."""
+    """The pacing of the server, or of the last one if none runs. Call it from any thread."""
     from edgekv._native._server import ffi, lib
 
     found = ffi.new("edgekv_server_pacing *")

@@ -29,7 +29,7 @@ class PageArrays:
     newest: np.ndarray
     """int32 [page]: newest position in the page, -1 if it is empty."""
     dropped: np.ndarray | None
-    """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
+    """uint8 [shape], mode evict: not zero if the head does not attend the page. None on a device."""
     n_slots: int
     slot_bytes: int
 

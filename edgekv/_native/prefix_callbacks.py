@@ -47,7 +47,7 @@ class SequenceTokens:
 
 @dataclass
 class CachedTokens:
-    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
+    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by the place that kept them."""
 
     slot: int | None = None
     """If the context keeps snapshots: the number of the slot's own tokens that stay in the sequence. None: the server decides."""

@@ -116,7 +116,7 @@ def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, 
     least = 0.0
     if n_held and not n_free_left and len(coldest := ranking.coldest(1)):
         least = limits.margin * float(coldest.values[0]) + limits.gain
-    n_swaps = min(256, n_held)  # most plans move few pages: sort more only where all of these swap
+    n_swaps = min(256, n_held)  # most plans move few pages: sort more only if all of these swap
     while True:
         cold = ranking.coldest(min(n_held, n_gone + n_swaps))
         needs = cold.values[n_gone:] * np.float32(limits.margin) + np.float32(limits.gain)

@@ -153,7 +153,7 @@ class Hierarchy:
             return None
         residency = self.table.residency
         wanted = self.prefetcher.wanted(seen, residency, self.limits.max_wanted)
-        # where no page gives way to another, no scores are needed
+        # if no page replaces another, no scores are needed
         scores = self.policy.scores if self.limits.swap else None
         return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
 
@@ -183,7 +183,7 @@ class Hierarchy:
         self._observation = None  # its arrays are valid during the run only
 
     def pace(self, bytes_per_run: int) -> None:
-        """Limit the copies that a run begins to so many bytes, or to one page where that is more."""
+        """Limit the copies that a run begins to so many bytes, or to one page if that is more."""
         self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
 
     def plan_next(self) -> None:

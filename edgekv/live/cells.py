@@ -24,7 +24,7 @@ class StreamCells:
     positions: np.ndarray
     """int32 [cell]: position of the token; -1: the cell is empty."""
     sequence_bits: np.ndarray
-    """uint64 [cell, word]: bit s is set where the cell belongs to sequence s."""
+    """uint64 [cell, word]: bit s is set if the cell belongs to sequence s."""
     changed: np.ndarray
     """uint64 [cell]: clock value at the last change of the cell's position, sequences or K/V data."""
     now: int

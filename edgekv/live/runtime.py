@@ -126,7 +126,7 @@ class Runtime:
             self._tiering = None
 
     def give_back(self, n_bytes: int) -> int:
-        """Free at least `n_bytes` of the arena's GPU memory, or all of it where it has less, for a draft model, a projector or another
+        """Free at least `n_bytes` of the arena's GPU memory, or all of it if it has less, for a draft model, a projector or another
         program. Pages stay at home and the policy starts again. Returns the bytes that were freed; 0 on the processor. Call it only while
         nothing decodes."""
         handle = self._native_handle()
@@ -341,7 +341,7 @@ class Runtime:
     # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Follow a ubatch, on the decoding thread: step the hierarchy and count where a run ends, then call the observers."""
+        """Follow a ubatch, on the decoding thread: step the hierarchy and count at the end of a run, then call the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
         self._tell_refused(seen.n_refused)

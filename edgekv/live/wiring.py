@@ -178,7 +178,7 @@ class Tiering:
         self._evictor.eviction = evicts(options)
 
     def observation(self, seen: core.RunSums) -> Observation:
-        """A run, as the hierarchy sees it. Where a device reads a prompt, this tells the arena and makes the next step plan."""
+        """A run, as the hierarchy sees it. If a device reads a prompt, this tells the arena and makes the next step plan."""
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)

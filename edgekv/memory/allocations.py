@@ -63,7 +63,7 @@ class ContextRequest:
     """Measured bytes of llama.cpp's work buffers; None: use the formula."""
     n_threads: int = 1
     gpu_layers: int = 0
-    """Layers in GPU memory where the processor attends."""
+    """Layers in GPU memory if the processor attends."""
     later_bytes: int = 0
     """Bytes of a draft model or projector that is loaded after the model."""
     from_disk: bool = False

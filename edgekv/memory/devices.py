@@ -69,7 +69,7 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
+    """The default mode: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
     than stock, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
@@ -100,7 +100,7 @@ def why_no_gpu() -> str | None:
 
 
 def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
-    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts where none was found."""
+    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts if none was found."""
     if kind is DeviceKind.EMULATED:
         return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
     if found and not found[0].usable:
@@ -161,7 +161,7 @@ def has_cuda_driver() -> bool:
 
 
 def nvidia_gpus() -> tuple[list[str], str]:
-    """The GPUs that the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
+    """The GPUs that the NVIDIA driver lists, as "name, memory, driver version"; if it lists none, a clause with the reason."""
     command = shutil.which("nvidia-smi")
     driver = has_cuda_driver()
     if command is None:

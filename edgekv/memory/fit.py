@@ -81,7 +81,7 @@ class DevicePlan:
 
     @property
     def room(self) -> int:
-        """Bytes that the model leaves free; negative where the model itself does not fit."""
+        """Bytes that the model leaves free; negative if the model itself does not fit."""
         return self.free - self.weights - self.compute - self.others
 
     @property
@@ -104,7 +104,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """The context of one sequence in tokens, the KV bytes of all sequences, and a note where it is not the context asked for."""
+    """The context of one sequence in tokens, the KV bytes of all sequences, and a note if it is not the requested context."""
 
     n_ctx: int
     bytes: KvBytes

@@ -75,10 +75,10 @@ class Policy:
         return self._pins
 
     def update(self, observation: Observation) -> None:
-        """Take in the tokens since the last run. Every run calls it, also where no mass was observed."""
+        """Take in the tokens since the last run. Every run calls it, even if no mass was observed."""
 
     def most(self, n_budget: int) -> int:
-        """The most pages of a head that the policy keeps, up to `n_budget`; less where its source fixes a number."""
+        """The most pages of a head that the policy keeps, up to `n_budget`; fewer if its source fixes a number."""
         return n_budget
 
     def forget(self, pages: np.ndarray) -> None:

@@ -84,7 +84,7 @@ class AttentionRates:
     flash: KernelRates
     """Stock's, with flash attention."""
     plain: KernelRates
-    """Stock's, without; where it cannot run, the same as `flash`."""
+    """Stock's, without; if it cannot run, the same as `flash`."""
     row: float
     """Mode sparse: reading one more row."""
     scan: float

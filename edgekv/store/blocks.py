@@ -45,7 +45,7 @@ class Link:
     n: int
     """Tokens of the block, 1 to BLOCK_TOKENS."""
     read_with: bytes = field(default=b"", compare=False)
-    """The digest of ReadWith where it is known: the key depends on it, but a file's name does not tell it."""
+    """The digest of ReadWith if it is known: the key depends on it, but a file's name does not contain it."""
     snapshot: bool = False
     """The payload is a snapshot: what a sequence keeps besides rows behind these tokens. Nothing follows it, and n may be 0."""
 

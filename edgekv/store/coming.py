@@ -92,7 +92,7 @@ class ComingBlock:
         return rows if good else None
 
     def fetch(self, flight: InFlight | None) -> bool:
-        """Read all to where it stays, some layers at a time; whether it can be used."""
+        """Read all into its buffer, some layers at a time; whether it can be used."""
         self.fetched = self.fetched or all(self.read(layers, flight) is not None for layers in layer_groups(self.layout, self.link.n))
         return self.fetched
 
@@ -115,7 +115,7 @@ class BlockReader:
     header: BlockHeader
 
     def read(self, layers: range, out: np.ndarray) -> int:
-        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
+        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
         start = self.header.start + int(self.header.layout.layer_starts(self.header.link.n)[layers.start])
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:

@@ -131,7 +131,7 @@ def _known(kept: Path) -> bytes | None:
 
 
 def _keep(kept: Path, digest: bytes) -> None:
-    """Keep a digest; where the folder is not writable, the next start computes it again."""
+    """Keep a digest; if the folder is not writable, the next start computes it again."""
     partial = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

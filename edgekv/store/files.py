@@ -124,7 +124,7 @@ def read_whole(path: Path) -> np.ndarray:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a block's file, and its folder where it was the last one; False if it was gone. Raises OSError."""
+    """Remove a block's file, and its folder if it was the last one; False if it was gone. Raises OSError."""
     try:
         path.unlink()
     except FileNotFoundError:

@@ -164,7 +164,7 @@ class FolderPlace:
         self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
 
     def _refuse(self, path: Path, refused: Refused) -> None:
-        """Skip a file from now on, and remove it where it is a damaged block of ours. The log tells of the first one."""
+        """Skip a file from now on, and remove it if it is a damaged block of ours. The log reports the first one."""
         with self._lock:
             if path in self._refused:
                 return

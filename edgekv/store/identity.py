@@ -68,7 +68,7 @@ class ModelIdentity:
     """The model's name, for people."""
 
     def root_key(self) -> bytes:
-        """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block where there is no other."""
+        """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block if there is no other."""
         layout = np.array([self.layout.k_bytes, self.layout.v_bytes], dtype="<i8").tobytes()
         return hashlib.blake2b(_framed(self.fingerprint, layout), digest_size=16, person=b"edgekv-root").digest()
 

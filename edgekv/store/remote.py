@@ -233,7 +233,7 @@ class RedisPlace:
         return None if done is None else done[0]
 
     def _try(self, call: Callable[[], T], outage: Outage) -> T | None:
-        """The result of `call`. A failure is an outage of the server, or, where the server only refuses, the named one."""
+        """The result of `call`. A failure is an outage of the server, or, if the server only refuses, the named one."""
         from redis import exceptions
 
         try:

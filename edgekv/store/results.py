@@ -116,7 +116,7 @@ class PrefixHit:
     """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
 
     def first_pieces(self, n: int) -> PrefixHit:
-        """The first n pieces; without a snapshot, and so without a piece, where that leaves out rows before the snapshot."""
+        """The first n pieces; no snapshot, and so no piece, if that leaves out rows before the snapshot."""
         if self.snapshot is not None and n < len(self.pieces):
             return replace(self, pieces=(), snapshot=None)
         return replace(self, pieces=self.pieces[:n])
@@ -189,7 +189,7 @@ class Saved:
 
 @dataclass
 class PlaceStats:
-    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, where the place knows them."""
+    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, if the place knows them."""
 
     n_blocks: int = 0
     n_bytes: int = 0

@@ -27,7 +27,7 @@ MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
 
 UNDER_WAY_BYTES = 128 << 20
-"""Bytes that may wait in RAM for the writer where the bound of RAM is 0."""
+"""Bytes that may wait in RAM for the writer if the bound of RAM is 0."""
 
 
 class PrefixStore:
@@ -61,7 +61,7 @@ class PrefixStore:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
         read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
         whose answer comes quickly are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the
-        sequence can go on by itself; then the hit ends at the last snapshot behind them, and has no pieces where there is none.
+        sequence can go on by itself; then the hit ends at the last snapshot after them, and has no pieces if there is none.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
         are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in

@@ -19,10 +19,10 @@ from edgekv.rates.measuring.steps import set_mode
 from edgekv.vocab import KvMode
 
 BATCH_TOKENS = 512
-"""Computed at once where nothing else is asked."""
+"""Tokens computed at once by default."""
 
 COMPUTED = 128
-"""Tokens at the beginning that are computed even where the others are made up: these are made like them."""
+"""Tokens at the beginning that are computed even if the others are synthetic: they serve as the model for these."""
 
 _SINKS = 16
 """The first of these are not like any others."""

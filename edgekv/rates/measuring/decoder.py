@@ -35,7 +35,7 @@ class Snapshot:
 
 
 class Decoder:
-    """One sequence of a context, decoded token by token; `position` is where the next token goes."""
+    """One sequence of a context, decoded token by token; `position` is the next token's."""
 
     def __init__(self, llama: Llama, ctx: llama_cpp.llama_context_p | None = None):
         """`ctx`: a context of that model which is the decoder's own, and freed with it; None: the one of `llama`."""

@@ -53,7 +53,7 @@ class _Heard(logging.Handler):
 
 
 def _with_holes(model: ModelFile, folder: Path) -> Path:
-    """The file itself where it is whole; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is
+    """The file itself if it is whole; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is
     too short, and reads no weight here."""
     path, end = model.geometry.path, max(tensor.end for tensor in model.tensors)
     if path.stat().st_size >= end or model.header.value("split.count", 0):

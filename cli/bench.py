@@ -88,27 +88,28 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
     """Measure speed against stock llama.cpp in the same run, in llama-bench's manner.
 
     Options, tests (pp512, tg128, "tg128 @ d16384", pp512+tg128) and fields of JSON are llama-bench's. Lists are "1,2,4", ranges
-    "0-8192+2048" or "1-8*2". Every combination is measured. At each depth the modes take turns; a depth is read or made up once for all of
+    "0-8192+2048" or "1-8*2". Every combination is measured. At each depth the modes take turns; a depth is read or synthesised once for all of
     them. "x stock" compares with the faster of stock's two rows, which has a star. Some columns:
 
     \b
-    x limit        how many times as long as with an empty cache: a token,
-                   or the same prompt, measured in the same turns
+    x limit        the time over that with an empty cache, for a token or
+                   the same prompt, measured in the same turns
     attention      tests pp: the share of the time that attention to the
-                   depth takes: what is longer than in the empty cache
+                   depth takes: the time beyond that in an empty cache
     ns/pair        that time for each query, key and query head of the
                    layers that EdgeKV serves, times the threads
-    rows, read     rows that a head read for a token; the share of what
-                   it sees
-    coverage       the estimated share of the attention that this holds
+    rows, read     rows that a head read for a token; their share of the
+                   visible rows
+    coverage       the estimated share of the attention on these rows
     error          the estimated relative error of a head's output
-    hits           the share of what it read that came from the arena
+    hits           the share of the rows read that came from the arena
     KLD            mean divergence of the predicted distribution from
-                   off-flash's; that of off-noflash says how far two correct
-                   kernels are apart on this model
+                   off-flash's; that of off-noflash shows the distance of
+                   two correct kernels on this model
     KLD exact      the same, from full attention in our kernel
-    NLL +%         by how much the text has become less likely than there
-    same top       how often both find the same token most likely
+    NLL +%         the increase of the text's negative log-likelihood
+    same top       the share of tokens for which both agree on the most
+                   likely one
     overhead       the Python layer's share of the time
 
     The commands below measure other things.

@@ -61,7 +61,7 @@ def bench_serve(
 ) -> None:
     """Ask servers from several clients at once, in turns, and compare.
 
-    Each turn has two parts: read, with prompts that the server has never seen, and decode, with the same prompts again, which it holds.
+    Each turn has two parts: read, with prompts that are new to the server, and decode, with the same prompts again, which it holds.
     The columns:
 
     \b

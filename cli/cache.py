@@ -58,7 +58,7 @@ folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=
 def cache() -> None:
     """Look after the prefixes of conversations that a server keeps on disk (edgekv serve --cache-dir).
 
-    Any number of servers may be using the folder meanwhile.
+    Any number of servers may use the folder at the same time.
     """
 
 
@@ -69,10 +69,10 @@ def cache() -> None:
 @folder_option
 @output_option("json", "csv", "md")
 def list_(folder: Path | None, output: str) -> None:
-    """List stored conversations: model, tokens, bytes, how they were read, when they were used, and which names pin them.
+    """List stored conversations: model, tokens, bytes, reading, last use, and the names that pin them.
 
-    Conversations with a common beginning share its blocks; "own" is what one alone has, and what `edgekv cache rm` frees. Models that keep more
-    than rows (windows, recurrent states) have snapshots besides.
+    Conversations with a common beginning share its blocks; "own" counts the blocks of one alone, which `edgekv cache rm` frees. Models that keep
+    more than rows (windows, recurrent states) also have snapshots.
     """
     chains = _chains(folder)
     print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
@@ -125,7 +125,7 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
         help="Remove blocks that only the kept chat with this name uses, of any model. Its text stays; /chats rm deletes both.")
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
-    """Remove conversations. Blocks that others share stay, and so does what is pinned."""
+    """Remove conversations. Shared blocks and pinned conversations stay."""
     from edgekv.store.conversations import forget_all
     from edgekv.store.listing import find_chain, remove_chains, remove_loose_snapshots
 
@@ -161,7 +161,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
 @option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove damaged blocks and snapshots.")
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
-    """Read every block and snapshot and check them against their checksums. The exit code is 1 where one is damaged."""
+    """Read every block and snapshot and check them against their checksums. The exit code is 1 if one is damaged."""
     from edgekv.store.files import remove_file
     from edgekv.store.listing import check_files
 
@@ -191,7 +191,7 @@ def verify(remove: bool, folder: Path | None) -> None:
         show_default=True, metavar="TIME", help="How long it stays: a number followed by s, min, h or d.")
 @folder_option
 def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
-    """Keep a conversation under a name, however full the folder gets, until its time is over."""
+    """Keep a conversation under a name until its time is over, even if the folder is full."""
     from edgekv.store.listing import find_chain
     from edgekv.store.named import Pin, write_pin
 

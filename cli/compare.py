@@ -57,16 +57,16 @@ def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> i
     """Compare results: the speeds of B beside those of A, pair by pair.
 
     A and B hold rows of `edgekv bench -o json` or jsonl, or of llama-bench itself, whose rows are then compared with each of our modes. Rows
-    of the same model, test, mode, threads and cache types are a pair, and of the same budget where a file has several. What is the same
-    throughout each file and not the same in both is named above the table. With more than two files each is compared with the first.
+    of the same model, test, mode, threads and cache types are a pair, and of the same budget if a file has several. A line above the table names
+    settings that are constant within each file but differ between them. With more than two files, each is compared with the first.
 
     \b
     B/A     above 1: B is faster
     95 %    the interval of B/A, from the repetitions (-r) of both
-    B is    faster or slower where the interval lies on one side of 1
+    B is    faster or slower if the interval lies on one side of 1
 
-    The interval knows the noise within the two runs alone. A machine that drifts makes two runs differ by more: for a claim, measure both
-    in one run. With one repetition the noise is not known.
+    The interval covers only the noise within the two runs. On a drifting machine two runs differ by more: for a claim, measure both
+    in one run. With one repetition the noise is unknown.
     """
     from edgekv.lab.results.compare import compare as paired
     from edgekv.lab.results.rows import read_rows

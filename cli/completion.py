@@ -150,7 +150,7 @@ def completion(shell: str) -> None:
 
     \b
     bash   in ~/.bashrc: eval "$(edgekv completion bash)"
-    zsh    in ~/.zshrc, behind compinit: eval "$(edgekv completion zsh)"
+    zsh    in ~/.zshrc, after compinit: eval "$(edgekv completion zsh)"
     fish   edgekv completion fish > ~/.config/fish/completions/edgekv.fish
 
     A new shell then has it. Names of policies, prefetchers, bench modes, shapes, models, kept chats and stored conversations are looked

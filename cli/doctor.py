@@ -58,8 +58,8 @@ PLAN_COLUMNS = [
 def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, output: str) -> None:
     """Tell what is installed, which libraries and instructions are used, whether there is a GPU, and how fast it is.
 
-    With MODEL (a GGUF file) also its shape, what its KV cache takes, which layers EdgeKV's attention serves (a small context is
-    opened for that), and with a GPU how its memory would be used, at the context the model was trained for and at four times that.
+    With MODEL (a GGUF file) also its shape, the bytes of its KV cache, the layers that EdgeKV's attention serves (by opening a small
+    context), and with a GPU the use of its memory, at the context the model was trained for and at four times that.
     The exit code is 5 if the libraries cannot be used.
     """
     from edgekv.diagnosis import diagnose

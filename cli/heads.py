@@ -62,7 +62,7 @@ def heads(
     ctx: int | None, threads: int | None, output: str,
 ) -> None:
     """Read a prompt and show where each head's attention went: on the first page (where models park attention they do not need),
-    on the last pages, or in between; and what role that makes of the head.
+    on the last pages, or in between; and the head's role that follows.
 
     The prompt is taken as it is, without a chat template. Its last tokens are decoded one by one, and their attention is summed; the
     tokens before them are read in batches, which are not observed. A page is 16 tokens. One line is one KV head: its query heads are

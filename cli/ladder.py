@@ -70,19 +70,19 @@ def ladder(
     means; JSON and CSV have each text. The columns:
 
     \b
-    sees           what the policy observes: sampled, what mode sparse sees of
-                   all pages; honest, the pages that the policy chose alone;
-                   ahead, the token itself
+    sees           the policy's observation: sampled, mode sparse's estimate
+                   for all pages; honest, only the pages that the policy
+                   chose; ahead, the token itself
     hits           of the rows that mode sparse reads, the share in hot pages
     by mass        the attention on hot pages, mean over heads; with honest,
-                   where the policy decides what is attended, what is kept
+                   the kept attention, as the policy decides what is attended
     gain           to the rung without the idea: for each prefetch to
                    "+ per head"
     worst          by mass, of the head with least
     fetched        pages moved for each token and head
     published      what the design's source gives for the rung
     KLD, same top, x exact ms
-                   live, for rungs that a KV mode without sketches stands for;
+                   live, for rungs with a KV mode without sketches;
                    below 1 x exact ms is faster than full attention
 
     MODEL is a GGUF file; without it the default model is used.

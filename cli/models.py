@@ -71,7 +71,7 @@ models.add_command(synth)
 def list_models(output: str) -> None:
     """List the default model and GGUF files in known caches: Hugging Face's, llama.cpp's, Ollama's, LM Studio's.
 
-    "fits now" is the longest context whose cache, with the weights, fits into what is free, up to what the model was trained for.
+    "fits now" is the longest context whose cache and weights fit into free memory, up to the length that the model was trained for.
     """
     from edgekv.models.local import local_models
 
@@ -143,8 +143,8 @@ def path(name: str | None) -> None:
 def pull(address: str) -> None:
     """Fetch a model from Hugging Face: hf:USER/REPO or hf:USER/REPO:QUANT, such as hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M.
 
-    Without QUANT, Q4_K_M if there is one. It goes through huggingface_hub (`pip install "edgekv[hub]"`) into that library's cache; an
-    interrupted one goes on where it stopped. Prints the path of the file.
+    Without QUANT, Q4_K_M if there is one. huggingface_hub (`pip install "edgekv[hub]"`) stores it in its cache; an
+    interrupted download is resumed. Prints the path of the file.
     """
     from edgekv.models.hub import Address
     from edgekv.models.hub import pull as fetch

@@ -44,10 +44,10 @@ BUSY = "measured busy"
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
 def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, recalibrate: bool, as_json: bool, **settings: Any) -> int:
-    """Say what MODEL needs of what is free now, which context fits, how fast it will be, and with which flags.
+    """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
-    are measured when they are first asked for, in a few seconds, and kept, unless other programs were busy meanwhile. The exit code is
+    are measured at the first use, in a few seconds, and kept, unless other programs were busy at the time. The exit code is
     4 if the plan does not fit.
     """
     from edgekv.rates.measuring.planned import Measuring, PlanQuestion, plan_here

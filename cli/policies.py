@@ -25,11 +25,11 @@ KINDS = ("policy", "prefetch", "budget")
 @option("--kind", type=click.Choice(KINDS), help="List only these.")
 @output_option("json", "csv", "md")
 def policies(kind: str | None, output: str) -> None:
-    """List what decides which pages are worth their place.
+    """List the policies, prefetchers and budget schemes, which decide the pages in fast memory.
 
-    A policy says what a page is worth (--policy), several joined by a plus: ema+anchor+recent. A part may have settings of its own,
-    ema(alpha=0.02)+anchor. A prefetcher says which pages will be wanted next (--prefetch). A budget scheme says how the pages of a
-    budget are divided over layers and heads.
+    A policy scores pages (--policy); a plus joins several: ema+anchor+recent. A part may have its own settings,
+    ema(alpha=0.02)+anchor. A prefetcher predicts the pages wanted next (--prefetch). A budget scheme divides the pages of a
+    budget over layers and heads.
     """
     print_rows([row for row in _rows() if kind in (None, row["kind"])], COLUMNS, output)
 

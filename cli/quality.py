@@ -98,19 +98,19 @@ def quality(
 ) -> None:
     """Say what a KV mode costs in quality, against full attention.
 
-    Texts: each is read in, then every mode predicts the same tokens of it. The row "off" (stock llama.cpp) shows how far two correct
-    kernels are apart. The columns:
+    Texts: each is read in, then every mode predicts the same tokens of it. The row "off" (stock llama.cpp) shows the distance of two
+    correct kernels. The columns:
 
     \b
     PPL +%      the difference of perplexity from full attention's
     KLD exact   the mean divergence of the predicted distributions
     KLD p99     what one divergence in a hundred exceeds
-    same top    how often both find the same token most likely
+    same top    the share of tokens for which both agree on the most likely one
 
     Tasks: questions about long contexts. Each context is read in with full attention before the mode sees a question. "retention" is the
-    share of what full attention answers that the mode answers too; the row "off" shows what stock keeps. A task that full attention hardly
-    answers, or no better than guesses would, says nothing about the cache, and does not count in the row "all". What a sparse mode answers
-    while it attends everything does not count either.
+    share of full attention's right answers that the mode gives too; the row "off" shows stock's share. A task that full attention hardly
+    answers, or no better than guesses would, says nothing about the cache, and does not count in the row "all". A sparse mode's answers
+    while it attends everything do not count either.
 
     Intervals are 95 %. JSON and CSV also have each length and the wrong answers. The same seed asks the same questions.
 

@@ -31,10 +31,10 @@ from edgekv.cli.common.shared_options import option
 def report(folder: Path, out: Path | None, model: Path | None, plots: Path | None, speed: Path | None, steps: int) -> None:
     """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
-    DIR holds what other commands wrote, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv quality` and
+    DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv quality` and
     `edgekv sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save DIR), and a server's documents
     /edgekv/history and /edgekv/state. Traces *.npz (edgekv trace record) are simulated for the pictures; that takes minutes the first time
-    and is kept in DIR. What is not there is left out of the page and named at its end.
+    and is kept in DIR. The page leaves out missing results and names them at its end.
 
     Needs matplotlib: pip install "edgekv[report]".
     """

@@ -92,9 +92,9 @@ class _PassesOn(click.Command):
 def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
-    MODEL is a GGUF file; without one, the default model. What stands after -- goes to llama.cpp's server as it is. Both ways of
-    stopping it tell clients that wait for an answer, clean up, and leave with exit code 0. A second signal ends it at once, with exit
-    code 130 or 143, and so does one that comes while the model is loaded.
+    MODEL is a GGUF file; without one, the default model. Arguments after -- go to llama.cpp's server unchanged. Either signal
+    informs clients that wait for an answer, cleans up, and ends the server with exit code 0. A second signal ends it at once, with exit
+    code 130 or 143, and so does a signal while the model is loaded.
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line

@@ -94,15 +94,15 @@ def sim(
     counted. The columns, of which JSON and CSV have more:
 
     \b
-    hits       of what a head wants (--access), the share that is hot
+    hits       the share of a head's accesses (--access) to hot pages
     hit mass   the share of the true attention mass on hot pages, mean over
                heads and steps
     worst      the same, of the worst head
     hot        the share of the visible pages that is hot
     fetched    pages that become hot for each step and head
 
-    With --observe honest the policy decides what is attended, and the hit mass is what is kept of the attention. What is missed does not
-    change the later layers and tokens here, as it would in a model.
+    With --observe honest the policy decides what is attended, and the hit mass is the kept attention. Missed attention does not
+    change later layers and tokens here, as it would in a model.
     """
     from edgekv.lab.traces.sim import Scenario
 

@@ -72,8 +72,8 @@ def synth(shape: str, output: Path | None, weight_type: str, layers: int | None,
           seed: int) -> None:
     """Write a model of random weights in the shape of a real one (`edgekv models shapes` lists them).
 
-    It has the real one's matrices and vocabulary size, so that each token costs what the real one costs, and a tokenizer of single
-    characters. What it answers is random words. The file is complete or not there.
+    It has the real one's matrices and vocabulary size, so that each token costs the same, and a tokenizer of single
+    characters. It answers random words. The file is complete or absent.
     """
     from dataclasses import replace
 

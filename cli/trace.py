@@ -48,13 +48,13 @@ def record(
     model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, resolution: float, type_k: str,
     type_v: str, page_tokens: int | None, threads: int | None,
 ) -> None:
-    """Record the attention of a model that reads a text with full attention, and what mode sparse observes of it.
+    """Record the attention of a model that reads a text with full attention, and mode sparse's observation of it.
 
     The text is read in up to the window. The rest is decoded token by token, once with full attention and once in mode sparse. The file
     holds for each token the attention mass on every page of every layer and KV head: summed over the query heads of the group and as their
     maximum, and both again as mode sparse observed them. It also holds how many rows of the page mode sparse read.
-    edgekv/lab/traces/file.py describes the format. Only layers that EdgeKV's attention serves are recorded. A recording that is
-    interrupted leaves no file.
+    edgekv/lab/traces/file.py describes the format. Only layers that EdgeKV's attention serves are recorded. An interrupted
+    recording leaves no file.
 
     MODEL is a GGUF file; without it the default model is used.
     """

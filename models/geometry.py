@@ -147,7 +147,7 @@ def geometry(path: str | Path) -> Geometry:
 def open_model(path: str | Path, whole: bool = True) -> ModelFile:
     """Read the header of a model that can chat. whole: its tensors must be there too.
 
-    Raises ModelError, with one sentence, where the file is missing, no GGUF, damaged or incomplete, or cannot generate text: a vocabulary
+    Raises ModelError, with one sentence, if the file is missing, not GGUF, damaged or incomplete, or cannot generate text: a vocabulary
     without weights, an embedding model, an adapter, a projector.
     """
     path = Path(path)

@@ -11,7 +11,7 @@ from typing import Any
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
-"""Types of weights to take where none is named; the first one that exists."""
+"""Types of weights to take by default: the first one that exists."""
 
 _ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")

@@ -124,7 +124,7 @@ class ChatClient:
 
     def stream(self, messages: list[Message], pinned: Sequence[int] = ()) -> Iterator[AnswerPiece]:
         """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work. pinned: numbers of the messages that stay
-        where the context is full.
+        in a full context.
 
         Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
         """

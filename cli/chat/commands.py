@@ -172,7 +172,7 @@ def memory(loop: ChatLoop, _: str) -> None:
 
 @_command("[N|last|system]")
 def pin(loop: ChatLoop, which: str) -> None:
-    """Keep a message where the context is full, and in mode sparse always attend it; without a name, list the messages and what is pinned."""
+    """Keep a message in a full context, and in mode sparse always attend it; without a name, list the messages and the pins."""
     loop.check_pins()
     if which:
         loop.pins.add(which)

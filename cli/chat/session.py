@@ -70,7 +70,7 @@ class Conversation:
     def send(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Send the draft and stream the answer into `show`.
 
-        An interrupted answer stays as far as it came. Where there is none yet, or the prompt does not fit, the message goes back into the draft
+        An interrupted answer stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into the draft
         and the conversation is as before; ContextOverflow and EdgeKVError pass through.
         """
         before, draft = list(self.turns), self.draft

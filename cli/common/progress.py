@@ -20,7 +20,7 @@ LATEST = 3
 """The last parts of a prompt, over which its speed is measured."""
 
 Show = Callable[..., None]
-"""Called with (what is being done, amount done, whole amount), and with the seconds left where the caller knows them better than by
+"""Called with (name of the work, finished amount, whole amount), and with the seconds left if the caller knows them better than by
 proportion."""
 
 

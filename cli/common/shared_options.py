@@ -219,7 +219,7 @@ def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
 
 def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
-    Where no mode is asked for, it is `devices.measured_mode`.
+    Without a mode, it is `devices.measured_mode`.
 
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
     error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.

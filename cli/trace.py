@@ -79,7 +79,7 @@ def record(
 @click.argument("file", type=click.Path(path_type=Path))
 @output_option("json")
 def info(file: Path, output: str) -> None:
-    """Say what a trace is of."""
+    """Describe a trace."""
     from edgekv.lab.traces.trace import Trace
 
     with Trace.open(file) as opened:

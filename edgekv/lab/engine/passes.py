@@ -182,7 +182,7 @@ class Passes:
         return self._prompt(decoder, self.opened.token(test.depth, test.n_empty))
 
     def limit(self, n_threads: int) -> list[float]:
-        """Seconds of tokens with an empty cache, in mode exact: the weights alone, in the kernels that multiply them fastest."""
+        """Seconds of tokens with an empty cache, in mode exact: only the weights, in the fastest kernels for them."""
         decoder = self.opened.of(flash_attn=True, empty=True)
         if decoder is None:
             return []

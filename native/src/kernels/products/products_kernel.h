@@ -122,20 +122,20 @@ Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     return rows;
 }
 
-// Prefetches sixteen rows in the order of their use, kChunksAhead chunks ahead, and behind a row's last chunk the next sixteen. That many chunks of
-// the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB; whole rows ahead would not, and come too late where they are short.
+// Prefetches sixteen rows in the order of their use, kChunksAhead chunks ahead, and after a row's last chunk the next sixteen. So many chunks of
+// the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB. Whole rows ahead would not, and short ones would come too late.
 template <class Type>
 class Ahead {
 public:
     Ahead(const ProductProblem & p, int row)
         : weights_(p.weights), stride_(p.weight_stride), row_(row), n_chunks_((p.n_values + kProductChunk - 1) / kProductChunk) {}
-    // what follows is for the chunk that is kChunksAhead behind `chunk`
+    // the next calls of fetch() are for the chunk kChunksAhead after `chunk`
     void at(int chunk) {
         const int ahead = chunk + kChunksAhead, row = row_ + ahead / n_chunks_ * kProductRows;
         from_ = weights_ + static_cast<size_t>(row) * stride_ + static_cast<size_t>(ahead % n_chunks_) * kBytes * Type::kSideBySide;
         next_ = 0;
     }
-    // the chunk's next n of sixteen rows
+    // fetches the chunk's next n of sixteen rows
     void fetch(int n) {
         for (const int end = next_ + n; next_ < end; ++next_) {
             const int apart = next_ / Type::kSideBySide * Type::kSideBySide;  // rows side by side share an address

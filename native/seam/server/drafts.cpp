@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
-namespace {
-bool g_on = false;
-}
-
-void edgekv_seam_set_drafts(bool on) { g_on = on; }
-
 namespace edgekv_server {
 namespace {
+
+bool g_on = false;
 
 constexpr int SHORTEST   = 4;   // tokens that must match
 constexpr int LONGEST    = 12;  // that must match after wrong guesses
@@ -37,6 +33,14 @@ std::unordered_map<int, slot_drafts> & all_slots() {
 }
 
 }  // namespace
+}  // namespace edgekv_server
+
+void edgekv_seam_set_drafts(bool on) {
+    edgekv_server::g_on = on;
+    edgekv_server::all_slots().clear();
+}
+
+namespace edgekv_server {
 
 bool drafts_from_text() { return g_on; }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-// Call it before a server starts. Off: nothing is guessed here.
+// Call it before a server starts; it forgets an earlier one. Off: nothing is guessed here.
 void edgekv_seam_set_drafts(bool on);
 
 namespace edgekv_server {

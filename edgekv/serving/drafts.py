@@ -1,5 +1,6 @@
 """Drafts: tokens that are guessed, and checked in one step together with the next one. What the model says is the same, but for rounding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from edgekv.errors import ConfigError, ModelError
 from edgekv.models import Geometry
 from edgekv.models.reader import MetadataReader, open_gguf
+from edgekv.serving.server_options import ServerOptions
 from edgekv.vocab import Drafting, KvMode
 
 _MOST = 3
@@ -28,16 +30,16 @@ def parse_draft(text: str) -> Drafting | Path:
     return Drafting(text) if text in [member.value for member in Drafting] else Path(text)
 
 
-def drafting(wanted: Drafting | Path | None, mode: KvMode, on_host: bool, model: Geometry, extra: tuple[str, ...]) -> Drafting | Path:
-    """Where drafts come from. wanted: None for guesses from the text where no text was measured to lose: with full or sparse attention, on a
-    processor, for models that can take back a token (recurrent states cannot) and without other drafts among the options `extra` of
+def drafting(options: ServerOptions, model: Geometry, on_host: bool) -> Drafting | Path:
+    """Where drafts come from. Where the options do not say, they are guesses from the text if no text was measured to lose: with full or sparse
+    attention, on a processor, for models that can take back a token (recurrent states cannot), and without other drafts among the options of
     llama.cpp's server. Raises ConfigError for drafts in mode evict."""
-    if wanted is not None and wanted is not Drafting.OFF and mode is KvMode.EVICT:
+    if options.draft not in (None, Drafting.OFF) and options.kv.mode is KvMode.EVICT:
         raise ConfigError("--draft does not go with mode evict: what a wrong guess made it drop is gone; leave it out, or use another --kv")
-    if wanted is not None:
-        return wanted
-    others = any(argument.replace("_", "-").startswith(_OTHER_DRAFTS) for argument in extra)
-    gains = mode in (KvMode.EXACT, KvMode.SPARSE) and on_host and not model.recurrent_bytes and not others
+    if options.draft is not None:
+        return options.draft
+    others = any(argument.replace("_", "-").startswith(_OTHER_DRAFTS) for argument in options.extra)
+    gains = options.kv.mode in (KvMode.EXACT, KvMode.SPARSE) and on_host and not model.recurrent_bytes and not others
     return Drafting.NGRAM if gains else Drafting.OFF
 
 
@@ -48,6 +50,15 @@ def draft_arguments(chosen: Drafting | Path) -> tuple[str, ...]:
     if chosen is Drafting.NGRAM:
         return ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(_UPSTREAMS_MATCH), "--spec-ngram-simple-size-m", str(_MOST))
     return "--spec-type", "draft-simple", "--model-draft", str(chosen), "--spec-draft-n-max", str(_MOST)
+
+
+def with_draft_model(options: ServerOptions) -> ServerOptions:
+    """These options with a draft model among those of llama.cpp's server, so that memory is planned for it. Raises ModelError
+    (`check_draft_model`)."""
+    if not isinstance(options.draft, Path) or options.kv.mode is KvMode.EVICT:
+        return options
+    check_draft_model(options.draft, options.model)
+    return replace(options, extra=(*draft_arguments(options.draft), *options.extra))
 
 
 def check_draft_model(draft: Path, model: Path) -> None:

@@ -23,7 +23,7 @@ from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
-from edgekv.serving.drafts import check_draft_model, draft_arguments, drafting
+from edgekv.serving.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.serving.errands import Result
 from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
@@ -70,14 +70,14 @@ class Server:
         self.model: Geometry = file.geometry
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
-        self._add_draft_model()
+        self.options = with_draft_model(self.options)
         keys = options.api_keys()
         self.options = with_head_errors(self.options)
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()
-        self.draft = drafting(self.options.draft, self.options.kv.mode, self.context.device is None, self.model, self.options.extra)
+        self.draft = drafting(self.options, self.model, on_host=self.context.device is None)
         """Where drafts come from."""
         self.port = options.port
         # An event instead of Thread.join(): an interrupt during the join makes Python believe that the thread has ended (bpo-45274).
@@ -100,14 +100,6 @@ class Server:
             kv = kv.with_(kv_vram=choice.device.budget)
             self.options = replace(self.options, kv=kv)
         return choice
-
-    def _add_draft_model(self) -> None:
-        """Put it among llama.cpp's options, so that memory is planned for it. Raises ModelError where it cannot draft for this model."""
-        draft = self.options.draft
-        if isinstance(draft, Path):
-            drafting(draft, self.options.kv.mode, True, self.model, ())
-            check_draft_model(draft, self.options.model)
-            self.options = replace(self.options, extra=(*draft_arguments(draft), *self.options.extra))
 
     def parts(self) -> list[MemoryPart]:
         """The context's estimated memory, by part."""

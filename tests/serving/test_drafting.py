@@ -10,6 +10,7 @@ from support.local_server import options
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
+from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving.drafts import check_draft_model, drafting, parse_draft
 from edgekv.serving.server import Server
@@ -116,14 +117,17 @@ def test_a_draft_model_has_the_same_vocabulary(default_model, model, tmp_path):
 def test_where_drafts_come_from(synthetic):
     plain, recurrent = (open_model(synthetic(kind)).geometry for kind in ("llama", "lfm2"))
     assert parse_draft("ngram") is Drafting.NGRAM and parse_draft("off") is Drafting.OFF and parse_draft("a.gguf") == Path("a.gguf")
+    def chosen(mode: KvMode, on_host: bool, geometry: Geometry, extra: tuple[str, ...], draft: Drafting | Path | None = None) -> Drafting | Path:
+        return drafting(options(geometry.path, kv=KvOptions(mode=mode), extra=extra, draft=draft), geometry, on_host)
+
     for mode, on_host, geometry, extra, expected in (
             (KvMode.EXACT, True, plain, (), Drafting.NGRAM), (KvMode.SPARSE, True, plain, ("--slots", "2"), Drafting.NGRAM),
             (KvMode.OFF, True, plain, (), Drafting.OFF), (KvMode.EVICT, True, plain, (), Drafting.OFF),
             (KvMode.EXACT, False, plain, (), Drafting.OFF), (KvMode.EXACT, True, recurrent, (), Drafting.OFF),
             (KvMode.EXACT, True, plain, ("--spec-type", "ngram-mod"), Drafting.OFF), (KvMode.EXACT, True, plain, ("-md", "d.gguf"), Drafting.OFF),
             (KvMode.EXACT, True, plain, ("--mmproj", "p.gguf"), Drafting.OFF)):
-        assert drafting(None, mode, on_host, geometry, extra) is expected, (mode, on_host, extra)
-    assert drafting(Drafting.NGRAM, KvMode.OFF, False, recurrent, ()) is Drafting.NGRAM, "who asks gets it"
+        assert chosen(mode, on_host, geometry, extra) is expected, (mode, on_host, extra)
+    assert chosen(KvMode.OFF, False, recurrent, (), Drafting.NGRAM) is Drafting.NGRAM, "who asks gets it"
     for wanted in (Drafting.NGRAM, Path("d.gguf")):
         with pytest.raises(ConfigError, match="--draft does not go with mode evict"):
-            drafting(wanted, KvMode.EVICT, True, plain, ())
+            chosen(KvMode.EVICT, True, plain, (), wanted)

@@ -15,6 +15,7 @@ from edgekv.cli.common.caches import cache_options, caches_text, split_cache_opt
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import (
     Parsed,
+    draft_option,
     kv_options,
     model_argument,
     model_path,
@@ -87,6 +88,7 @@ class _PassesOn(click.Command):
              "full speed.")
 @kv_options
 @when_full_option("stop")
+@draft_option
 @cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:

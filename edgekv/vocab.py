@@ -44,6 +44,13 @@ class WhenFull(Described):
     ROLL = "roll", "whole oldest exchanges leave it; the system prompt, pinned messages and the newest exchange stay"
 
 
+class Drafting(Described):
+    """Where tokens come from that are guessed and checked together with the next one."""
+
+    NGRAM = "ngram", "what followed the last tokens where they stood before, as long as such guesses save time"
+    OFF = "off", "nothing is guessed"
+
+
 class DeviceKind(str, enum.Enum):
     """The place of a context's data plane; the values are those of EDGEKV_DEVICE."""
 

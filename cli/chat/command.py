@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import (
+    draft_option,
     kv_options,
     model_argument,
     model_path,
@@ -53,6 +54,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
 @kv_options
 @when_full_option("roll; stop in mode evict")
+@draft_option
 @option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
         help="Longest answer.  [default: until the context is full]")
 @option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
@@ -73,7 +75,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def chat(
     model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
-    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, **settings: Any,
+    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, draft: Any, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
@@ -116,6 +118,7 @@ def chat(
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
+        draft=draft,
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")

@@ -28,7 +28,7 @@ from edgekv.config import (
     parse_resolution,
 )
 from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, KvMode, PromptReading, SketchKind, WhenFull
+from edgekv.vocab import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -76,6 +76,21 @@ def when_full_option(default: str) -> Callable[[F], F]:
     """The treatment of a full context: the value of a WhenFull; None: not given. default: for the help text."""
     return option("--when-full", type=_choices(WhenFull), help="When a conversation no longer fits into its context. "
                   + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
+
+
+def _draft(text: str) -> Any:
+    from edgekv.serving.drafts import parse_draft
+
+    return parse_draft(text)
+
+
+def draft_option(function: F) -> F:
+    """Where drafts come from: a Drafting, or the path of a draft model; None where nothing was said."""
+    return option("--draft", metavar="ngram|off|FILE", type=Parsed("draft", _draft),
+                  help="Tokens to guess and check together with the next one; the answer is the same. "
+                       + "; ".join(f"{one.value}: {one.description}" for one in Drafting)
+                       + "; FILE: a smaller model with the same vocabulary guesses.  [default: ngram in modes exact and sparse on a processor; off "
+                         "for models with recurrent layers and with a projector]")(function)
 
 
 # ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------

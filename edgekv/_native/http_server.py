@@ -90,6 +90,13 @@ def roll(on: bool) -> None:
     lib.edgekv_server_roll(on)
 
 
+def draft_from_text(on: bool) -> None:
+    """Let the servers that `run` starts from now on, and whose options draft from n-grams, guess in EdgeKV's way instead of upstream's."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_draft(on)
+
+
 def admit(names: Iterable[str], any_address: bool) -> None:
     """Set the names under which the servers that `run` starts from now on answer, as `edgekv.serving.sites.Admitted` has them."""
     from edgekv._native._server import lib

@@ -23,6 +23,7 @@ from edgekv.memory.fit import ContextChoice, cells, in_tokens
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
+from edgekv.serving.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.serving.errands import Result
 from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
@@ -41,7 +42,7 @@ from edgekv.serving.server_options import (
 )
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
-from edgekv.vocab import DeviceKind, KvMode, WhenFull
+from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
@@ -69,12 +70,15 @@ class Server:
         self.model: Geometry = file.geometry
         self.options = replace(options, kv=in_tokens(self.model, options.kv))
         check_evict(self.options)
+        self.options = with_draft_model(self.options)
         keys = options.api_keys()
         self.options = with_head_errors(self.options)
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()
+        self.draft = drafting(self.options, self.model, on_host=self.context.device is None)
+        """Where drafts come from."""
         self.port = options.port
         # An event instead of Thread.join(): an interrupt during the join makes Python believe that the thread has ended (bpo-45274).
         self._ended = threading.Event()
@@ -249,6 +253,8 @@ class Server:
             argv += ["--api-key", ",".join(self._keys)]
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", str(self._batch_tokens)]
+        if self.draft is Drafting.NGRAM:
+            argv += draft_arguments(self.draft)
         return [*argv, *options.extra]
 
     @property
@@ -284,6 +290,7 @@ class Server:
         options, limits = self.options, self.options.limits
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
         native.roll(options.when_full is WhenFull.ROLL)
+        native.draft_from_text(self.draft is Drafting.NGRAM)
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
         self.figures.traffic = traffic

@@ -19,7 +19,7 @@ from edgekv.errors import ConfigError, ModelError
 from edgekv.models.reader import open_gguf
 from edgekv.serving.log import bare_message
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import KvMode, WhenFull
+from edgekv.vocab import Drafting, KvMode, WhenFull
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
@@ -94,6 +94,7 @@ class ServerOptions:
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one per line; # begins a comment
     cache_shared: bool = False  # requests with different keys begin with each other's tokens
+    draft: Drafting | Path | None = Drafting.OFF  # a path: a draft model; None: guesses from the text where no text loses (drafts.drafting)
     cors: str = LOCALHOST  # the origin whose pages may send requests; "*": any
     allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.serving.sites.parse_hosts returns them
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line

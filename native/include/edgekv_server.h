@@ -109,6 +109,10 @@ EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t m
    prompt is refused. */
 EDGEKV_API void edgekv_server_roll(int on);
 
+/* Drafts from what was said before, for servers started from now on whose options make upstream draft from n-grams. 1: ours in place of
+   upstream's; 0: upstream's. */
+EDGEKV_API void edgekv_server_draft(int on);
+
 /* The hosts that requests may name, besides localhost and the loopback's addresses, for servers started from now on: names and addresses
    separated by commas, in lower case, IPv6 without brackets; any_address: every IP address too. Any host before the first call. */
 EDGEKV_API void edgekv_server_admit(const char * names, int any_address);

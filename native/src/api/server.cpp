@@ -21,6 +21,7 @@ void llama_server_terminate();
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
 void edgekv_seam_set_rolling(bool on);                             // native/seam/server/rolling.cpp
 const char * edgekv_seam_projector();                              // native/seam/server/media.cpp
+void edgekv_seam_set_drafts(bool on);                              // native/seam/server/drafts.cpp
 
 static std::string            g_error;
 static edgekv_server::limits g_limits;
@@ -62,6 +63,10 @@ void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
 
 void edgekv_server_roll(int on) {
     edgekv_seam_set_rolling(on != 0);
+}
+
+void edgekv_server_draft(int on) {
+    edgekv_seam_set_drafts(on != 0);
 }
 
 void edgekv_server_admit(const char * names, int any_address) {

@@ -1,17 +1,16 @@
 """The shape of a model, read from its GGUF metadata without loading it."""
 
-import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gguf
-from gguf.constants import GGML_QUANT_SIZES
 
 from edgekv.errors import ModelError
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
+from edgekv.models.shape_weights import row_bytes
 from edgekv.models.stock_layers import index_dims, index_rows, why_stock
 
 ENCODERS = frozenset({
@@ -108,25 +107,19 @@ class Geometry:
         return windows + self.recurrent_bytes
 
     def _index_bytes(self, type_k: str) -> int:
-        return sum(_row_bytes(dim, type_k) for dim in self.index_dims)
+        return sum(row_bytes(dim, type_k) for dim in self.index_dims)
 
     def head_row_bytes(self, type_k: str, type_v: str) -> tuple[int, int]:
         """Bytes of K and of V of one token in one KV head of a layer without a window."""
-        return _row_bytes(self.head_dim_k, type_k), _row_bytes(self.head_dim_v, type_v)
+        return row_bytes(self.head_dim_k, type_k), row_bytes(self.head_dim_v, type_v)
 
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:
             return 0
         dims = (self.head_dim_swa,) * 2 if self.swa[il] and self.head_dim_swa else (self.head_dim_k, self.head_dim_v)
-        k, v = (_row_bytes(self.n_head_kv[il] * dim, kind) for dim, kind in zip(dims, (type_k, type_v)))
+        k, v = (row_bytes(self.n_head_kv[il] * dim, kind) for dim, kind in zip(dims, (type_k, type_v)))
         return k if self.mla else k + v
-
-
-@functools.cache
-def _row_bytes(n_elements: int, type_name: str) -> int:
-    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
-    return n_elements * block_bytes // block
 
 
 @dataclass(frozen=True)

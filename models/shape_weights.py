@@ -1,6 +1,7 @@
 """One tensor of a model of random weights: its name, size and distribution."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import gguf
 from gguf.constants import GGML_QUANT_SIZES
@@ -60,6 +61,7 @@ def norm(name: str, n: int, gain: float = 1.0) -> Weights:
     return Weights(name, 0, n, 0.1 * gain, mean=gain)
 
 
+@cache
 def row_bytes(n_elements: int, type_name: str) -> int:
     """Bytes of `n_elements` numbers of a ggml type; a multiple of its block."""
     block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]

@@ -140,10 +140,7 @@ def _compressed(m: SyntheticFile) -> Path:
     m.gguf.add_leading_dense_block_count(s.n_layer)
     m.gguf.add_expert_feed_forward_length(s.n_ff)
     m.gguf.add_expert_shared_count(1)
-    m.text_tokenizer()
-    m.embedding("token_embd.weight", 4.0)
-    m.norm("output_norm", s.n_embd)
-    m.embedding("output.weight", 4.0)
+    m.text_and_ends()
     for il in range(s.n_layer):
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", s.n_embd)
@@ -171,10 +168,7 @@ def mamba(path: Path, shape: SyntheticShape = SyntheticShape(), seed: int = 0) -
     m.gguf.add_ssm_inner_size(inner)
     m.gguf.add_ssm_state_size(state)
     m.gguf.add_ssm_time_step_rank(rank)
-    m.text_tokenizer()
-    m.embedding("token_embd.weight", 4.0)
-    m.norm("output_norm", shape.n_embd)
-    m.embedding("output.weight", 4.0)
+    m.text_and_ends()
     for il in range(shape.n_layer):
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", shape.n_embd)
@@ -257,11 +251,7 @@ def _decoder(
     """The common parts of attending architectures: metadata, tokenizer, embeddings, last norm, head (tied where `output` is off)."""
     m = SyntheticFile(path, arch, shape, seed)
     m.attention(n_head_kv)
-    m.text_tokenizer()
-    m.embedding("token_embd.weight", 4.0)
-    m.norm(norm, shape.n_embd)
-    if output:
-        m.embedding("output.weight", 4.0)
+    m.text_and_ends(output, norm)
     return m
 
 

@@ -40,12 +40,31 @@ class SyntheticShape:
     dtype: str = "f16"  # of the matrices: f16 or f32
 
 
-class SyntheticFile:
-    """A GGUF file under construction: `gguf` takes its metadata, `finish` writes it."""
+class RandomFile:
+    """A GGUF file of random numbers under construction: `gguf` takes its metadata, `finish` writes it."""
+
+    def __init__(self, path: Path, arch: str, seed: int):
+        self.path, self.seed = path, seed
+        self.gguf = gguf.GGUFWriter(path, arch)
+
+    def normal(self, name: str, *shape: int) -> np.ndarray:
+        # Each tensor has its own random stream: changing one size leaves the other tensors alone.
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
+
+    def finish(self) -> Path:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+        return self.path
+
+
+class SyntheticFile(RandomFile):
+    """A text model under construction."""
 
     def __init__(self, path: Path, arch: str, shape: SyntheticShape, seed: int):
-        self.shape, self.seed, self.path, self.arch = shape, seed, path, arch
-        self.gguf = gguf.GGUFWriter(path, arch)
+        super().__init__(path, arch, seed)
+        self.shape, self.arch = shape, arch
         self.gguf.add_type("model")
         self.gguf.add_name(f"EdgeKV synthetic {arch}")
         self.gguf.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if shape.dtype == "f16" else gguf.LlamaFileType.ALL_F32)
@@ -105,16 +124,13 @@ class SyntheticFile:
     def text_tokenizer(self) -> None:
         add_text_tokenizer(self.gguf, self.shape.n_vocab)
 
-    def finish(self) -> Path:
-        self.gguf.write_header_to_file()
-        self.gguf.write_kv_data_to_file()
-        self.gguf.write_tensors_to_file()
-        self.gguf.close()
-        return self.path
-
-    def normal(self, name: str, *shape: int) -> np.ndarray:
-        # Each tensor has its own random stream: changing one size leaves the other tensors alone.
-        return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
+    def text_and_ends(self, output: bool = True, norm: str = "output_norm") -> None:
+        """Add what stands before and behind the layers: tokenizer, embedding, last norm, and the head, or with `output` off a tied one."""
+        self.text_tokenizer()
+        self.embedding("token_embd.weight", 4.0)
+        self.norm(norm, self.shape.n_embd)
+        if output:
+            self.embedding("output.weight", 4.0)
 
 
 FIRST_PRINTABLE = 3 + 256

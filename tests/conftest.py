@@ -22,15 +22,25 @@ pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus"
 QUICK = ("arrays", "config", "hierarchy", "memory", "models", "policies", "prefetch", "store", "test_house.py", "test_imports.py")
 """Folders and files of `pytest -m quick`: pure packages, and the house rules."""
 
-NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_device_tier.py", "test_digests.py", "test_faults.py", "test_gather.py", "test_local.py",
-             "test_plan.py", "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_workspace.py")
-"""Files in these folders that measure, wait or fill memory."""
+NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_device_fit.py", "test_device_tier.py", "test_digests.py", "test_faults.py",
+             "test_gather.py", "test_local.py", "test_plan.py", "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_workspace.py")
+"""Files in these folders that measure, wait, fill memory or run contexts on a device."""
+
+
+def _is_quick(path: Path) -> bool:
+    tests = _ROOT / "tests"
+    return path.is_relative_to(tests) and path.relative_to(tests).parts[0] in QUICK and path.name not in NOT_QUICK
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` imports no other test, nor what only these import: that would take longer than many quick tests."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.option.markexpr == "quick" and is_test and not _is_quick(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        below = item.path.relative_to(_ROOT / "tests") if item.path.is_relative_to(_ROOT / "tests") else None
-        if below is not None and below.parts[0] in QUICK and below.name not in NOT_QUICK:
+        if _is_quick(item.path):
             item.add_marker("quick")
 
 

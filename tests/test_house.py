@@ -25,7 +25,9 @@ def test_no_test_imports_another():
     """Tests share code through tests/support."""
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
+                continue
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
             assert not any(part.startswith("test_") for name in names for part in name.split(".")), path

@@ -29,12 +29,12 @@ ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
 
 
 def same(one: Trace, other: Trace) -> None:
-    assert one.header == other.header
-    np.testing.assert_array_equal(one.key_norms, other.key_norms)
+    assert one.header == other.header, "the headers differ"
+    np.testing.assert_array_equal(one.key_norms, other.key_norms, "the norms of the keys differ")
     for a, b in zip(one, other, strict=True):
-        assert (a.position, a.n_used_end, a.warmup) == (b.position, b.n_used_end, b.warmup)
+        assert (a.position, a.n_used_end, a.warmup) == (b.position, b.n_used_end, b.warmup), f"the steps at {a.position} differ"
         for name in ARRAYS:
-            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name), f"{name} at {a.position}")
 
 
 def arrays_of(trace: Trace) -> dict[str, np.ndarray]:

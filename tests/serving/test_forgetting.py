@@ -1,5 +1,6 @@
 """The server keeps nothing that it shall not keep, and deletes what a person deletes: from slots, RAM and disk."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,11 @@ from edgekv.store.files import scan
 from edgekv.store.settings import StoreSettings, default_folder
 
 N = 600
+conversation = partial(prefix_server.conversation, n=N)
 
 
 def serve(model: Path, folder: Path, **more) -> Server:
     return prefix_server.serve(model, store=StoreSettings(ram_bytes=64 << 20, folder=folder), **more)
-
-
-def conversation(seed: int, n: int = N) -> list[int]:
-    return prefix_server.conversation(seed, n)
 
 
 def n_cached(server: Server, tokens: list[int], n: int = 4, **more) -> int:
@@ -58,7 +56,7 @@ def test_embeddings_are_not_kept(tiny, tmp_path, path: str, body: dict, extra: t
 
 def test_a_deleted_conversation_is_gone_and_what_others_share_stays(tiny, tmp_path):
     common = conversation(2)
-    one, two = common + conversation(3, 300)[1:], common + conversation(4, 300)[1:]
+    one, two = common + conversation(3, n=300)[1:], common + conversation(4, n=300)[1:]
     with serve(tiny, tmp_path) as server:
         assert server.prefixes is not None
         for name, prompts in {"a1": (common[:300], common, one), "b2": (two,), "c3": (conversation(5),)}.items():

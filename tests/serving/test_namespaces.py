@@ -1,6 +1,7 @@
 """A key reveals nothing of what another key sent: not in slots, in the cells of others, in RAM, on disk, or in a log."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from edgekv.store.settings import StoreSettings
 
 ANNA, BERT = "key-of-anna", "key-of-bert"
 N = 600
+conversation = partial(prefix_server.conversation, n=N)
 
 
 @pytest.fixture
@@ -23,10 +25,6 @@ def keys(tmp_path: Path) -> Path:
 
 def serve(model: Path, keys: Path | None, store: StoreSettings | None = None, **more) -> Server:
     return prefix_server.serve(model, store=store, api_key_file=keys, **more)
-
-
-def conversation(seed: int, n: int = N) -> list[int]:
-    return prefix_server.conversation(seed, n)
 
 
 def ask(server: Server, path: str, body: dict | None, key: str | None = None, method: str | None = None, **headers: str) -> Reply:
@@ -78,7 +76,7 @@ def test_moved_chunks_are_of_the_same_key(tiny, keys):
 
 def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, keys):
     """One of eight requests used to read the prompt, and seven took its rows."""
-    prompt = conversation(3, 1024)
+    prompt = conversation(3, n=1024)
     whose = [ANNA, BERT] * 4
     with serve(tiny, keys, STORED, n_slots=8) as server, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda key: n_cached(server, prompt, key), whose))
@@ -90,7 +88,7 @@ def test_who_reads_the_same_at_the_same_time_waits_for_its_own_key_alone(tiny, k
 def test_conversations_in_the_cache_of_llama_are_a_keys_own(synthetic, keys):
     """llama.cpp keeps prefixes of a model with windows, which blocks cannot make."""
     with serve(synthetic("gemma2", dtype="f32"), keys, STORED) as server:
-        one, two = conversation(1, 300), conversation(2, 300)
+        one, two = conversation(1, n=300), conversation(2, n=300)
         n_cached(server, one, ANNA)
         assert n_cached(server, one, BERT) == 0
         n_cached(server, two, BERT)

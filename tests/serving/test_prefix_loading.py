@@ -30,6 +30,7 @@ from edgekv.store.settings import StoreSettings
 
 MODES = pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 N, N_LAYERS = 700, 6
+conversation = partial(prefix_server.conversation, n=N)
 N_OTHER = 600
 """Tokens of an answer beside which another one begins."""
 
@@ -47,10 +48,6 @@ def layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(model: Path, kv: dict, folder: Path | None, **more) -> Server:
     store = None if folder is None else StoreSettings(ram_bytes=64 << 20, folder=folder)
     return prefix_server.serve(model, kv, store, **more)
-
-
-def conversation(seed: int, n: int = N) -> list[int]:
-    return prefix_server.conversation(seed, n)
 
 
 def ask(server: Server, tokens: list[int], n: int = 6, **more) -> dict:
@@ -129,12 +126,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[BlockReader, r
 @MODES
 def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads, kv):
     """The last layer is held back until the first tokens of the rest were computed in the layers before it."""
-    prompt = [*conversation(1), *conversation(2, 40)]
+    prompt = [*conversation(1), *conversation(2, n=40)]
     keep(model, kv, tmp_path, conversation(1), n_threads=2)
     stayed = read_anew(model, kv, conversation(1), prompt, n_threads=2)
     order: list[str] = []
     with serve(model, kv, tmp_path, n_threads=2) as server:
-        ask(server, conversation(3, 300))
+        ask(server, conversation(3, n=300))
         runtime = server.runtime
         assert runtime is not None and runtime.tokens.can_wait
         computing = threading.Event()
@@ -185,7 +182,7 @@ def damage(folder: Path, which: int, layer: int) -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which):
     """The fault shows after two layers. The server reads what was to come up to its end, and then the rest."""
-    prompt = [*conversation(1), *conversation(2, 40)]
+    prompt = [*conversation(1), *conversation(2, n=40)]
     keep(model, kv, tmp_path, conversation(1))
     stayed = read_anew(model, kv, *([prompt[:256]] if which else []), conversation(1), prompt)
     damage(tmp_path, which, N_LAYERS - 1)
@@ -203,7 +200,7 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
 @pytest.mark.usefixtures("every_isa")
 def test_damage_while_another_answer_runs(model, tmp_path, reads):
     """The request's token is in the batch that fails, and comes all the same."""
-    prompt, other = [*conversation(1), *conversation(2, 40)], conversation(5, 300)
+    prompt, other = [*conversation(1), *conversation(2, n=40)], conversation(5, n=300)
     keep(model, EXACT, tmp_path, conversation(1))
     (alone, bound), (other_alone, other_bound) = answers_and_bounds(model, (prompt, 6), (other, N_OTHER))
     damage(tmp_path, 1, N_LAYERS - 2)
@@ -226,7 +223,7 @@ def slots(server: Server) -> list[dict]:
 
 @pytest.mark.usefixtures("every_isa")
 def test_two_that_come_back_at_once(model, tmp_path):
-    prompts = [[*conversation(seed), *conversation(10 + seed, 30)] for seed in (1, 2)]
+    prompts = [[*conversation(seed), *conversation(10 + seed, n=30)] for seed in (1, 2)]
     keep(model, EXACT, tmp_path, conversation(1), conversation(2))
     alone = answers_and_bounds(model, *((prompt, 6) for prompt in prompts))
     with serve(model, EXACT, tmp_path, n_slots=2, n_ctx=4096) as server, ThreadPoolExecutor(2) as pool:
@@ -240,7 +237,7 @@ def test_two_that_come_back_at_once(model, tmp_path):
 def test_an_end_in_the_middle(model, tmp_path, reads, stops):
     """Nothing waits, nothing in the folder changes, and the next request is answered. It begins behind all but the last token, where the
     rest was read though the client had left, or behind the loaded rows."""
-    prompt = [*conversation(1), *conversation(2, 40)]
+    prompt = [*conversation(1), *conversation(2, n=40)]
     keep(model, EXACT, tmp_path, conversation(1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.kv")}
     stayed = {len(prompt) - 1: read_anew(model, EXACT, conversation(1), prompt, prompt), N: read_anew(model, EXACT, conversation(1), prompt)}
@@ -274,7 +271,7 @@ def test_an_end_in_the_middle(model, tmp_path, reads, stops):
 def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monkeypatch, kv, n_more):
     """The answer and its rows are the same: sketches are built from loaded rows. Where all is known the last token is computed anew, in a
     cell that the load must leave alone."""
-    prompt = [*conversation(1), *conversation(2, 1 + n_more)[1:]]
+    prompt = [*conversation(1), *conversation(2, n=1 + n_more)[1:]]
     keep(model, kv, tmp_path / "kept", conversation(1))
     seen = []
     for overlaps in (True, False):
@@ -297,7 +294,7 @@ def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monke
 def test_a_thread_that_dies_in_the_middle_of_a_load(model, tmp_path, monkeypatch, dies_of):
     """The decode that waits for its rows fails, and the prompt is read again."""
     keep(model, EXACT, tmp_path, conversation(1))
-    prompt = [*conversation(1), *conversation(2, 40)]
+    prompt = [*conversation(1), *conversation(2, n=40)]
     with serve(model, EXACT, None) as server:
         alone = ask(server, prompt, cache_prompt=False)["tokens"]
     write, n_writes = Tokens.write, []

@@ -33,8 +33,8 @@ def keep(store: PrefixStore, tokens: np.ndarray, *ends: int, n_bytes: int = N_BY
     """Rows of all tokens, and snapshots behind some, in all places."""
     save(store, tokens)
     for end in ends:
-        assert store.save_snapshot(tokens[:end], exact(tokens[:end]), state(tokens[:end], n_bytes))
-    assert store.flush(20)
+        assert store.save_snapshot(tokens[:end], exact(tokens[:end]), state(tokens[:end], n_bytes)), f"the snapshot at {end} is not kept"
+    assert store.flush(20), "writing takes too long"
 
 
 def found(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, n_bytes: int = N_BYTES) -> tuple[int, str]:

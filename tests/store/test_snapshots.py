@@ -23,10 +23,11 @@ def restore(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Re
     hit = store.restore(tokens, n_have, accepts, goes_on=goes_on)
     n = check_rows(hit, tokens, n_have, accepts)
     if hit.snapshot is None:
-        assert n == 0
+        assert n == 0, f"{n} rows without a snapshot"
     else:
-        assert n == max(0, hit.snapshot.position - n_have)
-        assert np.array_equal(hit.snapshot.read(), state(tokens[: hit.snapshot.position], n_bytes))
+        at = hit.snapshot.position
+        assert n == max(0, at - n_have), f"{n} rows behind {n_have}, and the snapshot is at {at}"
+        assert np.array_equal(hit.snapshot.read(), state(tokens[:at], n_bytes)), f"the snapshot at {at} is of other tokens"
     return hit
 
 

@@ -8,11 +8,13 @@ somebody waits for it, or a little at a time when somebody asks whether it is do
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,11 +33,17 @@ def build(folder: Path) -> Path:
     library = folder / "libemulated-kernels.so"
     sources = [Path(__file__).with_name("emulated_kernels.cpp"), *sorted((NATIVE / "emulator").glob("*.cpp"))]
     folders = [NATIVE, ROOT / "edgekv" / "arrays" / "cuda", NATIVE / "src", NATIVE / "include"]
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", *(f"-I{folder}" for folder in folders),
-               "-o", str(library), *map(str, sources), "-pthread"]
+    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-pthread", *(f"-I{path}" for path in folders)]
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source, compiled: _run([*command, "-c", str(source), "-o", str(compiled)]), sources, objects))
+    _run([*command, "-shared", *map(str, objects), "-o", str(library)])
+    return library
+
+
+def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return library
 
 
 @pytest.fixture(scope="session")

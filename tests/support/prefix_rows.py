@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 from hypothesis import strategies as st
@@ -29,16 +30,14 @@ def conversation(n: int, seed: int = 0, *, after: Sequence[int] | np.ndarray = (
 
 def rows_of(tokens: np.ndarray, readings: np.ndarray, layout: RowLayout = LAYOUT) -> list[np.ndarray]:
     """For each layer K, and then for each layer V: uint8 [n, bytes]. A row depends on all tokens up to its own and on their readings."""
-    prefix, state = [], 0
-    for token, reading in zip(tokens.tolist(), np.maximum.accumulate(readings).tolist()):
-        state = zlib.crc32(token.to_bytes(4, "little", signed=True), state)
-        prefix.append((state, reading))
+    tokens = np.ascontiguousarray(tokens, np.int32)
+    states = np.array(list(accumulate(memoryview(tokens), lambda state, token: zlib.crc32(token.to_bytes(4, "little", signed=True), state),
+                                      initial=0))[1:], np.uint32)
     found = []
     for salt, width in enumerate((*layout.k_bytes, *layout.v_bytes)):
         rows = np.zeros((len(tokens), width), np.uint8)
-        for i, (state, reading) in enumerate(prefix):
-            rows[i, :4] = list(zlib.crc32(bytes([salt]), state).to_bytes(4, "little"))
-            rows[i, 3] = reading
+        rows[:, :4] = ((states ^ np.uint32(salt + 1)) * np.uint32(2654435761)).astype("<u4").view(np.uint8).reshape(-1, 4)
+        rows[:, 3] = np.maximum.accumulate(readings)
         found.append(rows)
     return found
 

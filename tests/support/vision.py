@@ -9,18 +9,18 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgekv.models.synth_file import SyntheticFile, SyntheticShape
+from edgekv.models.synth_file import RandomFile, SyntheticFile, SyntheticShape
 
 N_EMBD, N_FF, N_HEAD = 32, 48, 2
 MEAN = [0.5, 0.5, 0.5]
 
 
-class _Projector:
+class _Projector(RandomFile):
     """A GGUF file of a vision tower of one layer that is used, and a projector, under construction."""
 
     def __init__(self, path: Path, kind: str, n_out: int, image_size: int, patch_size: int, seed: int):
-        self.path, self.seed = path, seed
-        self.gguf = writer = gguf.GGUFWriter(path, "clip")
+        super().__init__(path, "clip", seed)
+        writer = self.gguf
         writer.add_type("mmproj")
         writer.add_file_type(gguf.LlamaFileType.ALL_F32)
         writer.add_string("clip.projector_type", kind)
@@ -56,16 +56,6 @@ class _Projector:
 
     def add(self, name: str, values: np.ndarray) -> None:
         self.gguf.add_tensor(name, np.ascontiguousarray(values, np.float32))
-
-    def normal(self, name: str, *shape: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, zlib.crc32(name.encode())]).standard_normal(shape, dtype=np.float32)
-
-    def finish(self) -> Path:
-        self.gguf.write_header_to_file()
-        self.gguf.write_kv_data_to_file()
-        self.gguf.write_tensors_to_file()
-        self.gguf.close()
-        return self.path
 
 
 def llava(path: Path, seed: int = 0, n_out: int = 128) -> Path:
@@ -110,10 +100,7 @@ def qwen2vl_text(path: Path, shape: SyntheticShape = SyntheticShape(n_head=2, n_
     m = SyntheticFile(path, "qwen2vl", shape, seed)
     m.attention()
     m.gguf.add_rope_dimension_sections([8, 12, 12, 0])
-    m.text_tokenizer()
-    m.embedding("token_embd.weight", 4.0)
-    m.norm("output_norm", shape.n_embd)
-    m.embedding("output.weight", 4.0)
+    m.text_and_ends()
     for il in range(shape.n_layer):
         block = f"blk.{il}"
         m.norm(f"{block}.attn_norm", shape.n_embd)

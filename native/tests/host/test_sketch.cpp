@@ -273,14 +273,14 @@ void check_all(const std::vector<const char *> & kernels) {
     std::vector<int> all(std::begin(dims), std::end(dims));
     all.insert(all.end(), std::begin(compressed), std::end(compressed));
     for (int dim : all) {
-        for (int type = 0; type < 2; ++type) {
+        for (int type = 0; type < kNumCellTypes; ++type) {
             if (type != 0 && dim % 32 != 0) {
                 continue;
             }
             for (int i = 0; i < 45; ++i, ++n) {
                 SketchCase c{};
                 c.head_dim = dim;
-                c.type = static_cast<CellType>(type);
+                c.type = kCellTypes[type];
                 c.n_groups = i % 15 == 9 ? 18 : counts[i % 5];
                 c.group = groups[(i + i / 5) % 9];
                 c.data = static_cast<KeyData>((i + i / 8) % static_cast<int>(KeyData::subnormal));

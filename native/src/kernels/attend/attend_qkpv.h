@@ -12,12 +12,11 @@
 namespace edgekv {
 namespace {
 
-constexpr int kBlock = 32;        // values of a q8_0 block
-constexpr int kBlockBytes = 34;
+constexpr int kBlock = kQuantBlock;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 
 // A kernel is compiled for each usual head size D, a multiple of 16, and once for all other sizes, as kAny: multiples of 8, and of 64
-// with q8_0. Their rows may end in half a vector, which is read padded with zeros.
+// with blocks. Their rows may end in half a vector, which is read padded with zeros.
 constexpr int kAny = 0;
 // The usual row of a compressed cache: its first channels are V.
 constexpr int kLatent = 576, kLatentV = 512;
@@ -83,7 +82,7 @@ struct Ahead {
     int stride, bytes;
 };
 
-// q8_0 scales by block and cell of a tile.
+// Scales of blocks by block and cell of a tile.
 struct Scales {
     float k[kMaxBlocks][kTileCells];
     float v[kMaxBlocks][kTileCells];
@@ -154,6 +153,29 @@ struct Gathered {
 constexpr int q8_vectors(int dim) { return (dim / 4 + kLanes - 1) / kLanes; }
 // A query against q8_0 is its int8 values in dot4() order, then a scale per block, then the sum that a biased K adds per block.
 constexpr size_t q8_scales_offset(int dim) { return static_cast<size_t>(q8_vectors(dim)) * 4 * sizeof(I); }
+
+// Codes of q4_0 fill a vector with the blocks of one row, or of two rows that have only two blocks. A prepared query has two parts of four
+// vectors, for the low and the high halves of the bytes.
+template <int D>
+constexpr int q4_rows() {
+    return D == 64 && kLanes == 16 ? 2 : 1;
+}
+template <int D>
+constexpr int q4_blocks() {
+    return kLanes / 4 / q4_rows<D>();
+}
+template <int D>
+constexpr int q4_vectors(int dim) {
+    return (dim / kBlock + q4_blocks<D>() - 1) / q4_blocks<D>();
+}
+template <int D>
+constexpr size_t q4_query_bytes() {  // of a vector's half
+    return 4 * sizeof(I) / q4_rows<D>();
+}
+template <int D>
+constexpr size_t q4_scales_offset(int dim) {
+    return static_cast<size_t>(q4_vectors<D>(dim)) * 2 * q4_query_bytes<D>();
+}
 
 // The scores of four cells with NQ queries, still spread over the 128-bit groups: see Simd::quad().
 template <int D, int NQ>
@@ -278,12 +300,102 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
     }
 }
 
+template <int D>
+inline I q4_query(const char * q, int v, int half, int j) {
+    const char * at = q + static_cast<size_t>(2 * v + half) * q4_query_bytes<D>() + static_cast<size_t>(j) * (sizeof(I) / q4_rows<D>());
+    if constexpr (q4_rows<D>() == 2) {
+        return Simd::iload_twice(at);
+    } else {
+        return Simd::iload(at);
+    }
+}
+
+// As qk_q8. Codes stay as stored: what is too much by eight times the sum of a block's query is taken off in the end.
+template <class U, int D, int NQ>
+void qk_q4(const U & unit, const char * const * q, float (*scores)[kTileCells]) {
+    const int dim = dim_of<D>(unit.head_dim), n_blocks = dim / kBlock;
+    constexpr int n_rows = q4_rows<D>(), per_vector = q4_blocks<D>(), turns = kLanes / 4 / n_rows;
+    const I low_half = Simd::iset1(0x0f0f0f0f);
+    for (int s = 0; s < unit.n_strips; ++s) {
+        for (int c0 = 0; c0 < kStripCells; c0 += kLanes) {
+            F score[NQ];
+            EDGEKV_UNROLL
+            for (int r = 0; r < NQ; ++r) {
+                score[r] = Simd::zero();
+            }
+            for (int v = 0; v < q4_vectors<D>(dim); ++v) {
+                I acc[NQ][turns];
+                EDGEKV_UNROLL
+                for (int g = 0; g < turns; ++g) {
+                    const int first = c0 + 4 * n_rows * g;
+                    const char * rows[n_rows][4];
+                    EDGEKV_UNROLL
+                    for (int i = 0; i < n_rows; ++i) {
+                        unit.four_k(s, first + 4 * i, rows[i]);
+                    }
+                    for (int c = 0; v == 0 && c < 4 * n_rows; ++c) {
+                        unit.fetch_k(s, first + c);
+                    }
+                    I k[4];
+                    EDGEKV_UNROLL
+                    for (int c = 0; c < 4; ++c) {
+                        k[c] = Simd::groups_at([&](int group) {
+                            const int b = v * per_vector + group % per_vector;
+                            constexpr bool whole = D != kAny && D / kBlock % per_vector == 0;
+                            return whole || b < n_blocks ? rows[group / per_vector][c] + b * block_bytes(CellType::q4_0) + 2 : nullptr;
+                        });
+                    }
+                    Simd::turn4(k);
+                    EDGEKV_UNROLL
+                    for (int r = 0; r < NQ; ++r) {
+                        acc[r][g] = Simd::izero();
+                    }
+                    EDGEKV_UNROLL
+                    for (int j = 0; j < 4; ++j) {
+                        const I low = Simd::iand(k[j], low_half), high = Simd::iand(Simd::template right<4>(k[j]), low_half);
+                        EDGEKV_UNROLL
+                        for (int r = 0; r < NQ; ++r) {
+                            acc[r][g] = Simd::code_dot(acc[r][g], low, q4_query<D>(q[r], v, 0, j));
+                            acc[r][g] = Simd::code_dot(acc[r][g], high, q4_query<D>(q[r], v, 1, j));
+                        }
+                    }
+                }
+                EDGEKV_UNROLL
+                for (int r = 0; r < NQ; ++r) {
+                    const float * q_scale = reinterpret_cast<const float *>(q[r] + q4_scales_offset<D>(dim));
+                    const int32_t * excess = reinterpret_cast<const int32_t *>(q_scale + n_blocks);
+                    EDGEKV_UNROLL
+                    for (int g = 0; g < turns; ++g) {
+                        acc[r][g] = Simd::code_sums(Simd::izero(), acc[r][g]);
+                    }
+                    I sums[per_vector];
+                    Simd::template turn_groups<turns>(acc[r], sums);
+                    EDGEKV_UNROLL
+                    for (int i = 0; i < per_vector; ++i) {
+                        const int b = v * per_vector + i;
+                        if (b < n_blocks) {
+                            const F scale = Simd::mul(Simd::load(unit.scales.k[b] + s * kStripCells + c0), Simd::set1(q_scale[b]));
+                            score[r] = Simd::fma(Simd::to_float(Simd::isub(sums[i], excess[b])), scale, score[r]);
+                        }
+                    }
+                }
+            }
+            EDGEKV_UNROLL
+            for (int r = 0; r < NQ; ++r) {
+                Simd::store(scores[r] + s * kStripCells + c0, score[r]);
+            }
+        }
+    }
+}
+
+// A value of a block still lacks its scale.
 template <CellType T, int D>
 F load_value(const char * row, int i, int dim) {
     if constexpr (T == CellType::f16) {
         return load_halves<D>(row, i, dim);
     } else {
-        return Simd::load_i8(row + static_cast<size_t>(i / kBlock) * kBlockBytes + 2 + i % kBlock);
+        const char * codes = row + static_cast<size_t>(i / kBlock) * block_bytes(T) + 2;
+        return T == CellType::q8_0 ? Simd::load_i8(codes + i % kBlock) : Simd::load_q4(codes + i % (kBlock / 2), i % kBlock >= kBlock / 2);
     }
 }
 
@@ -291,7 +403,7 @@ F load_value(const char * row, int i, int dim) {
 // weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_v_dim<D>() / 32][kTileCells]
 template <class U, CellType T, int D, int NQ, int NV>
 void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
-    constexpr int per_query = T == CellType::f16 ? 1 : most_v_dim<D>() / kBlock;
+    constexpr int per_query = !in_blocks(T) ? 1 : most_v_dim<D>() / kBlock;
     F sum[NQ][NV];
     EDGEKV_UNROLL
     for (int r = 0; r < NQ; ++r) {
@@ -311,7 +423,7 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
             const F x = load_value<T, D>(row, i0 + j * kLanes, unit.v_dim);
             EDGEKV_UNROLL
             for (int r = 0; r < NQ; ++r) {
-                const int b = T == CellType::f16 ? 0 : (i0 + j * kLanes) / kBlock;
+                const int b = !in_blocks(T) ? 0 : (i0 + j * kLanes) / kBlock;
                 sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_query + b) * kTileCells + c]), sum[r][j]);
             }
         }
@@ -342,8 +454,8 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
     constexpr int most_blocks = most_v_dim<D>() / kBlock;
     const int dim = v_dim_of<D>(unit.v_dim);
     const float * weights = p[0];
-    alignas(64) float scaled[T == CellType::q8_0 ? NQ * most_blocks * kTileCells : 1];
-    if constexpr (T == CellType::q8_0) {
+    alignas(64) float scaled[in_blocks(T) ? NQ * most_blocks * kTileCells : 1];
+    if constexpr (in_blocks(T)) {
         for (int r = 0; r < NQ; ++r) {
             for (int b = 0; b < dim / kBlock; ++b) {
                 for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
@@ -370,7 +482,7 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
         for (; left >= Simd::kPvVectors; left -= Simd::kPvVectors, i0 += Simd::kPvVectors * kLanes) {
             pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i0);
         }
-        if constexpr (T == CellType::f16) {
+        if constexpr (!in_blocks(T)) {
             pv_rest<U, T, D, NQ, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
         }
     }

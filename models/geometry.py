@@ -88,7 +88,7 @@ class Geometry:
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
         """KV cache bytes of one token over all layers, those with sliding windows and keys of an index included. Types are ggml names, e.g.
-        "f16", "q8_0"."""
+        "f16", "q8_0", "q4_0"."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer)) + self._index_bytes(type_k)
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
@@ -114,6 +114,15 @@ class Geometry:
         """Bytes of K and of V of one token in one KV head of a layer without a window."""
         return _row_bytes(self.head_dim_k, type_k), _row_bytes(self.head_dim_v, type_v)
 
+    def not_held(self, type_name: str, value: bool) -> int:
+        """A head size, of V where `value`, whose rows are not whole blocks of a type. 0: there is none."""
+        dims = (self.head_dim_v if value else self.head_dim_k, self.head_dim_swa)
+        return next((dim for dim in dims if dim % block_numbers(type_name)), 0) if self.n_layer_kv else 0
+
+    def holds(self, type_name: str) -> bool:
+        """Whether a type can hold both K and V."""
+        return not (self.not_held(type_name, False) or self.not_held(type_name, True))
+
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:
@@ -123,9 +132,18 @@ class Geometry:
         return k if self.mla else k + v
 
 
+def block_numbers(type_name: str) -> int:
+    """Numbers that a type stores together; 1: each by itself."""
+    return _block(type_name)[0]
+
+
+def _block(type_name: str) -> tuple[int, int]:
+    return GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
+
+
 @functools.cache
 def _row_bytes(n_elements: int, type_name: str) -> int:
-    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
+    block, block_bytes = _block(type_name)
     return n_elements * block_bytes // block
 
 

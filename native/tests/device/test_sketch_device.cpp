@@ -261,7 +261,7 @@ void check_all() {
     uint64_t n = 0;
     for (int dim : dims) {
         for (int type = 0; type < kNumCellTypes; ++type) {
-            if (type == 1 && dim % 32 != 0) {
+            if (!edgekv::holds_row(kCellTypes[type], dim)) {
                 continue;
             }
             for (int i = 0; i < 8; ++i, ++n) {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attend/attend_qkpv.h"
+#include "kernels/attend/attend_q4.h"
 
 namespace edgekv {
 namespace {

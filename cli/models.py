@@ -163,6 +163,7 @@ def _path_of(model: Path | None, only_names: bool = False) -> Path:
 
 def _facts(file: ModelFile) -> dict[str, Any]:
     from edgekv.memory.served import layers
+    from edgekv.vocab import CacheType
 
     g = file.geometry
     by_type: dict[str, dict[str, Any]] = {}
@@ -174,7 +175,7 @@ def _facts(file: ModelFile) -> dict[str, Any]:
     return asdict(g) | {
         "path": str(g.path),
         "tensors": sorted(by_type.values(), key=lambda row: -row["bytes"]),
-        "kv_bytes_per_token_by_type": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
+        "kv_bytes_per_token_by_type": {kind.value: g.kv_bytes_per_token(kind.value, kind.value) for kind in CacheType if g.holds(kind.value)},
         "layers": [asdict(layer) for layer in layers(g)],
         "chat_template_text": file.header.value("tokenizer.chat_template"),
     }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv import machine
 from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
 from edgekv.memory import devices
-from edgekv.vocab import DeviceKind, KvMode
+from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.models import Geometry
@@ -138,10 +138,11 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
 
     g = geometry(path)
     sparse = KvOptions(mode=KvMode.SPARSE)
+    kinds = [kind.value for kind in CacheType if g.holds(kind.value)]
     facts = asdict(g) | {
         "path": str(path),
-        "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in ("f16", "q8_0")},
-        "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in ("f16", "q8_0")},
+        "kv_bytes_per_token": {kind: g.kv_bytes_per_token(kind, kind) for kind in kinds},
+        "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in kinds},
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
     evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")

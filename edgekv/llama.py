@@ -66,7 +66,7 @@ class Llama(llama_cpp.Llama):
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
             then the defaults.
         Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
-        type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
+        type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
         swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
@@ -221,12 +221,13 @@ def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p
 
 
 def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:
-    """Raise ConfigError if the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
+    """Raise ConfigError if a cache type cannot hold the heads, or if the context is longer than the table of positions; on_host: and
     DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:
         return
+    fit.check_types(file.geometry, kv.cache)
     n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
     most = next((tensor.shape[-1] for tensor in file.tensors if tensor.name == "position_embd.weight"), n_ctx)
     if n_ctx > most:
@@ -237,7 +238,7 @@ def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: boo
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:
-    """The name of a cache type. None for other numbers than those of f16 and q8_0: llama_cpp takes these, and the layers run stock."""
+    """The name of a cache type. None for numbers of other types: llama_cpp takes these, and the layers run stock."""
     if isinstance(value, int):
         return next((kind for kind in CacheType if kind.ggml_type == value), None)
     return value

@@ -88,8 +88,9 @@ class CacheType(str, enum.Enum):
 
     F16 = "f16"
     Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
 
     @property
     def ggml_type(self) -> int:
         """The value of `enum ggml_type`."""
-        return {"f16": 1, "q8_0": 8}[self.value]
+        return {"f16": 1, "q8_0": 8, "q4_0": 2}[self.value]

@@ -87,7 +87,7 @@ class Geometry:
 
     def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
         """KV cache bytes of one token over all layers, those with sliding windows and keys of an index included. Types are ggml names, e.g.
-        "f16", "q8_0"."""
+        "f16", "q8_0", "q4_0"."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer)) + self._index_bytes(type_k)
 
     def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
@@ -113,6 +113,15 @@ class Geometry:
         """Bytes of K and of V of one token in one KV head of a layer without a window."""
         return row_bytes(self.head_dim_k, type_k), row_bytes(self.head_dim_v, type_v)
 
+    def not_held(self, type_name: str, value: bool) -> int:
+        """A head size, of V where `value`, whose rows are not whole blocks of a type. 0: there is none."""
+        dims = (self.head_dim_v if value else self.head_dim_k, self.head_dim_swa)
+        return next((dim for dim in dims if dim % block_numbers(type_name)), 0) if self.n_layer_kv else 0
+
+    def holds(self, type_name: str) -> bool:
+        """Whether a type can hold both K and V."""
+        return not (self.not_held(type_name, False) or self.not_held(type_name, True))
+
     def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:
@@ -120,6 +129,11 @@ class Geometry:
         dims = (self.head_dim_swa,) * 2 if self.swa[il] and self.head_dim_swa else (self.head_dim_k, self.head_dim_v)
         k, v = (row_bytes(self.n_head_kv[il] * dim, kind) for dim, kind in zip(dims, (type_k, type_v)))
         return k if self.mla else k + v
+
+
+def block_numbers(type_name: str) -> int:
+    """Numbers that a type stores together; 1: each by itself."""
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]][0]
 
 
 @dataclass(frozen=True)

@@ -347,9 +347,13 @@ def stream_of(handle: Handle, seq_id: int) -> int:
 Q8_0_BLOCK = np.dtype([("scale", np.float16), ("codes", np.int8, 32)])
 """One q8_0 block: 32 values as scale * codes."""
 
+Q4_0_BLOCK = np.dtype([("scale", np.float16), ("codes", np.uint8, 16)])
+"""One q4_0 block: 32 values as scale * (code - 8), the codes of values i and i + 16 in the low and high four bits of byte i."""
+
 
 def rows(handle: Handle, il: int, value: bool) -> np.ndarray:
-    """K or V of a layer in place: [stream, cell, kv_head, head_dim] float16, or [stream, cell, kv_head, head_dim / 32] of Q8_0_BLOCK."""
+    """K or V of a layer in place: [stream, cell, kv_head, head_dim] float16, or [stream, cell, kv_head, head_dim / 32] of
+    Q8_0_BLOCK or Q4_0_BLOCK."""
     out = ffi.new("edgekv_rows *")
     _check(lib.edgekv_get_rows(handle, il, value, out))
     kind = GGML_TYPES.get(out.type)
@@ -358,10 +362,10 @@ def rows(handle: Handle, il: int, value: bool) -> np.ndarray:
         dtype, per_row = np.dtype(np.float16), out.head_dim
     elif kind == "f32":
         dtype, per_row = np.dtype(np.float32), out.head_dim
-    elif kind == "q8_0":
-        dtype, per_row = Q8_0_BLOCK, out.head_dim // 32
+    elif kind in ("q8_0", "q4_0"):
+        dtype, per_row = Q8_0_BLOCK if kind == "q8_0" else Q4_0_BLOCK, out.head_dim // 32
     else:
-        raise NativeError(f"rows of type {_type_name(out.type)} cannot be seen as an array; f16, f32 and q8_0 can")
+        raise NativeError(f"rows of type {_type_name(out.type)} cannot be seen as an array; f16, f32, q8_0 and q4_0 can")
     return _view(out.data, dtype, (out.n_stream, out.n_cells, out.n_heads, per_row),
                  (out.stride_stream, out.stride_cell, out.stride_head, dtype.itemsize))
 

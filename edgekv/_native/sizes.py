@@ -74,7 +74,7 @@ def slot_bytes(row_bytes: int, page_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class DeviceHeads:
-    """A layer that EdgeKV attends on a device, with K and V in f16 or q8_0."""
+    """A layer that EdgeKV attends on a device, with K and V in f16, q8_0 or q4_0."""
 
     n_head: int
     n_head_kv: int

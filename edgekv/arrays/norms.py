@@ -4,11 +4,14 @@ import numpy as np
 
 
 def row_norms(rows: np.ndarray) -> np.ndarray:
-    """float32 [...]: L2 norm of each row. rows: float16 [..., head_dim], or q8_0 blocks [..., head_dim / 32] with the fields `scale` and
-    `codes` [32] (value = scale * code)."""
+    """float32 [...]: L2 norm of each row. rows: float16 [..., head_dim], or blocks [..., head_dim / 32] with the fields `scale` and `codes`:
+    int8 [32] in q8_0 (value = scale * code), in q4_0 uint8 [16] (value = scale * (code - 8), two codes in a byte)."""
     if rows.dtype.names is None:
         return np.linalg.norm(rows.astype(np.float32), axis=-1)
-    squares = (rows["codes"].astype(np.float32) ** 2).sum(axis=-1)
+    codes = rows["codes"]
+    if codes.dtype == np.uint8:
+        codes = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.int8) - 8
+    squares = (codes.astype(np.float32) ** 2).sum(axis=-1)
     return np.sqrt((rows["scale"].astype(np.float32) ** 2 * squares).sum(axis=-1))
 
 

@@ -88,8 +88,8 @@ class Cells:
         return stream
 
     def keys(self, layer: int) -> np.ndarray:
-        """K rows of a layer, in place: float16 [stream, cell, kv_head, head_dim]. A q8_0 cache has
-        `edgekv._native.core.Q8_0_BLOCK` [stream, cell, kv_head, head_dim / 32] (32 values = scale * codes)."""
+        """K rows of a layer, in place: float16 [stream, cell, kv_head, head_dim]. A cache in q8_0 or
+        q4_0 has `edgekv._native.core.Q8_0_BLOCK` or `Q4_0_BLOCK` [stream, cell, kv_head, head_dim / 32], of 32 values."""
         return core.rows(self._handle(), layer, value=False)
 
     def values(self, layer: int) -> np.ndarray:

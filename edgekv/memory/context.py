@@ -5,7 +5,7 @@ from edgekv.amounts import MIB, size
 from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest
 from edgekv.memory.device_fit import choose_device_context
-from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
+from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.vocab import KvMode
 
 
@@ -14,9 +14,10 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 
     Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
     to the trained context. Raises DoesNotFit if the context asked for, before any cut, needs more than is free; ConfigError if the
-    arena's budget holds no page.
+    arena's budget holds no page, or if a type cannot hold the model's heads.
     """
     model, kv = request.shape, request.kv
+    check_types(model, kv.cache)
     if request.room is not None:
         kept = request.store_bytes + request.in_flight_bytes + request.later_bytes
         return choose_device_context(model, request.n_ctx, kv, request.room, request.slots.n, max(0, request.available - kept))

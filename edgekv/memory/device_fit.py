@@ -215,6 +215,8 @@ def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room
         yield f"--kv-vram {least // MIB}MiB or more"
     if best := largest_context(lambda n: fits(n, kv), plan.n_ctx - 1):
         yield f"--ctx {best} or less"
-    small = kv.with_(type_k=CacheType.Q8_0, type_v=CacheType.Q8_0)
-    if small != kv and fits(plan.n_ctx, small):
-        yield "--type-k q8_0 --type-v q8_0"
+    for kind in (CacheType.Q8_0, CacheType.Q4_0):
+        small = kv.with_(type_k=kind, type_v=kind)
+        if small != kv and model.holds(kind.value) and fits(plan.n_ctx, small):
+            yield f"--type-k {kind.value} --type-v {kind.value}"
+            break

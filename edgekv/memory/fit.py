@@ -8,6 +8,7 @@ from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
 from edgekv.memory.workspace import serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
 from edgekv.models import Geometry
+from edgekv.models.geometry import block_numbers
 from edgekv.models.stock_layers import ALIBI
 from edgekv.vocab import KvMode
 
@@ -147,6 +148,14 @@ def plain_layers(model: Geometry) -> list[int]:
     """Those of `sparse_layers` whose V has rows of its own, and which attend without an index: mode evict and a GPU serve only
     these."""
     return [] if model.mla or model.index_rows else sparse_layers(model)
+
+
+def check_types(model: Geometry, cache: CacheOptions) -> None:
+    """Raise ConfigError where a head's row of K or of V is not whole blocks of its type."""
+    for name, kind in (("K", cache.type_k.value), ("V", cache.type_v.value)):
+        if odd := model.not_held(kind, name == "V"):
+            raise ConfigError(f"{kind} keeps {name} in blocks of {block_numbers(kind)} numbers, and a head of {model.path.name} has {odd}; "
+                              f"use --type-{name.lower()} f16")
 
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:

@@ -49,7 +49,7 @@ EDGEKV_API size_t edgekv_prompt_bytes(const edgekv_layer_size * of);
 /* A slot of the arena, if K and V of one token and head take row_bytes. */
 EDGEKV_API size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens);
 
-/* A layer that EdgeKV attends on a device. K and V lie in f16 or q8_0. */
+/* A layer that EdgeKV attends on a device. K and V lie in f16, q8_0 or q4_0. */
 typedef struct {
     int n_head;
     int n_head_kv;

@@ -179,8 +179,9 @@ def test_what_is_made_up_is_like_what_was_computed(synthetic):
         assert len(np.unique(next(first)[0], axis=0)) == 600 - COMPUTED, "no two keys are alike"
 
 
-def test_q8_0_caches_are_made_up_too(synthetic):
-    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, second=None, options={"type_k": CacheType.Q8_0, "type_v": CacheType.Q8_0}), 2) as opened:
+@pytest.mark.parametrize("kind", [CacheType.Q8_0, CacheType.Q4_0])
+def test_quantised_caches_are_made_up_too(synthetic, kind):
+    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, second=None, options={"type_k": kind, "type_v": kind}), 2) as opened:
         opened.fill_to(400, lambda done, total: None)
         assert np.isfinite(next_logits(opened, opened.first, 399)).all()
 

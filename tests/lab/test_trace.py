@@ -227,7 +227,7 @@ def observed(model, tokens, n_prompt: int, **options) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("kind", "shape", "type_k"), [
-    ("llama", {}, "f16"), ("llama", {"n_head": 6, "n_head_kv": 2, "head_dim": 128}, "q8_0"), ("gemma2", {}, "f16"),
+    ("llama", {}, "f16"), ("llama", {"n_head": 6, "n_head_kv": 2, "head_dim": 128}, "q8_0"), ("llama", {}, "q4_0"), ("gemma2", {}, "f16"),
     ("gpt-oss", {}, "f16")])
 def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k):
     model = synthetic(kind, **shape)

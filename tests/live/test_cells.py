@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.contexts import attached
+from support.double import as_values
 from support.events import Model, act
 
 from edgekv._native import testing
 from edgekv.config import KvOptions
+from edgekv.vocab import CacheType
 
 import llama_cpp
 
@@ -122,20 +124,20 @@ def test_a_failed_placement_leaves_no_mark(synthetic):
         assert (run.cells.stream().positions == positions).all()
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_rows_are_the_cache_itself(synthetic, kind: str):
     """A view shows the rows that attention reads later, and it is read-only."""
-    types = {"type_k": 8, "type_v": 8} if kind == "q8_0" else {}
+    types = {"type_k": CacheType(kind).ggml_type, "type_v": CacheType(kind).ggml_type}
     with attached(synthetic("llama"), **types) as (context, run):
         context.decode(range(260, 280), range(20), [0] * 20)
         keys = run.cells.keys(1)
         assert keys.shape == ((1, 512, 2, 64) if kind == "f16" else (1, 512, 2, 2))
-        values = keys["scale"][..., None] * keys["codes"].astype(np.float32) if kind == "q8_0" else keys.astype(np.float32)
+        values = as_values(keys)
         assert np.abs(values[0, :20]).max() > 0.1 and not values[0, 20:256].any()
         with pytest.raises(ValueError, match="read-only"):
             keys[0, 0, 0, 0] = keys[0, 1, 0, 0]
         context.decode([300], [20], [0])
-        assert np.any(keys["codes"][0, 20] if kind == "q8_0" else keys[0, 20]), "the view shows the row stored since"
+        assert np.any(as_values(keys)[0, 20]), "the view shows the row stored since"
 
 
 def test_views_are_refused_after_the_context_is_gone(synthetic):

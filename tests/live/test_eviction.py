@@ -26,7 +26,8 @@ def test_where_all_is_kept_it_is_exact(synthetic):
     np.testing.assert_array_equal(logits["exact"], logits["evict"])
 
 
-@pytest.mark.parametrize(("kind", "types"), [("llama", {}), ("llama", {"type_k": 8, "type_v": 8}), ("gemma2", {}), ("gpt-oss", {})])
+@pytest.mark.parametrize(("kind", "types"), [("llama", {}), ("llama", {"type_k": 8, "type_v": 8}), ("llama", {"type_k": 2, "type_v": 2}),
+                                             ("gemma2", {}), ("gpt-oss", {})])
 def test_streaming_is_stock_with_the_same_cells_removed(synthetic, every_single_isa, kind, types):
     """Teacher-forced, over many times what is kept: after each step the stock context loses the tokens that the other freed. Layers
     with a sliding window have a cache of their own, in which nothing is lost: the stock context is compared where there are none. With

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def test_head_sizes(synthetic, head_dim: int):
     compare(synthetic("llama", head_dim=head_dim))
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q8_0", "f16"), ("f16", "q8_0")])
+@pytest.mark.parametrize("types", [types for types in product(("f16", "q8_0", "q4_0"), repeat=2) if types != ("f16", "f16")])
 @pytest.mark.parametrize("head_dim", [64, 96, 192, 512])
 def test_cache_types(synthetic, types, head_dim: int):
     compare(synthetic("llama", head_dim=head_dim), type_k=types[0], type_v=types[1])
@@ -57,7 +58,7 @@ def test_query_groups(synthetic, n_head: int, n_head_kv: int):
     compare(synthetic("llama", n_head=n_head, n_head_kv=n_head_kv))
 
 
-@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}])
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}])
 @pytest.mark.parametrize(("sizes", "n_head"), [((0, 0), 4), ((512, 64), 20), ((512, 64), 16), ((256, 64), 3)])
 def test_compressed_rows(synthetic, sizes, n_head: int, types: dict):
     """MLA: one row of K for all heads, whose first channels are V. llama.cpp expands what was attended."""
@@ -68,7 +69,7 @@ def test_compressed_rows(synthetic, sizes, n_head: int, types: dict):
     assert llama.kv.mode == "exact"
 
 
-@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}])
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}])
 @pytest.mark.parametrize(("n_head", "n_top_k"), [(4, 96), (20, 33), (128, 640), (16, 4096)])
 def test_cells_that_an_index_lists(synthetic, n_head: int, n_top_k: int, types: dict):
     """DSA: an index lists the cells that a token reads of those that it sees, in modes exact and sparse alike; where it may list more, also cells

@@ -22,7 +22,7 @@ from edgekv.models.synth_file import SyntheticShape
 import llama_cpp
 
 SHAPE = SyntheticShape(n_layer=4, head_dim=64)
-Q8_0 = llama_cpp.GGML_TYPE_Q8_0
+Q8_0, Q4_0 = llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0
 Built = tuple[Context, Runtime]
 
 
@@ -85,7 +85,7 @@ def test_the_factors_of_longrope_follow_from_the_context(synthetic):
     assert not np.array_equal(row_of(model, n_ctx=1024), row_of(model, n_ctx=2048))
 
 
-@pytest.mark.parametrize("types", [{"type_k": Q8_0}, {"type_v": Q8_0}], ids=["K", "V"])
+@pytest.mark.parametrize("types", [{"type_k": Q8_0}, {"type_v": Q8_0}, {"type_k": Q4_0}], ids=["K", "V", "K in q4_0"])
 def test_the_rotation_of_quantised_caches(tiny, monkeypatch, types):
     before, row = of(tiny, **types), row_of(tiny, **types)
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")

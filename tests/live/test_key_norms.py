@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from support.contexts import attached
+from support.double import as_values
 
 from edgekv.config import KvOptions
 from edgekv.live.key_norms import KeyNorms
@@ -22,15 +23,14 @@ def plain(run, shape) -> np.ndarray:
                 cells = [c for c in range(page * shape.page_tokens, min((page + 1) * shape.page_tokens, len(positions))) if positions[c] >= 0]
                 for head in range(rows.shape[2]):
                     values = [rows[stream, c, head] for c in cells]
-                    if rows.dtype.names:
-                        values = [np.float32(v["scale"][:, None]) * v["codes"] for v in values]
+                    values = [as_values(v) for v in values]
                     if values:
                         found = np.mean([np.sqrt((np.float64(v) ** 2).sum()) for v in values])
                         norms[row, head, stream * shape.pages_per_stream + page] = found
     return norms
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("unified", [True, False])
 def test_norms_follow_the_cells(synthetic, kind: str, unified: bool):
     options = OPTIONS.with_(type_k=kind, type_v=kind)

@@ -50,7 +50,9 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
 @pytest.mark.parametrize(("shape", "types", "steps"), [
     ({}, {}, STEPS), ({"head_dim": 80}, {}, STEPS), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}, STEPS), ({}, {"type_v": "q8_0"}, STEPS),
     ({"head_dim": 96}, {"type_k": "q8_0"}, STEPS), ({"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}, STEPS),
-    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0", "type_v": "q8_0"}, LONG_STEPS)])
+    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0", "type_v": "q8_0"}, LONG_STEPS),
+    ({}, {"type_k": "q4_0", "type_v": "q4_0"}, STEPS), ({"head_dim": 96}, {"type_k": "q8_0", "type_v": "q4_0"}, STEPS),
+    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q4_0"}, LONG_STEPS)])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mode):
     """Logits follow from the stored rows, and stored rows are right but for their rounding. Quantised caches too: the host plane quantises

@@ -147,7 +147,7 @@ def test_a_prompt_that_goes_back_behind_the_window_is_read_again(synthetic, capl
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
-    ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0"),
+    ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0, q4_0"),
     ({"page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
 def test_bad_options_are_refused(synthetic, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):

@@ -48,10 +48,13 @@ def test_layers_may_differ_in_kv_heads(synthetic):
     ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
     ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
     ("llama", {"head_dim": 72}, {}), ("llama", {"head_dim": 112}, {}), ("llama", {"head_dim": 192}, {"type_v": "q8_0"}),
+    ("llama", {}, {"type_k": "q4_0", "type_v": "q4_0"}), ("llama", {"head_dim": 128}, {"type_k": "q4_0", "type_v": "q8_0"}),
+    ("llama", {"head_dim": 96}, {"type_v": "q4_0"}),
     ("llama", {"head_dim": 512}, {}), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}),
     ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {}), ("deepseek2", {}, {}),
     ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 20}, {}),
-    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q8_0", "type_v": "q8_0"})])
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q4_0", "type_v": "q4_0"})])
 @pytest.mark.parametrize("sketch", ["b3", "none"])
 def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
     llama = open_model(synthetic(kind, **shape), **types)
@@ -220,7 +223,7 @@ def test_the_error_is_estimated_now_and_then(synthetic):
         assert (n_errors == (0 if not every else 2 * 16 // every)).all(), "the heads in turn, each two query heads"
 
 
-@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}], ids=["f16", "q8_0"])
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}], ids=["f16", "q8_0", "q4_0"])
 def test_rows_do_not_depend_on_runs_or_threads(synthetic, types):
     llama = open_model(synthetic("llama", n_head=6), n_ctx=2048, **types)
     options = llama.kv.options.with_(**SAMPLED, keep_rows=True, error_every=1)

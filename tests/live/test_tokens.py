@@ -17,6 +17,7 @@ import llama_cpp
 
 N, BLOCK = 600, 256
 Q8_0 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
+Q4_0 = {"type_k": llama_cpp.GGML_TYPE_Q4_0, "type_v": llama_cpp.GGML_TYPE_Q4_0}
 SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none", "kv_budget": 0}
 
 
@@ -40,7 +41,7 @@ def take(run, seq: int, n: int) -> list[tuple[int, int, np.ndarray]]:
 
 @pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("types", [{}, Q8_0], ids=["f16", "q8_0"])
+@pytest.mark.parametrize("types", [{}, Q8_0, Q4_0], ids=["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("options", [{"mode": "off"}, {"mode": "exact"}, SPARSE], ids=["off", "exact", "sparse"])
 def test_what_is_put_back_is_as_if_it_had_stayed(synthetic, options: dict, types: dict, unified: bool):
     with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**options), n_ctx=4096, unified=unified, **types) as (context, run):

@@ -13,7 +13,7 @@ from edgekv.memory.allocations import HOST, ContextRequest, Slots, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.fit import kv_bytes, page_bytes
 from edgekv.memory.plan import make_plan
-from edgekv.models.geometry import ModelFile, open_model
+from edgekv.models.geometry import ModelFile, geometry, open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.vocab import KvMode
@@ -196,3 +196,16 @@ def test_control_groups(tmp_path, monkeypatch, lines, files, left):
     """The page cache of files counts as free: the kernel gives it up when memory is needed, and mapped weights that were read before lie in
     it."""
     assert groups(tmp_path, monkeypatch, lines, files) == left
+
+
+@pytest.mark.parametrize("kinds", [{"type_k": "q4_0"}, {"type_v": "q8_0"}])
+def test_a_type_that_cannot_hold_the_heads_is_refused(synthetic, kinds):
+    """80 numbers are no whole blocks of 32. Each way to open a model asks here, and llama.cpp would say only that there is no context."""
+    path = synthetic("llama", head_dim=80)
+    name, kind = next(iter(kinds.items()))
+    sentence = f"{kind} keeps {name[-1].upper()} in blocks of 32 numbers, and a head of {path.name} has 80; use --type-{name[-1]} f16"
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        choose_context(request(open_model(path), EXACT.with_(**kinds), 512))
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        Llama(str(path), n_ctx=512, verbose=False, **kinds)
+    assert geometry(path).holds("f16") and not geometry(path).holds("q4_0")

@@ -48,7 +48,7 @@ def test_heads_that_have_kernels():
 
 
 CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
-         {"kv_budget": 0}, {"type_k": "q8_0"}]
+         {"kv_budget": 0}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)

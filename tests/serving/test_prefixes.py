@@ -91,8 +91,12 @@ def test_other_types_are_other_rows(tiny, tmp_path):
     with serve(tiny, EXACT, where) as server:
         ask(server, prompt)
         server.prefixes.flush()
-    with serve(tiny, EXACT | {"type_k": "q8_0", "type_v": "q8_0"}, where) as server:
-        assert sources(server, prompt)["disk"] == 0
+    for types in ({"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}, {"type_k": "q4_0"}):
+        with serve(tiny, EXACT | types, where) as server:
+            assert sources(server, prompt)["disk"] == 0
+            server.prefixes.flush()
+        with serve(tiny, EXACT | types, where) as server:
+            assert sources(server, prompt)["disk"] == 300
     with serve(tiny, EXACT, where, extra=("--rope-scaling", "linear", "--rope-scale", "2")) as server:
         assert sources(server, prompt)["disk"] == 0
     with serve(tiny, EXACT, where) as server:

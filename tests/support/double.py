@@ -1,6 +1,6 @@
 """A synthetic model of kind llama with F32 weights, computed in NumPy: the yardstick of kernels whose bounds follow from arithmetic.
 
-What a context stores is rounded (to f16 or q8_0), and a rounding may flip with the last bit of what is rounded. So attention is
+What a context stores is rounded (to f16, q8_0 or q4_0), and a rounding may flip with the last bit of what is rounded. So attention is
 computed from the very rows that the context has stored, and the rows are compared by themselves with what should have been stored.
 What is left between the two is the arithmetic of single precision.
 
@@ -18,22 +18,31 @@ EPS = 1e-5
 """Of the RMS norm, as edgekv.models.synth writes it."""
 
 
+def _codes(rows: np.ndarray) -> np.ndarray:
+    """float64 [..., 32]: each value of a block divided by its scale."""
+    codes = rows["codes"]
+    if codes.shape[-1] == 16:  # q4_0: values i and i + 16 in byte i, plus 8
+        return np.concatenate([codes % 16, codes // 16], axis=-1).astype(np.float64) - 8
+    return codes.astype(np.float64)
+
+
 def as_values(rows: np.ndarray) -> np.ndarray:
-    """K or V of one stream as `Cells.keys` gives it, f16 or blocks of q8_0: float64 [cell, kv_head, head_dim]."""
+    """K or V of one stream as `Cells.keys` gives it, f16 or blocks: float64 [cell, kv_head, head_dim]."""
     if rows.dtype.names is None:
         return rows.astype(np.float64)
-    scale, codes = (rows[name].astype(np.float64) for name in rows.dtype.names)
-    return (scale[..., None] * codes).reshape(*rows.shape[:-1], -1)
+    return (rows["scale"].astype(np.float64)[..., None] * _codes(rows)).reshape(*rows.shape[:-1], -1)
 
 
 def rounding(rows: np.ndarray) -> np.ndarray:
     """Half the distance of two neighbours of each stored value: what rounding may have cost it. Shaped like `as_values`."""
     if rows.dtype.names is None:
         return np.spacing(np.abs(rows)).astype(np.float64) / 2
-    scale = rows[rows.dtype.names[0]].astype(np.float64)
-    # the scale itself is rounded to f16: a code of up to 127 times that
-    half = scale / 2 + 127 * np.spacing(np.abs(rows[rows.dtype.names[0]])).astype(np.float64) / 2
-    return np.repeat(half[..., None], 32, axis=-1).reshape(*rows.shape[:-1], -1)
+    scale, codes = np.abs(rows["scale"])[..., None], _codes(rows)
+    four_bits = rows["codes"].shape[-1] == 16
+    steps = np.where(four_bits & (codes == 7), 1, 0.5)  # up to 8 becomes 7
+    # the scale itself is rounded to f16: a code of up to 127 times that, or 8
+    half = steps * scale.astype(np.float64) + (8 if four_bits else 127) * np.spacing(scale).astype(np.float64) / 2
+    return half.reshape(*rows.shape[:-1], -1)
 
 
 class Reference:

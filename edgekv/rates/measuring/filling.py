@@ -140,8 +140,7 @@ class Bank:
 
 def _alike(computed: np.ndarray, kind: CacheType, spread: float, n: int, rng: np.random.Generator) -> np.ndarray:
     """uint8 [n, bytes] with the mean and `spread` times the deviation of each column of uint8 [m, bytes]."""
-    values = computed.view(np.float16).astype(np.float32) if kind is CacheType.F16 else dequantize(computed, GGMLQuantizationType.Q8_0)
+    stored = GGMLQuantizationType[kind.name]
+    values = dequantize(computed, stored)
     made = rng.standard_normal((n, values.shape[1]), np.float32) * (spread * values.std(axis=0)) + values.mean(axis=0)
-    if kind is CacheType.F16:
-        return made.astype(np.float16).view(np.uint8)
-    return quantize(made, GGMLQuantizationType.Q8_0)
+    return quantize(made, stored).view(np.uint8)

@@ -223,7 +223,7 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
         if (shape.budget_bytes < used) {
             return fail_with("the KV budget of " + mebibytes(shape.budget_bytes) + " on the GPU is too small: sketches, tables and buffers "
                              "for prompts take " + mebibytes(used) + " at this context; give --kv-vram at least that, a smaller context, or a "
-                             "q8_0 cache");
+                             "q8_0 or q4_0 cache");
         }
         room = shape.budget_bytes - used;
         if (room > now.free_bytes) {

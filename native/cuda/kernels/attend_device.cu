@@ -18,8 +18,8 @@ bool attend_device_supports(const AttendProblem & p) {
                        p.n_cells >= 0 && p.page_tokens > 0 &&
                        p.page_tokens%kStrip == 0;
     const auto rows = [&](CellType type, const char * data, size_t stride_cell, size_t stride_head) {
-        const size_t n = type == CellType::q8_0 ? 2 : 16;
-        return (type == CellType::f16 || p.head_dim%32 == 0) && stride_cell%n == 0 && stride_head%n == 0 && aligned(data, n);
+        const size_t n = in_blocks(type) ? 2 : 16;
+        return holds_row(type, p.head_dim) && stride_cell%n == 0 && stride_head%n == 0 && aligned(data, n);
     };
     return dims && shape && rows(p.k_type, p.k, p.k_stride_cell, p.k_stride_head) &&
            rows(p.v_type, p.v, p.v_stride_cell, p.v_stride_head) && aligned(p.q, 16) && p.q_stride_token%16 == 0 &&

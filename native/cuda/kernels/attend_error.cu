@@ -71,7 +71,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
                 if (active) {
                     const Eight eight = eight_of<kTypeV>(place.v, lane);
                     words[r] = load_eight<kTypeV>(eight);
-                    odd[r] = kTypeV == CellType::q8_0 && straddles(eight.at, 0);
+                    odd[r] = in_blocks(kTypeV) && straddles(eight.at, 0);
                 }
                 if (lane == 0 && home && !part.brought && first_head == 0) {
                     reads_home(row_bytes(kTypeV, p.head_dim));
@@ -155,7 +155,9 @@ void launch_attend_error(const AttendProblem & problem, const AttendPart & part,
         return;
     }
     const AttendWorkspace places = attend_workspace(problem, const_cast<void *>(workspace), n_partials);
-    const auto kernel = problem.v_type == CellType::f16 ? attend_error<CellType::f16> : attend_error<CellType::q8_0>;
+    const auto kernel = problem.v_type == CellType::f16    ? attend_error<CellType::f16>
+                        : problem.v_type == CellType::q8_0 ? attend_error<CellType::q8_0>
+                                                           : attend_error<CellType::q4_0>;
     launch(kernel, {static_cast<unsigned>(problem.n_head_kv)}, kErrorThreads, 0, stream, problem, part, places, n_ubatch);
 }
 

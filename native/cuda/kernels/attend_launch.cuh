@@ -40,18 +40,30 @@ void launch_heads(const AttendProblem & p, const AttendPart & part, const Attend
     }
 }
 
+template <CellType kTypeK, CellType kTypeV, bool kLists>
+void launch_pair(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    if constexpr (kTypeK == kTypeV) {
+        launch_heads<kTypeK, kLists>(p, part, workspace, stream);
+    } else {
+        launch_lanes<kTypeK, kTypeV, 4, kLists>(p, part, workspace, stream);
+    }
+}
+
+template <CellType kTypeK, bool kLists>
+void launch_with(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
+    switch (p.v_type) {
+        case CellType::f16: return launch_pair<kTypeK, CellType::f16, kLists>(p, part, workspace, stream);
+        case CellType::q8_0: return launch_pair<kTypeK, CellType::q8_0, kLists>(p, part, workspace, stream);
+        case CellType::q4_0: return launch_pair<kTypeK, CellType::q4_0, kLists>(p, part, workspace, stream);
+    }
+}
+
 template <bool kLists>
 void launch_types(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, Stream stream) {
-    if (p.k_type == CellType::f16) {
-        if (p.v_type == CellType::f16) {
-            launch_heads<CellType::f16, kLists>(p, part, workspace, stream);
-        } else {
-            launch_lanes<CellType::f16, CellType::q8_0, 4, kLists>(p, part, workspace, stream);
-        }
-    } else if (p.v_type == CellType::q8_0) {
-        launch_heads<CellType::q8_0, kLists>(p, part, workspace, stream);
-    } else {
-        launch_lanes<CellType::q8_0, CellType::f16, 4, kLists>(p, part, workspace, stream);
+    switch (p.k_type) {
+        case CellType::f16: return launch_with<CellType::f16, kLists>(p, part, workspace, stream);
+        case CellType::q8_0: return launch_with<CellType::q8_0, kLists>(p, part, workspace, stream);
+        case CellType::q4_0: return launch_with<CellType::q4_0, kLists>(p, part, workspace, stream);
     }
 }
 

@@ -51,8 +51,8 @@ struct RowMath {
         unsigned step;
         __device__ __forceinline__ Rows(const char * rows, size_t stride, int lane)
             : first(eight_of<T>(rows + lane/kLanes*stride, lane%kLanes)), step(static_cast<unsigned>(stride)*kRowsAtOnce) {}
-        __device__ __forceinline__ Eight at(int row) const { return {first.at + row*step, first.before}; }
-        __device__ __forceinline__ bool odd(int row) const { return T == CellType::q8_0 && straddles(first.at, row*step); }
+        __device__ __forceinline__ Eight at(int row) const { return {first.at + row*step, first.before, first.shift}; }
+        __device__ __forceinline__ bool odd(int row) const { return in_blocks(T) && straddles(first.at, row*step); }
     };
 
     // The same for a strip whose rows lie anywhere.
@@ -63,7 +63,7 @@ struct RowMath {
         __device__ __forceinline__ Eight at(int row) const {
             return eight_of<T>(rows[(row*kRowsAtOnce + lane/kLanes)*kPlaceWords], lane%kLanes);
         }
-        __device__ __forceinline__ bool odd(int row) const { return T == CellType::q8_0 && straddles(at(row).at, 0); }
+        __device__ __forceinline__ bool odd(int row) const { return in_blocks(T) && straddles(at(row).at, 0); }
     };
 
     template <CellType T, class R>
@@ -105,7 +105,7 @@ struct RowMath {
                         dot += b.y*x[j][5];
                         dot += b.z*x[j][6];
                         dot += b.w*x[j][7];
-                        s[h*kFold + pair + j] = kTypeK == CellType::q8_0 ? dot*factor[j] : dot;
+                        s[h*kFold + pair + j] = in_blocks(kTypeK) ? dot*factor[j] : dot;
                     }
                 }
             }
@@ -149,7 +149,7 @@ struct RowMath {
             }
 #pragma unroll
             for (int h = 0; h < kHeads; ++h) {
-                const float scaled = kTypeV == CellType::q8_0 ? weight[h]*factor : weight[h];
+                const float scaled = in_blocks(kTypeV) ? weight[h]*factor : weight[h];
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     acc[h][i] += scaled*x[i];

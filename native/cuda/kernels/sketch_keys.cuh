@@ -19,8 +19,6 @@ struct alignas(8) Halves {
     __half x[4];
 };
 
-inline int key_row_bytes(CellType type, int head_dim) { return type == CellType::f16 ? head_dim * 2 : head_dim / 32 * 34; }
-
 // The rows of a launch: their layout in shared memory, and the widest words that every row begins at.
 struct KeyRows {
     int row_bytes, row_stride, word_bytes;
@@ -29,7 +27,7 @@ struct KeyRows {
 // The stride is a few banks longer than the row, so that lanes with a row each use different banks.
 inline KeyRows key_rows(const SketchHome & home, int head_dim) {
     KeyRows rows;
-    rows.row_bytes = key_row_bytes(home.type, head_dim);
+    rows.row_bytes = bytes_of_row(home.type, head_dim);
     rows.row_stride = (rows.row_bytes + 15) / 16 * 16 + 16;
     uintptr_t places = reinterpret_cast<uintptr_t>(home.k) | home.stride_cell | home.stride_head | home.stride_stream |
                        static_cast<uintptr_t>(rows.row_bytes);
@@ -112,11 +110,14 @@ __device__ inline void key_quad(CellType type, const char * row, int quad, float
             x[i] = __half2float(h.x[i]);
         }
     } else {
-        const char * block = row + quad / 8 * 34;
+        const char * block = row + quad / 8 * block_bytes(type);
         const float scale = __half2float(*reinterpret_cast<const __half *>(block));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            x[i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(block[2 + quad % 8 * 4 + i])), scale);
+            const int code = type == CellType::q8_0
+                                 ? static_cast<int8_t>(block[2 + quad % 8 * 4 + i])
+                                 : (static_cast<uint8_t>(block[2 + quad % 4 * 4 + i]) >> quad % 8 / 4 * 4 & 15) - 8;
+            x[i] = __fmul_rn(static_cast<float>(code), scale);
         }
     }
 }

@@ -5,7 +5,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlockValues = 1024;  // values of a block at most: whole heads of one token
-constexpr int kQuantBlock = 32, kQuantBytes = 34;
 
 // ---- as ggml-cuda rounds -----------------------------------------------------------------------------------------------------
 
@@ -17,6 +16,12 @@ __device__ inline float quotient(float a, float b) {
     return x;
 }
 
+__device__ inline float by_minus_eighth(float a) {
+    float x;
+    asm("mul.ftz.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(-0.125f));
+    return x;
+}
+
 __device__ inline float reciprocal(float a) {
     float x;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(a));
@@ -25,15 +30,34 @@ __device__ inline float reciprocal(float a) {
 #else
 inline float without_subnormal(float x) { return fabsf(x) < 0x1p-126f ? 0.0f : x; }
 inline float quotient(float a, float b) { return without_subnormal(without_subnormal(a) / b); }
+inline float by_minus_eighth(float a) { return without_subnormal(without_subnormal(a) * -0.125f); }
 inline float reciprocal(float a) { return without_subnormal(1.0f / a); }
 #endif
 
-// Each lane has one value of the block.
-__device__ inline void quantise(float x, int lane, char * block) {
-    float amax = fabsf(x);
+__device__ inline float largest_of_warp(float x) {
     for (int step = kWarp / 2; step > 0; step /= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, step));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     }
+    return x;
+}
+
+// Each lane has one value of the block.
+__device__ inline void quantise_q4(float x, int lane, char * block) {
+    const unsigned most = __ballot_sync(0xffffffffu, fabsf(x) == largest_of_warp(fabsf(x)));
+    const float d = by_minus_eighth(__shfl_sync(0xffffffffu, x, most != 0 ? __ffs(static_cast<int>(most)) - 1 : 0));
+    const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
+    const int code = min(15, static_cast<int>(fmaf(x, inverse, 8.5f)));
+    const int upper = __shfl_xor_sync(0xffffffffu, code, kQuantBlock / 2);
+    if (lane < kQuantBlock / 2) {
+        block[2 + lane] = static_cast<char>(code | upper << 4);
+    }
+    if (lane == 0) {
+        *reinterpret_cast<__half *>(block) = __float2half_rn(d);
+    }
+}
+
+__device__ inline void quantise_q8(float x, int lane, char * block) {
+    const float amax = largest_of_warp(fabsf(x));
     const float d = quotient(amax, 127.0f);
     const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
     block[2 + lane] = static_cast<char>(static_cast<int8_t>(roundf(__fmul_rn(x, inverse))));
@@ -96,7 +120,7 @@ __global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads
     const int dim = args.head_dim;
     const int first = static_cast<int>(blockIdx.x) * heads_per_block;
     const int n_heads = min(heads_per_block, args.n_head_kv - first);
-    const int row_bytes = rows.type == CellType::f16 ? dim * 2 : dim / kQuantBlock * kQuantBytes;
+    const int row_bytes = bytes_of_row(rows.type, dim);
 
     for (size_t token = blockIdx.y; token < static_cast<size_t>(args.n_tokens); token += gridDim.y) {
         const char * src = rows.src + token * rows.src_stride_token;
@@ -110,7 +134,8 @@ __global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads
             for (int b = threadIdx.x / kWarp; b < n_heads * dim / kQuantBlock; b += blockDim.x / kWarp) {
                 const int i = b * kQuantBlock + lane;
                 const float * head = reinterpret_cast<const float *>(src + (first + i / dim) * rows.src_stride_head);
-                quantise(head[i % dim], lane, staged.bytes + b * kQuantBytes);
+                char * block = staged.bytes + b * block_bytes(rows.type);
+                rows.type == CellType::q8_0 ? quantise_q8(head[i % dim], lane, block) : quantise_q4(head[i % dim], lane, block);
             }
         }
         __syncthreads();

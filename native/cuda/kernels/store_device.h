@@ -29,14 +29,15 @@ struct StoreSlots {
 };
 
 struct StoreArgs {
-    int head_dim, n_head_kv;  // as attend_supports(); q8_0: head_dim a multiple of 32
+    int head_dim, n_head_kv;  // as attend_supports(); in blocks: head_dim a multiple of 32
     int n_tokens;             // any number; of all streams
     StoreRows k, v;
     StoreSlots arena;
 };
 
 // Writes the same bits as ggml-cuda's GGML_OP_SET_ROWS. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in
-// float, stored as f16; codes = x * (1 / d), rounded to nearest, ties away from zero. ggml-cuda is compiled with fast maths, so
+// float, stored as f16; codes = x * (1 / d), rounded to nearest, ties away from zero. q4_0: d = x / -8 of the
+// first x with the largest |x|; codes = x * (1 / d) + 8.5 in one rounding, cut off, at most 15. ggml-cuda is compiled with fast maths, so
 // a GPU approximates both quotients and takes subnormals as zero; the emulated device rounds them correctly.
 void launch_store(const StoreArgs & args, Stream stream);
 

@@ -123,7 +123,7 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_V_TRANSPOSED: return "V is transposed: turn flash attention on (llama.cpp runs Grok without it)";
         case EDGEKV_LAYER_ALIBI:        return "ALiBi position bias is served on the processor only";
         case EDGEKV_LAYER_HEAD_DIM:     return "no kernel for this head size";
-        case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
+        case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16, q8_0 and q4_0 are served)";
         case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
         case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
         case EDGEKV_LAYER_INDEX:        return "its attention follows an index or compressed rows beside its cache: not served yet";

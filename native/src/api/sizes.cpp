@@ -52,7 +52,10 @@ EngineShape engine_shape(const edgekv_device_size & of, const PageShape & pages)
     shape.slot_bytes       = pages.slot_bytes;
     shape.budget_bytes     = of.budget_bytes;
     for (const edgekv_device_heads * layer = of.layers; layer != of.layers + of.n_layers; ++layer) {
-        const auto type = [&](size_t row_bytes) { return row_bytes == 2 * static_cast<size_t>(layer->head_dim) ? CellType::f16 : CellType::q8_0; };
+        const auto type = [&](size_t row_bytes) {
+            const auto has = [&](CellType of) { return row_bytes == static_cast<size_t>(bytes_of_row(of, layer->head_dim)); };
+            return has(CellType::f16) ? CellType::f16 : has(CellType::q8_0) ? CellType::q8_0 : CellType::q4_0;
+        };
         EngineLayer one = {};
         one.n_head    = layer->n_head;
         one.n_head_kv = layer->n_head_kv;

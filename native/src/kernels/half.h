@@ -31,10 +31,16 @@ inline double round_to_half(double x) {
 
 // Channel i of a row of K or V.
 inline double channel(CellType type, const char * row, int i) {
-    const char * block = type == CellType::f16 ? row + 2 * i : row + i / 32 * 34;
+    const char * block = in_blocks(type) ? row + i / kQuantBlock * block_bytes(type) : row + 2 * i;
     uint16_t half;
     std::memcpy(&half, block, 2);
-    return half_to_double(half) * (type == CellType::f16 ? 1 : static_cast<int8_t>(block[2 + i % 32]));
+    const auto code = [&] {
+        if (type == CellType::q8_0) {
+            return static_cast<int>(static_cast<int8_t>(block[2 + i % 32]));
+        }
+        return (static_cast<uint8_t>(block[2 + i % 16]) >> (i % 32 < 16 ? 0 : 4) & 15) - 8;
+    };
+    return half_to_double(half) * (in_blocks(type) ? code() : 1);
 }
 
 }  // namespace edgekv

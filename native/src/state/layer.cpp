@@ -13,10 +13,6 @@ static bool served_heads(const llama_edgekv_layer & seam) {
     return attend_supports({ seam.n_head, seam.n_head_kv, seam.head_dim_k, seam.head_dim_v, !seam.v, k_type, seam.v ? cell_type(seam.v) : k_type });
 }
 
-static bool served_type(const ggml_tensor * cache) {
-    return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
-}
-
 // EDGEKV_LAYER_HOOKED, or why the layer cannot be served, or why it is attended whole in every mode.
 static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (!hooks_enabled()) {
@@ -48,7 +44,7 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (seam.v_transposed) {
         return EDGEKV_LAYER_V_TRANSPOSED;
     }
-    if (!served_type(seam.k) || (seam.v && !served_type(seam.v))) {
+    if (!has_cell_type(seam.k) || (seam.v && !has_cell_type(seam.v))) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
     if (!served_heads(seam)) {

@@ -33,7 +33,12 @@ struct Layer {
 
 Layer look_at_layer(const llama_context * lctx, int il);  // info.index is -1
 
-inline CellType cell_type(const ggml_tensor * cache) { return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : CellType::f16; }
+inline bool has_cell_type(const ggml_tensor * cache) {
+    return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0 || cache->type == GGML_TYPE_Q4_0;
+}
+inline CellType cell_type(const ggml_tensor * cache) {
+    return cache->type == GGML_TYPE_Q8_0 ? CellType::q8_0 : cache->type == GGML_TYPE_Q4_0 ? CellType::q4_0 : CellType::f16;
+}
 
 inline MaskType mask_type(const ggml_tensor * mask) { return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32; }
 

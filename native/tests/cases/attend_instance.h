@@ -121,7 +121,7 @@ struct AttendInstance {
     }
 
 private:
-    // Returns the length of the longest. For K in q8_0 the specification quantises the query and the device does not: queries that are int8
+    // Returns the length of the longest. For K in blocks the specification quantises the query and the device does not: queries that are int8
     // already are one and the same for both.
     double make_queries(const AttendCase & c) {
         const size_t unit = c.device ? 16 : 4;
@@ -135,7 +135,7 @@ private:
                 for (int i = 0; i < c.head_dim; ++i) {
                     // a block of zeros to quantise
                     float x = h == 1 && i < 32 ? 0.0f : (2.0f * rng.normal() + (c.rising ? 1.0f : 0.0f)) * (c.large ? 20.0f : 1.0f);
-                    if (c.device && c.k_type == CellType::q8_0 && x != 0.0f) {
+                    if (c.device && c.k_type != CellType::f16 && x != 0.0f) {
                         x = i % 32 == 3 ? 127 * 0.0625f : std::rint(std::min(std::max(x * 16.0f, -127.0f), 127.0f)) * 0.0625f;
                     }
                     std::memcpy(q.data() + t * p.q_stride_token + h * p.q_stride_head + 4 * i, &x, 4);

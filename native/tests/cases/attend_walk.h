@@ -35,16 +35,17 @@ uint64_t walk_attend_cases(const AttendWalk & of, const Check & check) {
     rows.insert(rows.end(), of.latent.begin(), of.latent.end());
     const int many[] = {16, 20, 64, 128, 7, 3};
     for (const auto [dim, v_in_k] : rows) {
-        for (int types = 0; types < (dim % 32 == 0 ? 4 : 1); ++types) {
-            if (v_in_k != 0 && (types == 1 || types == 2)) {
+        for (int types = 0; types < (dim % 32 == 0 ? kTypePairs : 1); ++types) {
+            const CellType k_type = k_type_of(types), v_type = v_type_of(types);
+            if (v_in_k != 0 && k_type != v_type) {
                 continue;  // one row has one type
             }
             for (int i = 0; i < of.n_each; ++i, ++n) {
                 AttendCase c{};
                 c.device = of.device;
                 c.head_dim = dim;
-                c.k_type = types & 1 ? CellType::q8_0 : CellType::f16;
-                c.v_type = types & 2 ? CellType::q8_0 : CellType::f16;
+                c.k_type = k_type;
+                c.v_type = v_type;
                 c.group = of.groups[n % of.groups.size()];
                 c.n_cells = of.cells[n % of.cells.size()];
                 c.n_tokens = of.tokens[rng.next() % of.tokens.size()];

@@ -69,9 +69,15 @@ inline float from_upper_half(uint16_t half) {
 
 // ---- rows --------------------------------------------------------------------------------------------------------------------
 
-inline size_t row_bytes(CellType type, int head_dim) {
-    return static_cast<size_t>(type == CellType::f16 ? head_dim * 2 : head_dim / 32 * 34);
-}
+constexpr CellType kCellTypes[] = {CellType::f16, CellType::q8_0, CellType::q4_0};
+constexpr int kNumCellTypes = 3;
+
+// The types of K and of V, for `pair` below kTypePairs; both are f16 in the first.
+constexpr int kTypePairs = kNumCellTypes * kNumCellTypes;
+constexpr CellType k_type_of(int pair) { return kCellTypes[pair % kNumCellTypes]; }
+constexpr CellType v_type_of(int pair) { return kCellTypes[pair / kNumCellTypes]; }
+
+inline size_t row_bytes(CellType type, int head_dim) { return static_cast<size_t>(edgekv::bytes_of_row(type, head_dim)); }
 
 inline void store_row(CellType type, const std::vector<float> & x, char * row) {
     if (type == CellType::f16) {
@@ -81,7 +87,19 @@ inline void store_row(CellType type, const std::vector<float> & x, char * row) {
         }
         return;
     }
-    for (size_t b = 0; b < x.size() / 32; ++b) {
+    for (size_t b = 0; type == CellType::q4_0 && b < x.size() / 32; ++b) {
+        float most = 0.0f;  // the first of the largest, with its sign, becomes -8
+        for (size_t i = 32 * b; i < 32 * b + 32; ++i) {
+            most = std::fabs(x[i]) > std::fabs(most) ? x[i] : most;
+        }
+        const auto code = [&](size_t i) { return most == 0.0f ? 8 : std::min(15, static_cast<int>(std::floor(x[32 * b + i] * -8.0f / most + 8.5f))); };
+        const uint16_t scale = to_half(most / -8.0f);
+        std::memcpy(row + 18 * b, &scale, 2);
+        for (size_t i = 0; i < 16; ++i) {
+            row[18 * b + 2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
+        }
+    }
+    for (size_t b = 0; type == CellType::q8_0 && b < x.size() / 32; ++b) {
         float amax = 0.0f;
         for (size_t i = 32 * b; i < 32 * b + 32; ++i) {
             amax = std::fmax(amax, std::fabs(x[i]));
@@ -96,10 +114,17 @@ inline void store_row(CellType type, const std::vector<float> & x, char * row) {
 
 // Channel i of a row, as it is stored.
 inline double element(CellType type, const char * row, int i) {
+    const char * at = type == CellType::f16 ? row + 2 * i : row + i / 32 * (type == CellType::q8_0 ? 34 : 18);
     uint16_t half;
-    std::memcpy(&half, type == CellType::f16 ? row + 2 * i : row + i / 32 * 34, 2);
+    std::memcpy(&half, at, 2);
     const double x = edgekv::half_to_double(half);
-    return type == CellType::f16 ? x : x * static_cast<int8_t>(row[i / 32 * 34 + 2 + i % 32]);
+    switch (type) {
+        case CellType::f16: return x;
+        case CellType::q8_0: return x * static_cast<int8_t>(at[2 + i % 32]);
+        case CellType::q4_0: break;
+    }
+    const int pair = static_cast<uint8_t>(at[2 + i % 16]);
+    return x * ((i % 32 < 16 ? pair % 16 : pair / 16) - 8);
 }
 
 // ---- K or V of a layer -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 namespace test {
 
 struct Spoilt {
-    int cell, channel;  // an infinity or a NaN at this channel, with q8_0 in all of its block
+    int cell, channel;  // an infinity or a NaN at this channel, in blocks in all of its block
 };
 
 // Up to three cells that some token sees and another one does not.
@@ -32,7 +32,7 @@ inline std::vector<Spoilt> cells_to_spoil(const AttendCase & c, const MaskValues
 
 inline void spoil(CellType type, char * row, int channel, int turn) {
     const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0xfe00};
-    std::memcpy(type == CellType::f16 ? row + 2 * channel : row + channel / 32 * 34, &halves[turn % 4], 2);
+    std::memcpy(type == CellType::f16 ? row + 2 * channel : row + channel / 32 * edgekv::block_bytes(type), &halves[turn % 4], 2);
 }
 
 // The sentence of the first fault; empty: none. `want`: the outputs with rows that are not spoilt, laid out like those that attend() returns.

@@ -175,6 +175,9 @@ void check_supports() {
     check(false, "head_dim 88", [](AttendProblem & p) { p.head_dim = 88; });
     check(false, "head_dim 512", [](AttendProblem & p) { p.head_dim = 512; });
     check(false, "q8_0 of 80", [](AttendProblem & p) { p.head_dim = 80, p.v_type = CellType::q8_0; });
+    check(false, "q4_0 of 72", [](AttendProblem & p) { p.head_dim = 72, p.k_type = CellType::q4_0; });
+    check(true, "q4_0 rows off 16 bytes", [](AttendProblem & p) { p.v_type = CellType::q4_0, p.v_stride_head = 74; });
+    check(false, "q4_0 rows at odd bytes", [](AttendProblem & p) { p.k_type = CellType::q4_0, p.k_stride_head = 73; });
     check(false, "f16 rows off 16 bytes", [](AttendProblem & p) { p.k_stride_cell = 520; });
     check(true, "q8_0 rows off 16 bytes", [](AttendProblem & p) { p.k_type = CellType::q8_0, p.k_stride_head = 138; });
     check(false, "q8_0 rows at odd bytes", [](AttendProblem & p) { p.v_type = CellType::q8_0, p.v_stride_head = 137; });

@@ -327,9 +327,8 @@ int main() {
     const int heads[] = {1, 2, 3, 8};
     uint64_t seed = 0;
     for (int head_dim : {64, 80, 96, 128, 256, 72, 112, 192}) {
-        for (int types = 0; types < 4; ++types) {
-            const CellType k_type = types & 1 ? CellType::q8_0 : CellType::f16,
-                           v_type = types & 2 ? CellType::q8_0 : CellType::f16;
+        for (int types = 0; types < kTypePairs; ++types) {
+            const CellType k_type = k_type_of(types), v_type = v_type_of(types);
             if (!attend_supports(head_dim, k_type, v_type)) {
                 continue;
             }

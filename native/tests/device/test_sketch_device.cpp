@@ -260,14 +260,14 @@ void check_all() {
     Random rng(11);
     uint64_t n = 0;
     for (int dim : dims) {
-        for (int type = 0; type < 2; ++type) {
-            if (type == 1 && dim % 32 != 0) {
+        for (int type = 0; type < kNumCellTypes; ++type) {
+            if (!edgekv::holds_row(kCellTypes[type], dim)) {
                 continue;
             }
             for (int i = 0; i < 8; ++i, ++n) {
                 SketchCase c{};
                 c.head_dim = dim;
-                c.type = static_cast<CellType>(type);
+                c.type = kCellTypes[type];
                 c.n_groups = rng.pick(n_groups);
                 c.group = rng.pick(groups);
                 c.n_tokens = c.n_groups > 5 ? 1 : rng.pick(tokens);

@@ -38,7 +38,18 @@ void expected_row(CellType type, const float * x, int dim, char * row) {
         }
         return;
     }
-    for (int b = 0; b < dim / 32; ++b, x += 32, row += 34) {
+    for (int b = 0; type == CellType::q4_0 && b < dim / 32; ++b, x += 32, row += 18) {
+        const float most = *std::max_element(x, x + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });  // the first
+        const float d = std::fabs(most) < 0x1p-126f || std::fabs(most / 8.0f) < 0x1p-126f ? 0.0f : most / -8.0f;
+        const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        const uint16_t h = to_half(d);
+        std::memcpy(row, &h, 2);
+        const auto code = [&](int i) { return std::min(15, static_cast<int>(std::fma(x[i], inverse, 8.5f))); };
+        for (int i = 0; i < 16; ++i) {
+            row[2 + i] = static_cast<char>(code(i) | code(i + 16) << 4);
+        }
+    }
+    for (int b = 0; type == CellType::q8_0 && b < dim / 32; ++b, x += 32, row += 34) {
         float amax = 0.0f;
         for (int i = 0; i < 32; ++i) {
             amax = std::fmax(amax, std::fabs(x[i]));
@@ -58,7 +69,8 @@ bool near_row(CellType type, const float * x, int dim, const char * got, const c
     if (type == CellType::f16) {
         return std::memcmp(got, want, static_cast<size_t>(dim) * 2) == 0;
     }
-    for (int b = 0; b < dim / 32; ++b, x += 32, got += 34, want += 34) {
+    const int block = edgekv::block_bytes(type);
+    for (int b = 0; b < dim / 32; ++b, x += 32, got += block, want += block) {
         uint16_t d[2];
         std::memcpy(&d[0], got, 2);
         std::memcpy(&d[1], want, 2);
@@ -69,7 +81,14 @@ bool near_row(CellType type, const float * x, int dim, const char * got, const c
         if (std::abs(d[0] - d[1]) > 1) {
             return false;
         }
-        for (int i = 0; i < 32; ++i) {
+        for (int i = 0; type == CellType::q4_0 && i < 32; ++i) {
+            const auto code = [&](const char * row) { return static_cast<uint8_t>(row[2 + i % 16]) >> (i < 16 ? 0 : 4) & 15; };
+            const double above = amax == 0.0 ? 8.5 : element(type, want, 0) == 0.0 && d[1] == 0 ? 8.5 : x[i] / (amax / 8.0) * (d[1] & 0x8000 ? -1 : 1) + 8.5;
+            if (code(got) != code(want) && !(std::fabs(above - std::rint(above)) <= 16 * 0x1p-20)) {
+                return false;
+            }
+        }
+        for (int i = 0; type == CellType::q8_0 && i < 32; ++i) {
             const double exact = amax == 0.0 ? 0.0 : x[i] / amax * 127.0;
             if (got[2 + i] != want[2 + i] && !(std::fabs(exact - static_cast<int8_t>(got[2 + i])) <= 0.5 + 127 * 0x1p-20)) {
                 return false;
@@ -210,12 +229,12 @@ void check_all() {
     Random rng(3);
     uint64_t n = 0;
     for (int dim : dims) {
-        for (int types = 0; types < 4; ++types) {
+        for (int types = 0; types < kTypePairs; ++types) {
             for (int i = 0; i < 10; ++i, ++n) {
                 Case c{};
                 c.head_dim = dim;
-                c.k_type = static_cast<CellType>(types % 2);
-                c.v_type = static_cast<CellType>(types / 2);
+                c.k_type = k_type_of(types);
+                c.v_type = v_type_of(types);
                 if (types != 0 && dim % 32 != 0) {
                     continue;
                 }
@@ -230,9 +249,8 @@ void check_all() {
             }
         }
     }
-    for (int types = 0; types < 4; ++types, ++n) {  // a prompt
-        const CellType k_type = static_cast<CellType>(types % 2), v_type = static_cast<CellType>(types / 2);
-        check_case({128, 2, 577, 1, 1110, k_type, v_type, false, true, false}, n, stream);
+    for (int types = 0; types < kTypePairs; ++types, ++n) {  // a prompt
+        check_case({128, 2, 577, 1, 1110, k_type_of(types), v_type_of(types), false, true, false}, n, stream);
     }
     std::printf("%llu cases\n", static_cast<unsigned long long>(n));
 }

@@ -162,14 +162,15 @@ void check_all(const std::vector<const char *> & kernels) {
                              {1, 15, 16, 17, 27, 61, 113, 482, 577, 1110, 2047}, 91, 4e5, false,
                              {{576, 512}, {576, 256}, {320, 256}, {160, 128}, {72, 64}}};
     for (int dim : walk.dims) {
-        for (int types = 0; types < 4; ++types) {
-            const CellType k_type = static_cast<CellType>(types & 1), v_type = static_cast<CellType>(types / 2);
-            CHECK(attend_supports(dim, k_type, v_type) == (types == 0 || dim % 32 == 0), "head_dim %d, types %d", dim, types);
+        for (int types = 0; types < kTypePairs; ++types) {
+            CHECK(attend_supports(dim, k_type_of(types), v_type_of(types)) == (types == 0 || dim % 32 == 0), "head_dim %d, types %d", dim, types);
         }
     }
     for (const auto [dim, v_in_k] : walk.latent) {
         CHECK(attend_supports_shared(dim, v_in_k, CellType::f16), "rows of %d with V of %d", dim, v_in_k);
-        CHECK(attend_supports_shared(dim, v_in_k, CellType::q8_0) == (dim % 32 == 0), "q8_0 rows of %d with V of %d", dim, v_in_k);
+        for (const CellType type : {CellType::q8_0, CellType::q4_0}) {
+            CHECK(attend_supports_shared(dim, v_in_k, type) == (dim % 32 == 0), "type %d, rows of %d with V of %d", static_cast<int>(type), dim, v_in_k);
+        }
         CHECK(!attend_supports_shared(dim, dim, CellType::f16) && !attend_supports_shared(dim, 96, CellType::f16), "V of %d", dim);
     }
     const uint64_t n = walk_attend_cases(walk, [&](const AttendCase & c, uint64_t seed) {

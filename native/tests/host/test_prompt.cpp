@@ -103,8 +103,8 @@ std::vector<AttendCase> cases_of(int n) {
         }
         c.page_tokens = rng.pick(pages);
         const bool blocks = c.head_dim % 32 == 0;
-        c.k_type = blocks && rng.one_of(2) ? CellType::q8_0 : CellType::f16;
-        c.v_type = blocks && rng.one_of(2) ? CellType::q8_0 : CellType::f16;
+        c.k_type = blocks ? rng.pick(kCellTypes) : CellType::f16;
+        c.v_type = blocks ? rng.pick(kCellTypes) : CellType::f16;
         c.mask = static_cast<Mask>(i / 3 % static_cast<int>(Mask::count));
         c.wide_mask = rng.one_of(4);
         c.softcap = rng.one_of(4) ? 15.0f : 0.0f;

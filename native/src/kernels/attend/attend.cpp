@@ -36,7 +36,8 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     const size_t head_dim = static_cast<size_t>(p.head_dim);
     const size_t acc_bytes = align64(static_cast<size_t>(attend_v_dim(p)) * sizeof(float));
     plan.acc_stride = static_cast<int>(acc_bytes / sizeof(float));
-    plan.prepared_bytes = align64(head_dim) * sizeof(float) + align64(head_dim / 32 * 8);  // has room for the quantised form too
+    // has room for the quantised forms too; that against q4_0 has up to four blocks in a vector
+    plan.prepared_bytes = (head_dim > 64 ? (head_dim + 127) / 128 * 128 : 64) * sizeof(float) + align64(head_dim / 32 * 8);
     plan.sum_offset = align64(queries * sizeof(float));
     plan.acc_offset = 2 * plan.sum_offset;
     plan.q_offset = plan.acc_offset + queries * acc_bytes;
@@ -127,8 +128,7 @@ const AttendKernels * attend_kernels(const char * name) {
 bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
     constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, 512};
     const bool known = std::find(std::begin(sizes), std::end(sizes), head_dim) != std::end(sizes);
-    const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
-    return known && !(quantised && head_dim % 32 != 0);
+    return known && holds_row(k_type, head_dim) && holds_row(v_type, head_dim);
 }
 
 bool attend_supports(const AttendHeads & h) {
@@ -140,7 +140,7 @@ bool attend_supports(const AttendHeads & h) {
 }
 
 bool attend_supports_shared(int head_dim, int v_in_k, CellType type) {
-    return head_dim <= kMaxHeadDim && head_dim % (type == CellType::q8_0 ? 32 : 8) == 0 && v_in_k > 0 && v_in_k % 64 == 0 &&
+    return head_dim <= kMaxHeadDim && head_dim % 8 == 0 && holds_row(type, head_dim) && v_in_k > 0 && v_in_k % 64 == 0 &&
            v_in_k < head_dim && v_in_k <= 512;
 }
 

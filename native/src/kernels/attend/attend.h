@@ -120,10 +120,10 @@ size_t attend_workspace_bytes(const AttendProblem & problem, int n_threads);
 void attend_run(const AttendProblem & problem, void * workspace, int ith, int nth, Isa isa);
 void attend_observe(const AttendProblem & problem, const void * workspace, int ith, int nth, Isa isa);
 
-// Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; with q8_0 those that are multiples of 32.
+// Head sizes 64, 72, 80, 96, 112, 128, 192, 256 and 512; in blocks those that are multiples of 32.
 bool attend_supports(int head_dim, CellType k_type, CellType v_type);
 
-// Rows of K that hold V: head_dim is a multiple of 8 (with q8_0 of 32) up to kMaxHeadDim, and V has 64, 128, ... of these channels.
+// Rows of K that hold V: head_dim is a multiple of 8 (in blocks of 32) up to kMaxHeadDim, and V has 64, 128, ... of these channels.
 bool attend_supports_shared(int head_dim, int v_in_k, CellType type);
 
 // A layer's heads: their number and sizes, and types of their rows.
@@ -137,7 +137,7 @@ bool attend_supports(const AttendHeads & heads);
 
 static inline int attend_v_dim(const AttendProblem & p) { return p.v_in_k != 0 ? p.v_in_k : p.head_dim; }
 
-// The specification: double precision, plain loops, one thread. It reads home only, and counts errors but no hits. With K in q8_0 the query's
+// The specification: double precision, plain loops, one thread. It reads home only, and counts errors but no hits. With K in blocks the query's
 // quantised form is part of the specification: blocks of 32 int8 values, scale = max |q| / 127 in float, rounded to nearest even.
 void attend_reference(const AttendProblem & problem);
 

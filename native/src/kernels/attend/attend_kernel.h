@@ -19,24 +19,23 @@ template <class U, int D>
 struct Products {
     static constexpr int queries(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
     static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, queries(1)>, qk_f16<U, D, queries(2)>, qk_f16<U, D, queries(3)>, qk_f16<U, D, queries(4)>};
-    static constexpr PvFn<U> kPvF16[] = {pv<U, CellType::f16, D, queries(1)>, pv<U, CellType::f16, D, queries(2)>,
-                                         pv<U, CellType::f16, D, queries(3)>, pv<U, CellType::f16, D, queries(4)>};
+    template <CellType T>
+    static constexpr PvFn<U> kPv[] = {pv<U, T, D, queries(1)>, pv<U, T, D, queries(2)>, pv<U, T, D, queries(3)>, pv<U, T, D, queries(4)>};
 
     static const QkFn<U> * qk(CellType type) {
         if constexpr (D % kBlock == 0) {
             static constexpr QkFn<U> q8[] = {qk_q8<U, D, queries(1)>, qk_q8<U, D, queries(2)>, qk_q8<U, D, queries(3)>, qk_q8<U, D, queries(4)>};
-            return type == CellType::q8_0 ? q8 : kQkF16;
+            static constexpr QkFn<U> q4[] = {qk_q4<U, D, queries(1)>, qk_q4<U, D, queries(2)>, qk_q4<U, D, queries(3)>, qk_q4<U, D, queries(4)>};
+            return type == CellType::q8_0 ? q8 : type == CellType::q4_0 ? q4 : kQkF16;
         } else {
             return kQkF16;
         }
     }
     static const PvFn<U> * pv_of(CellType type) {
         if constexpr (D % kBlock == 0) {
-            static constexpr PvFn<U> q8[] = {pv<U, CellType::q8_0, D, queries(1)>, pv<U, CellType::q8_0, D, queries(2)>,
-                                             pv<U, CellType::q8_0, D, queries(3)>, pv<U, CellType::q8_0, D, queries(4)>};
-            return type == CellType::q8_0 ? q8 : kPvF16;
+            return type == CellType::q8_0 ? kPv<CellType::q8_0> : type == CellType::q4_0 ? kPv<CellType::q4_0> : kPv<CellType::f16>;
         } else {
-            return kPvF16;
+            return kPv<CellType::f16>;
         }
     }
 };
@@ -118,13 +117,13 @@ inline void prepare_tile(const AttendProblem & p, const AttendPlan & plan, int i
     }
 }
 
-// The f16 scales of the unit's q8_0 rows, as floats by block and cell; 0 for cells that do not exist.
-inline void load_scales(const Unit & unit, const char * const * strips, const size_t * strides, int n_blocks,
+// The f16 scales of the unit's rows in blocks, as floats by block and cell; 0 for cells that do not exist.
+inline void load_scales(const Unit & unit, CellType type, const char * const * strips, const size_t * strides, int n_blocks,
                         float (*scale)[kTileCells]) {
     for (int s = 0; s < unit.n_strips; ++s) {
         const size_t stride = strides[s];
         for (int b = 0; b < n_blocks; ++b) {
-            const char * first = strips[s] + static_cast<size_t>(b) * kBlockBytes;
+            const char * first = strips[s] + static_cast<size_t>(b) * block_bytes(type);
             float * dst = scale[b] + s * kStripCells;
             if (unit.cells[s] == kStripCells) {
                 for (int c = 0; c < kStripCells; c += kLanes) {
@@ -174,11 +173,11 @@ inline void prepare_unit(const AttendProblem & p, const Tile & tile, int head, U
         unit.v_stride[s] = p.v_stride_cell;
         unit.cells[s] = left < kStripCells ? left : kStripCells;
     }
-    if (p.k_type == CellType::q8_0) {
-        load_scales(unit, unit.k, unit.k_stride, p.head_dim / kBlock, unit.scales.k);
+    if (in_blocks(p.k_type)) {
+        load_scales(unit, p.k_type, unit.k, unit.k_stride, p.head_dim / kBlock, unit.scales.k);
     }
-    if (p.v_type == CellType::q8_0) {
-        load_scales(unit, unit.v, unit.v_stride, attend_v_dim(p) / kBlock, unit.scales.v);
+    if (in_blocks(p.v_type)) {
+        load_scales(unit, p.v_type, unit.v, unit.v_stride, attend_v_dim(p) / kBlock, unit.scales.v);
     }
 }
 

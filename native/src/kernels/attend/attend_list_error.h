@@ -30,8 +30,8 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
         const TilePart part = part_of(plan, workspace, first + i);
         const float factor = expf(part.max[g] - max) * inverse;
         const int n = at.n_here();
-        if (p.v_type == CellType::q8_0) {
-            gather_scales(tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
+        if (in_blocks(p.v_type)) {
+            gather_scales(p.v_type, tile.v, (n + kStripCells - 1) / kStripCells, dim / kBlock, tile.scales.v);
         }
         for (int c = 0; c < n; ++c) {
             const float weight = list.weights[i * kTileCells + c];
@@ -41,11 +41,11 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
             const float share = part.weights[g * kTileCells + c] * factor;
             F apart = Simd::zero();
             for (int d = 0; d < dim; d += kLanes) {
-                F x;
-                if (p.v_type == CellType::q8_0) {
-                    x = Simd::mul(load_value<CellType::q8_0, D>(tile.v[c], d, dim), Simd::set1(tile.scales.v[d / kBlock][c]));
-                } else {
-                    x = load_value<CellType::f16, D>(tile.v[c], d, dim);
+                F x = p.v_type == CellType::q8_0   ? load_value<CellType::q8_0, D>(tile.v[c], d, dim)
+                      : p.v_type == CellType::q4_0 ? load_value<CellType::q4_0, D>(tile.v[c], d, dim)
+                                                   : load_value<CellType::f16, D>(tile.v[c], d, dim);
+                if (in_blocks(p.v_type)) {
+                    x = Simd::mul(x, Simd::set1(tile.scales.v[d / kBlock][c]));
                 }
                 x = Simd::sub(x, load_floats<D>(out, d, dim));
                 apart = Simd::fma(x, x, apart);

@@ -48,10 +48,6 @@ public:
     RowList list;
 };
 
-constexpr size_t row_bytes_of(CellType type, int dim) {
-    return type == CellType::q8_0 ? static_cast<size_t>(dim / kBlock * kBlockBytes) : static_cast<size_t>(2 * dim);
-}
-
 // Finds the rows of a tile: in the arena if their page has a slot, else at home.
 template <int D>
 void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
@@ -71,8 +67,8 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
         if (slots[page] >= 0) {
             const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
             const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
-            k[i] = slot + in_page * row_bytes_of(p.k_type, dim);
-            v[i] = slot + p.arena.v_offset + in_page * row_bytes_of(p.v_type, dim);
+            k[i] = slot + in_page * static_cast<size_t>(bytes_of_row(p.k_type, dim));
+            v[i] = slot + p.arena.v_offset + in_page * static_cast<size_t>(bytes_of_row(p.v_type, dim));
         }
     }
     for (int i = n; i < kTileCells; ++i) {
@@ -82,11 +78,11 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
 }
 
 // Gathers the scales of whole strips, so that rows past the last have its logit too.
-inline void gather_scales(const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
+inline void gather_scales(CellType type, const char * const * rows, int n_strips, int n_blocks, float (*scale)[kTileCells]) {
     for (int b = 0; b < n_blocks; ++b) {
         alignas(64) char halves[kTileCells * 2];
         for (int i = 0; i < n_strips * kStripCells; ++i) {
-            memcpy(halves + 2 * i, rows[i] + b * kBlockBytes, 2);
+            memcpy(halves + 2 * i, rows[i] + b * block_bytes(type), 2);
         }
         for (int i = 0; i < n_strips * kStripCells; i += kLanes) {
             Simd::store(scale[b] + i, Simd::load_f16(halves + 2 * i));

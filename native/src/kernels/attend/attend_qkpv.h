@@ -12,12 +12,11 @@
 namespace edgekv {
 namespace {
 
-constexpr int kBlock = 32;        // values of a q8_0 block
-constexpr int kBlockBytes = 34;
+constexpr int kBlock = kQuantBlock;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 
 // A kernel is compiled for each usual head size D, a multiple of 16, and once for all other sizes, as kAny: multiples of 8, and of 64
-// with q8_0. Their rows may end in half a vector, which is read padded with zeros.
+// with blocks. Their rows may end in half a vector, which is read padded with zeros.
 constexpr int kAny = 0;
 // The usual row of a compressed cache: its first channels are V.
 constexpr int kLatent = 576, kLatentV = 512;
@@ -83,7 +82,7 @@ struct Ahead {
     int stride, bytes;
 };
 
-// q8_0 scales by block and cell of a tile.
+// Scales of blocks by block and cell of a tile.
 struct Scales {
     float k[kMaxBlocks][kTileCells];
     float v[kMaxBlocks][kTileCells];
@@ -278,12 +277,14 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
     }
 }
 
+// A value of a block still lacks its scale.
 template <CellType T, int D>
 F load_value(const char * row, int i, int dim) {
     if constexpr (T == CellType::f16) {
         return load_halves<D>(row, i, dim);
     } else {
-        return Simd::load_i8(row + static_cast<size_t>(i / kBlock) * kBlockBytes + 2 + i % kBlock);
+        const char * codes = row + static_cast<size_t>(i / kBlock) * block_bytes(T) + 2;
+        return T == CellType::q8_0 ? Simd::load_i8(codes + i % kBlock) : Simd::load_q4(codes + i % (kBlock / 2), i % kBlock >= kBlock / 2);
     }
 }
 
@@ -291,7 +292,7 @@ F load_value(const char * row, int i, int dim) {
 // weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_v_dim<D>() / 32][kTileCells]
 template <class U, CellType T, int D, int NQ, int NV>
 void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
-    constexpr int per_query = T == CellType::f16 ? 1 : most_v_dim<D>() / kBlock;
+    constexpr int per_query = !in_blocks(T) ? 1 : most_v_dim<D>() / kBlock;
     F sum[NQ][NV];
     EDGEKV_UNROLL
     for (int r = 0; r < NQ; ++r) {
@@ -311,7 +312,7 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
             const F x = load_value<T, D>(row, i0 + j * kLanes, unit.v_dim);
             EDGEKV_UNROLL
             for (int r = 0; r < NQ; ++r) {
-                const int b = T == CellType::f16 ? 0 : (i0 + j * kLanes) / kBlock;
+                const int b = !in_blocks(T) ? 0 : (i0 + j * kLanes) / kBlock;
                 sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_query + b) * kTileCells + c]), sum[r][j]);
             }
         }
@@ -342,8 +343,8 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
     constexpr int most_blocks = most_v_dim<D>() / kBlock;
     const int dim = v_dim_of<D>(unit.v_dim);
     const float * weights = p[0];
-    alignas(64) float scaled[T == CellType::q8_0 ? NQ * most_blocks * kTileCells : 1];
-    if constexpr (T == CellType::q8_0) {
+    alignas(64) float scaled[in_blocks(T) ? NQ * most_blocks * kTileCells : 1];
+    if constexpr (in_blocks(T)) {
         for (int r = 0; r < NQ; ++r) {
             for (int b = 0; b < dim / kBlock; ++b) {
                 for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
@@ -370,7 +371,7 @@ void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const
         for (; left >= Simd::kPvVectors; left -= Simd::kPvVectors, i0 += Simd::kPvVectors * kLanes) {
             pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i0);
         }
-        if constexpr (T == CellType::f16) {
+        if constexpr (!in_blocks(T)) {
             pv_rest<U, T, D, NQ, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
         }
     }

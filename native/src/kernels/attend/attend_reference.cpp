@@ -34,7 +34,7 @@ std::vector<double> query(const AttendProblem & p, const ReferenceRules & rules,
     for (int i = 0; i < p.head_dim; ++i) {
         q[i] = read<float>(src + 4 * i);
     }
-    const bool quantised = rules.quantised_queries && p.k_type == CellType::q8_0;
+    const bool quantised = rules.quantised_queries && in_blocks(p.k_type);
     for (int b = 0; quantised && b < p.head_dim / 32; ++b) {
         float amax = 0.0f;
         for (int i = 32 * b; i < 32 * b + 32; ++i) {

@@ -7,7 +7,7 @@ namespace edgekv {
 
 // The differences between the two specifications.
 struct ReferenceRules {
-    bool quantised_queries;  // where K is q8_0
+    bool quantised_queries;  // where K is in blocks
     const uint8_t * dropped;
     size_t dropped_stride;
     int first_observed;  // token

@@ -54,8 +54,8 @@ public:
         for (Gathered & tile : tiles) {
             tile.head_dim = p.head_dim;
             tile.v_dim = attend_v_dim(p);
-            tile.k_bytes = static_cast<int>(row_bytes_of(p.k_type, dim_of<D>(p.head_dim)));
-            tile.v_bytes = p.v_in_k != 0 ? 0 : static_cast<int>(row_bytes_of(p.v_type, dim_of<D>(p.head_dim)));
+            tile.k_bytes = bytes_of_row(p.k_type, dim_of<D>(p.head_dim));
+            tile.v_bytes = p.v_in_k != 0 ? 0 : bytes_of_row(p.v_type, dim_of<D>(p.head_dim));
         }
         int64_t index = claim();
         bool more = at.go_to(index);
@@ -100,11 +100,11 @@ private:
         const int n = at.n_here();
         tile.n_strips = (n + kStripCells - 1) / kStripCells;
         tile.n_visible = n;
-        if (p.k_type == CellType::q8_0) {
-            gather_scales(tile.k, tile.n_strips, dim_of<D>(p.head_dim) / kBlock, tile.scales.k);
+        if (in_blocks(p.k_type)) {
+            gather_scales(p.k_type, tile.k, tile.n_strips, dim_of<D>(p.head_dim) / kBlock, tile.scales.k);
         }
-        if (p.v_type == CellType::q8_0) {
-            gather_scales(tile.v, tile.n_strips, v_dim_of<D>(tile.v_dim) / kBlock, tile.scales.v);
+        if (in_blocks(p.v_type)) {
+            gather_scales(p.v_type, tile.v, tile.n_strips, v_dim_of<D>(tile.v_dim) / kBlock, tile.scales.v);
         }
         alignas(64) float weights[kTileCells] = {};
         for (int i = 0; i < n; ++i) {

@@ -126,8 +126,7 @@ void prompt_attend(const PromptProblem & problem, const PromptPlan & plan, int i
 }
 
 bool prompt_supports(int head_dim, CellType k_type, CellType v_type) {
-    const bool quantised = k_type == CellType::q8_0 || v_type == CellType::q8_0;
-    return head_dim >= 16 && head_dim <= 512 && head_dim % 8 == 0 && !(quantised && head_dim % 32 != 0);
+    return head_dim >= 16 && head_dim <= 512 && head_dim % 8 == 0 && holds_row(k_type, head_dim) && holds_row(v_type, head_dim);
 }
 
 }  // namespace edgekv

@@ -52,7 +52,7 @@ inline F channels_of(const Cells & cells, int cell, int i) {
     if (left >= kLanes) {
         return load_channels(T, cells.row(cell), i);
     }
-    return left > 0 ? Simd::load_some_f16(cells.row(cell) + 2 * i, left) : Simd::zero();  // blocks of q8_0 are whole vectors
+    return left > 0 ? Simd::load_some_f16(cells.row(cell) + 2 * i, left) : Simd::zero();  // blocks are whole vectors
 }
 
 // Rows of kPromptCells keys [64][channels] as bf16, and the largest of each channel; or only their rests.
@@ -81,8 +81,11 @@ inline void pack_keys(const Cells & cells, int channels, char * out, float * lar
 
 template <bool kRests>
 inline void pack_keys(const Cells & cells, int channels, char * out, float * largest) {
-    cells.type == CellType::f16 ? pack_keys<CellType::f16, kRests>(cells, channels, out, largest)
-                                : pack_keys<CellType::q8_0, kRests>(cells, channels, out, largest);
+    switch (cells.type) {
+        case CellType::f16: return pack_keys<CellType::f16, kRests>(cells, channels, out, largest);
+        case CellType::q8_0: return pack_keys<CellType::q8_0, kRests>(cells, channels, out, largest);
+        case CellType::q4_0: return pack_keys<CellType::q4_0, kRests>(cells, channels, out, largest);
+    }
 }
 
 // Values transposed, [channels][64] as bf16.
@@ -109,7 +112,11 @@ inline void pack_values(const Cells & cells, int channels, char * out) {
 }
 
 inline void pack_values(const Cells & cells, int channels, char * out) {
-    cells.type == CellType::f16 ? pack_values<CellType::f16>(cells, channels, out) : pack_values<CellType::q8_0>(cells, channels, out);
+    switch (cells.type) {
+        case CellType::f16: return pack_values<CellType::f16>(cells, channels, out);
+        case CellType::q8_0: return pack_values<CellType::q8_0>(cells, channels, out);
+        case CellType::q4_0: return pack_values<CellType::q4_0>(cells, channels, out);
+    }
 }
 
 inline void put_pair(float * weights, int cell, F & even, F & odd) {

@@ -86,9 +86,8 @@ private:
 
     Cells cells_of(CellType type, const char * data, size_t stride_cell, size_t stride_head, int block, uint64_t wanted) const {
         const int ahead = p.n_cells - (block + 1) * kPromptCells;
-        const int row_bytes = type == CellType::f16 ? p.head_dim * 2 : p.head_dim / kBlock * kBlockBytes;
         return {type,   data + static_cast<size_t>(block * kPromptCells) * stride_cell + static_cast<size_t>(item.head) * stride_head,
-                stride_cell, p.head_dim, wanted, ahead < kPromptCells ? ahead : kPromptCells, row_bytes};
+                stride_cell, p.head_dim, wanted, ahead < kPromptCells ? ahead : kPromptCells, bytes_of_row(type, p.head_dim)};
     }
 
     void attend(int block, const BlockSight * sights, int n_blocks, const Cells & values, uint64_t wild) {

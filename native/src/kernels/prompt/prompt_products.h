@@ -14,8 +14,10 @@ inline F load_channels(CellType type, const char * row, int i) {
     if (type == CellType::f16) {
         return Simd::load_f16(row + 2 * i);
     }
-    const char * block = row + i / kBlock * kBlockBytes;
-    return Simd::mul(Simd::load_i8(block + 2 + i % kBlock), Simd::dup_f16(block));
+    const char * block = row + i / kBlock * block_bytes(type);
+    const F codes = type == CellType::q8_0 ? Simd::load_i8(block + 2 + i % kBlock)
+                                           : Simd::load_q4(block + 2 + i % (kBlock / 2), i % kBlock >= kBlock / 2);
+    return Simd::mul(codes, Simd::dup_f16(block));
 }
 
 // The cells of a block of K or V, not packed yet.

@@ -30,8 +30,8 @@ inline bool all_see(const ItemScope & s, const BlockSight * sights, int n_blocks
 
 // The wanted cells whose rows hold an infinity or a NaN.
 inline uint64_t wild_cells(const Cells & cells) {
-    const bool halves = cells.type == CellType::f16;
-    const int n = halves ? cells.head_dim : cells.head_dim / kBlock, step = halves ? 2 : kBlockBytes;
+    const bool blocks = in_blocks(cells.type);
+    const int n = blocks ? cells.head_dim / kBlock : cells.head_dim, step = blocks ? block_bytes(cells.type) : 2;
     uint64_t wild = 0;
     for (uint64_t left = cells.wanted; left != 0; left &= left - 1) {
         const int cell = __builtin_ctzll(left);

@@ -44,6 +44,11 @@ struct Simd {
     static F load_i8(const char * p) {
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
     }
+    static F load_q4(const char * p, bool high) {
+        const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+        const __m128i nibbles = _mm_and_si128(high ? _mm_srli_epi16(codes, 4) : codes, _mm_set1_epi8(15));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_sub_epi8(nibbles, _mm_set1_epi8(8))));
+    }
 
     static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static F scale2(F a, F n) {
@@ -90,6 +95,21 @@ struct Simd {
     }
     static void block_sums(const I * acc, I * out) {
         out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20), _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
+    }
+
+    template <class At>
+    [[gnu::always_inline]] static I groups_at(At at) {
+        const auto load = [&](int g) {
+            const char * p = at(g);
+            return p != nullptr ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)) : _mm_setzero_si128();
+        };
+        return _mm256_set_m128i(load(1), load(0));
+    }
+    static I iload_twice(const void * p) { return iload(p); }
+    template <int N>
+    static void turn_groups(const I * acc, I * out) {
+        out[0] = _mm256_permute2x128_si256(acc[0], acc[1], 0x20);
+        out[1] = _mm256_permute2x128_si256(acc[0], acc[1], 0x31);
     }
 
     static void in_register(I & a) { asm("" : "+x"(a)); }

@@ -52,6 +52,12 @@ struct Simd {
     static F load_i8(const char * p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
     }
+    // The 16 low or high halves of bytes of q4_0 codes, as values.
+    static F load_q4(const char * p, bool high) {
+        const I bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        const F values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(bytes, 4) : bytes, values);  // looks at four bits
+    }
 
     static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static F scale2(F a, F n) { return _mm512_scalef_ps(a, n); }  // a * 2^n
@@ -128,6 +134,31 @@ struct Simd {
         out[1] = _mm512_shuffle_i32x4(lo, hi, 0xdd);
     }
 
+    // 16 bytes at each of the addresses at(group); zeros for null.
+    template <class At>
+    [[gnu::always_inline]] static I groups_at(At at) {
+        return lanes16([&](int g) {
+            const char * p = at(g);
+            return p != nullptr ? _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)) : _mm_setzero_si128();
+        });
+    }
+    // acc[g] holds N groups of cells: out[b] becomes the b-th 128-bit groups of all of them. With N = 2 they hold two groups of cells each.
+    template <int N>
+    static void turn_groups(const I * acc, I * out) {
+        const I even = _mm512_shuffle_i32x4(acc[0], acc[1], 0x88), odd = _mm512_shuffle_i32x4(acc[0], acc[1], 0xdd);
+        if constexpr (N == 2) {
+            out[0] = even;
+            out[1] = odd;
+        } else {
+            const I even2 = _mm512_shuffle_i32x4(acc[2], acc[3], 0x88), odd2 = _mm512_shuffle_i32x4(acc[2], acc[3], 0xdd);
+            out[0] = _mm512_shuffle_i32x4(even, even2, 0x88);
+            out[1] = _mm512_shuffle_i32x4(odd, odd2, 0x88);
+            out[2] = _mm512_shuffle_i32x4(even, even2, 0xdd);
+            out[3] = _mm512_shuffle_i32x4(odd, odd2, 0xdd);
+        }
+    }
+    static I iload_twice(const void * p) { return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i *>(p))); }
+
     // ---- sketches and sampling: a lane is a cell, or four channels ----
 
     static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses; otherwise the compiler loads again
@@ -190,7 +221,7 @@ struct Simd {
         return N == 0 ? a : _mm512_srli_epi32(a, N);
     }
     static I iand(I a, I b) { return _mm512_and_si512(a, b); }
-    // Four u8 codes <= 7 times four i8, summed in a form that code_sums() turns into one int per lane. At most kCodeDots in a row;
+    // Four u8 codes <= 7 times four i8, summed in a form that code_sums() turns into one int per lane. At most kCodeDots in a row, with codes <= 15 eight;
     // kCodeChains chains hide the latency of one.
 #ifdef __AVX512VNNI__
     static constexpr int kCodeDots = 1 << 20, kCodeChains = 16;

@@ -100,6 +100,12 @@ struct Simd {
         return map([&](int i) { return static_cast<float>(c[i]); });
     }
 
+    static F load_q4(const char * p, bool high) {
+        uint8_t c[8];
+        memcpy(c, p, sizeof(c));
+        return map([&](int i) { return static_cast<float>((c[i] >> (high ? 4 : 0) & 15) - 8); });
+    }
+
     static F round(const F & a) {
         // Adding and subtracting 1.5 * 2^23 rounds to nearest for the |a| < 2^22 that matter here.
         return map([&](int i) { return (a.x[i] + 12582912.0f) - 12582912.0f; });
@@ -145,6 +151,7 @@ struct Simd {
     static F join(const F * x) { return map([&](int i) { return x[i / 4].x[i % 4] + x[i / 4].x[i % 4 + 4]; }); }
 
     static I izero() { return I{}; }
+    static I iload_twice(const void * p) { return iload(p); }
     static I iload(const void * p) {
         I r;
         memcpy(&r, p, sizeof(r));
@@ -182,6 +189,24 @@ struct Simd {
     static void block_sums(const I * acc, I * out) {
         for (int i = 0; i < 8; ++i) {
             out[0].x[i] = acc[i / 4].x[i % 4] + acc[i / 4].x[i % 4 + 4];
+        }
+    }
+
+    template <class At>
+    static I groups_at(At at) {
+        I r{};
+        for (int g = 0; g < 2; ++g) {
+            if (const char * p = at(g)) {
+                memcpy(r.x + 4 * g, p, 16);
+            }
+        }
+        return r;
+    }
+    static void turn4(I * k) { transpose4(k); }
+    template <int N>
+    static void turn_groups(const I * acc, I * out) {
+        for (int b = 0; b < 2; ++b) {
+            out[b] = imap([&](int i) { return acc[i / 4].x[4 * b + i % 4]; });
         }
     }
 

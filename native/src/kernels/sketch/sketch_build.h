@@ -19,10 +19,12 @@ inline void load_key(CellType type, const char * row, int head_dim, float * key)
     }
     if constexpr (D % kBlock == 0) {
         for (int b = 0; b < dim / kBlock; ++b) {
-            const char * block = row + b * kBlockBytes;
+            const char * block = row + b * block_bytes(type);
             const F scale = Simd::dup_f16(block);
             for (int i = 0; i < kBlock; i += kLanes) {
-                Simd::store(key + b * kBlock + i, Simd::mul(Simd::load_i8(block + 2 + i), scale));
+                const F codes = type == CellType::q8_0 ? Simd::load_i8(block + 2 + i)
+                                                       : Simd::load_q4(block + 2 + i % (kBlock / 2), i >= kBlock / 2);
+                Simd::store(key + b * kBlock + i, Simd::mul(codes, scale));
             }
         }
     }

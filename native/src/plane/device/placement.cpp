@@ -94,7 +94,7 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
     auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
     if (!staging.reserve(buft, widest->seam.k, widest->seam.v, engine_staged(once, placement.vram_bytes, info.free_bytes))) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend one layer; " +
-                                   mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 cache, or offload fewer layers" };
+                                   mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 or q4_0 cache, or offload fewer layers" };
     }
     return {};
 }

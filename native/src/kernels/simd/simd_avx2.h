@@ -175,7 +175,7 @@ struct Simd {
     static I right(I a) { return N == 0 ? a : _mm256_srli_epi32(a, N); }
     static I iand(I a, I b) { return _mm256_and_si256(a, b); }
 #ifdef __AVXVNNI__
-    static constexpr int kCodeDots = 1 << 20, kCodeChains = 8;
+    static constexpr int kCodeDots = 1 << 20, kCodeChains = 6;
     static I code_dot(I acc, I codes, I q) { return dot4(acc, codes, q); }
     static I code_sums(I total, I acc) { return _mm256_add_epi32(total, acc); }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, k, q); }

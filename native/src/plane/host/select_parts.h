@@ -92,14 +92,9 @@ private:
     const RowLists & lists;
 };
 
-<<<<<<< HEAD
 // Threads claim chunks as they come free, head by head, each thread beginning with a head of its own: threads of different heads write to
 // different lines of memory. The thread that completes the last chunk of a head lists it. The counters lie at the begin of the workspace, by
 // KV head as many as any layer needs, so that none lies where another layer keeps numbers; they are zero between nodes.
-=======
-// A free thread claims the next chunk, head by head. The thread that completes the last chunk of a head lists it. The counters lie at the
-// start of the workspace, enough for the layer with the most KV heads, so that no layer writes other numbers over another's counters.
->>>>>>> main
 class HeadClaims {
     struct alignas(64) Head {
         std::atomic<int> next, done;  // chunks

@@ -7,21 +7,22 @@ set(edgekv_kernels attend/attend products/products prompt/prompt select/sample s
 # The code below writes a kernel's file for each instruction set that has no file of its own. The files differ in the header with the
 # functions, in the table made of them, and in the instruction set.
 set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
-set(edgekv_attend_isas portable avx2 avx512 avx512vnni)
+set(edgekv_attend_isas portable avx2 avxvnni avx512 avx512vnni)
 set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_few, quantise, rms_factor, weigh_values, gate_values}")
-set(edgekv_products_isas avx2 avx512vnni)
+set(edgekv_products_isas avx2 avxvnni avx512vnni)
 set(edgekv_prompt_made prompt/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
 set(edgekv_prompt_isas portable avx2 avx512)
 set(edgekv_sample_made select/sample_kernel.h "SampleFn kSample" "sample")
 set(edgekv_sample_isas portable avx2 avx512)
 set(edgekv_sketch_made sketch/sketch_scan.h "SketchKernels kSketch" "{build, prepare, scan, scan_keys}")
-set(edgekv_sketch_isas portable avx2 avx512 avx512vnni)
-set(edgekv_named_isas portable avx2 avx512 avx512vnni)
-set(edgekv_isa_names Portable Avx2 Avx512 Avx512Vnni)
+set(edgekv_sketch_isas portable avx2 avxvnni avx512 avx512vnni)
+set(edgekv_named_isas portable avx2 avxvnni avx512 avx512vnni)
+set(edgekv_isa_names Portable Avx2 AvxVnni Avx512 Avx512Vnni)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 
 set(edgekv_avx2_flags -mavx2 -mfma -mf16c)
+set(edgekv_avxvnni_flags ${edgekv_avx2_flags} -mavxvnni)
 # gcc 12 takes the undefined vectors in its own AVX-512 headers for uses of uninitialised variables.
 set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -mavx512dq
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>)
@@ -30,7 +31,7 @@ set(edgekv_avx512bf16_flags ${edgekv_avx512_flags} -mavx512bf16)
 set(edgekv_amx_flags ${edgekv_avx512_flags})  # its tile instructions are written out
 set(edgekv_isas portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-    list(APPEND edgekv_isas avx2 avx512 avx512vnni avx512bf16 amx)
+    list(APPEND edgekv_isas avx2 avxvnni avx512 avx512vnni avx512bf16 amx)
     # portable kernels serve only processors before AVX2: not worth the minute that -O3 takes to compile them
     set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
@@ -46,6 +47,7 @@ foreach(path IN LISTS edgekv_kernels)
             list(GET edgekv_${kernel}_made 2 functions)
             list(GET edgekv_isa_names ${which} name)
             string(REGEX REPLACE "^avx512.*" avx512 vectors ${isa})
+            string(REPLACE avxvnni avx2 vectors ${vectors})
             set(source ${CMAKE_CURRENT_BINARY_DIR}/kernels/${kernel}_${isa}.cpp)
             file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [=[
 #include "kernels/simd/simd_@vectors@.h"

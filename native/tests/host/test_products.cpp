@@ -13,7 +13,7 @@
 #include "checks.h"
 #include "host_memory.h"
 #include "kernels/half.h"
-#include "kernels/products/products.h"
+#include "kernels/products/products_internal.h"
 #include "kernels/products/weight_blocks.h"
 
 using namespace edgekv;
@@ -41,6 +41,11 @@ const Type kTypes[] = {
     {WeightType::iq4_nl, "IQ4_NL", sizeof(BlockIQ4_NL), {0}, true},
     {WeightType::iq4_xs, "IQ4_XS", sizeof(BlockIQ4_XS), {0}},
     {WeightType::mxfp4, "MXFP4", sizeof(BlockMXFP4), {}, true},
+};
+
+struct Kernels {
+    const char * name;
+    const ProductKernels & of;
 };
 
 struct Case {
@@ -181,7 +186,7 @@ struct Instance {
     AtEndVector<TokenChunk> tokens;
 };
 
-void check_near(const Instance & in, const std::vector<float> & want, const std::vector<float> & got, int first, int end, Isa isa, const char * how) {
+void check_near(const Instance & in, const std::vector<float> & want, const std::vector<float> & got, int first, int end, const Kernels & with, const char * how) {
     const Case & c = in.c;
     for (int t = 0; t < c.n_tokens; ++t) {
         for (int r = 0; r < static_cast<int>(in.out_stride()); ++r) {
@@ -189,45 +194,45 @@ void check_near(const Instance & in, const std::vector<float> & want, const std:
             const bool mine = r >= first && r < end;
             const double bound = mine ? (6.0 * c.n_values / kProductBlock + 8.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
             CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s%s, %d values, %d rows, %d tokens%s: row %d, token %d: %.9g, not %.9g",
-                  isa_name(isa), c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, how, r, t,
+                  with.name, c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, how, r, t,
                   static_cast<double>(got[at]), static_cast<double>(want[at]));
         }
     }
 }
 
-void check(const Case & c, int first, int end, Isa isa) {
+void check(const Case & c, int first, int end, const Kernels & with) {
     const Instance in(c, static_cast<unsigned>(c.n_values * 1000 + c.n_rows * 10 + c.n_tokens));
     std::vector<float> want(in.out_stride() * static_cast<size_t>(c.n_tokens), -7.0f), got(want);
     multiply_rows_reference(in.problem(true, want.data()), first, end);
-    multiply_rows(in.problem(false, got.data()), first, end, isa);
-    check_near(in, want, got, first, end, isa, "");
+    with.of.multiply(in.problem(false, got.data()), first, end);
+    check_near(in, want, got, first, end, with, "");
     if (c.n_tokens <= kFewTokens) {
         std::fill(got.begin(), got.end(), -7.0f);
-        multiply_few(in.problem(false, got.data()), first, end, isa);
-        check_near(in, want, got, first, end, isa, ", the kernel for a few");
+        with.of.multiply_few(in.problem(false, got.data()), first, end);
+        check_near(in, want, got, first, end, with, ", the kernel for a few");
     }
 }
 
-void check_products(Isa isa, const Type & type, bool interleaved) {
+void check_products(const Kernels & with, const Type & type, bool interleaved) {
     const auto sizes = weight_values(type.type) == kProductChunk ? std::vector<int>{256, 768} : std::vector<int>{32, 64, 256, 288, 576};
     for (const int n_values : sizes) {
         for (const int n_tokens : {1, 2, 3, 4, 5, 7, 9, 15, 16}) {
-            check({type, interleaved, n_values, 24, n_tokens}, 0, 24, isa);
-            check({type, interleaved, n_values, 40, n_tokens}, 16, 32, isa);
+            check({type, interleaved, n_values, 24, n_tokens}, 0, 24, with);
+            check({type, interleaved, n_values, 40, n_tokens}, 16, 32, with);
             if (!interleaved) {
-                check({type, false, n_values, 19, n_tokens}, 16, 19, isa);
+                check({type, false, n_values, 19, n_tokens}, 16, 19, with);
             }
         }
     }
-    check({type, interleaved, 256, 8, 515}, 0, 8, isa);  // more tokens than a pass
+    check({type, interleaved, 256, 8, 515}, 0, 8, with);  // more tokens than a pass
 }
 
 // The same token has the same product, whatever is beside it.
-void check_company(Isa isa, const Type & type, decltype(multiply_rows) multiply, int n_tokens) {
+void check_company(const Kernels & with, const Type & type, decltype(ProductKernels::multiply) multiply, int n_tokens) {
     const Instance in({type, false, 768, 32, n_tokens}, 5);
     const auto n = static_cast<size_t>(n_tokens);
     std::vector<float> together(in.out_stride() * n), alone(in.out_stride());
-    multiply(in.problem(false, together.data()), 0, 32, isa);
+    multiply(in.problem(false, together.data()), 0, 32);
     for (size_t t = 0; t < n; ++t) {
         AtEndVector<TokenChunk> chunks;
         chunks.reserve(3);
@@ -238,29 +243,29 @@ void check_company(Isa isa, const Type & type, decltype(multiply_rows) multiply,
         p.tokens       = chunks.data();
         p.token_stride = 1;
         p.n_tokens     = 1;
-        multiply(p, 0, 32, isa);
-        CHECK(std::memcmp(alone.data(), &together[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", isa_name(isa), type.name, t);
+        multiply(p, 0, 32);
+        CHECK(std::memcmp(alone.data(), &together[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", with.name, type.name, t);
     }
 }
 
 // Some of the tokens, as those of one expert: each goes to its place.
-void check_places(Isa isa, const Type & type) {
+void check_places(const Kernels & with, const Type & type) {
     const Instance in({type, false, 512, 24, 11}, 6);
     std::vector<float> all(in.out_stride() * 11, -7.0f), got(all), want(all);
-    multiply_rows(in.problem(false, all.data()), 0, 24, isa);
+    with.of.multiply(in.problem(false, all.data()), 0, 24);
     const int32_t places[] = {9, 0, 4, 10, 3};
     ProductProblem p = in.problem(false, got.data());
     p.tokens += 2;
     p.n_tokens = 5;
     p.places   = places;
-    multiply_rows(p, 0, 24, isa);
+    with.of.multiply(p, 0, 24);
     for (size_t t = 0; t < 5; ++t) {
         std::copy_n(&all[(t + 2) * in.out_stride()], 24, &want[static_cast<size_t>(places[t]) * in.out_stride()]);
     }
-    CHECK(got == want, "%s, %s", isa_name(isa), type.name);
+    CHECK(got == want, "%s, %s", with.name, type.name);
 }
 
-void check_quantising(Isa isa, TokenForm form) {
+void check_quantising(const Kernels & with, TokenForm form) {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     for (const float by : {1.0f, 1e-6f, 3e4f, 0.0f, 1e-30f}) {
@@ -268,10 +273,10 @@ void check_quantising(Isa isa, TokenForm form) {
         std::generate(values.begin(), values.end(), [&] { return by * normal(random); });
         values[300] = values[301] = -values[302];  // the largest is there twice
         TokenChunk got[3] = {}, want[3] = {};
-        quantise_token(values.data(), 768, form, got, 1, isa);
+        with.of.quantise(values.data(), 768, form, got, 1);
         quantise_token_reference(values.data(), 768, form, want, 1);
         for (int i = 0; i < 3; ++i) {
-            CHECK(std::memcmp(&got[i], &want[i], sizeof want[i]) == 0, "%s, factor of %d, times %g: chunk %d", isa_name(isa),
+            CHECK(std::memcmp(&got[i], &want[i], sizeof want[i]) == 0, "%s, factor of %d, times %g: chunk %d", with.name,
                   form == TokenForm::of_32 ? 32 : 256, static_cast<double>(by), i);
         }
     }
@@ -279,7 +284,7 @@ void check_quantising(Isa isa, TokenForm form) {
 
 // Against the specifications, which compute in double: sums of squares in parts, a few roundings, and an exponential, whose error grows with what
 // it is of (simd_exp.h) and which is 0 below exp(-87).
-void check_values(Isa isa) {
+void check_values(const Kernels & with) {
     std::mt19937 random(4);
     std::normal_distribution<float> normal;
     for (const int n : {32, 256, 576, 640, 3072}) {
@@ -292,18 +297,18 @@ void check_values(Isa isa) {
             };
             const auto check = [&](const char * what, bool gated) {
                 for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
-                    CHECK(near(got[i], want[i], gated ? values[i] : 0.0f), "%s, %s of %d, times %g: value %zu is %.9g, not %.9g", isa_name(isa), what, n,
+                    CHECK(near(got[i], want[i], gated ? values[i] : 0.0f), "%s, %s of %d, times %g: value %zu is %.9g, not %.9g", with.name, what, n,
                           static_cast<double>(by), i, static_cast<double>(got[i]), static_cast<double>(want[i]));
                 }
             };
 
-            const float factor = rms_factor(values.data(), n, 1e-5f, isa), right = rms_factor_reference(values.data(), n, 1e-5f);
-            CHECK(near(factor, right), "%s, %d values times %g: %.9g, not %.9g", isa_name(isa), n, static_cast<double>(by),
+            const float factor = with.of.rms_factor(values.data(), n, 1e-5f), right = rms_factor_reference(values.data(), n, 1e-5f);
+            CHECK(near(factor, right), "%s, %d values times %g: %.9g, not %.9g", with.name, n, static_cast<double>(by),
                   static_cast<double>(factor), static_cast<double>(right));
-            weigh_values(values.data(), right, weights.data(), n, got.data(), isa);
+            with.of.weigh_values(values.data(), right, weights.data(), n, got.data());
             weigh_values_reference(values.data(), right, weights.data(), n, want.data());
             check("a norm", false);
-            gate_values(values.data(), weights.data(), n, got.data(), isa);
+            with.of.gate_values(values.data(), weights.data(), n, got.data());
             gate_values_reference(values.data(), weights.data(), n, want.data());
             check("a gate", true);
         }
@@ -313,25 +318,26 @@ void check_values(Isa isa) {
 }  // namespace
 
 int main() {
-    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
-        if (!isa_supported(isa)) {
+    for (const char * name : {"portable", "avx2", "avxvnni", "avx512vnni"}) {
+        if (product_kernels(name) == nullptr) {
             continue;
         }
-        std::printf("%s ", isa_name(isa));
+        std::printf("%s ", name);
+        const Kernels with = {name, *product_kernels(name)};
         for (const Type & type : kTypes) {
-            check_products(isa, type, false);
+            check_products(with, type, false);
             if (type.repacked) {
-                check_products(isa, type, true);
+                check_products(with, type, true);
             }
-            check_company(isa, type, multiply_rows, 19);
+            check_company(with, type, with.of.multiply, 19);
             for (const int n_tokens : {2, 3, kFewTokens}) {
-                check_company(isa, type, multiply_few, n_tokens);
+                check_company(with, type, with.of.multiply_few, n_tokens);
             }
-            check_places(isa, type);
+            check_places(with, type);
         }
-        check_quantising(isa, TokenForm::of_32);
-        check_quantising(isa, TokenForm::of_256);
-        check_values(isa);
+        check_quantising(with, TokenForm::of_32);
+        check_quantising(with, TokenForm::of_256);
+        check_values(with);
     }
     std::printf("\n");
     return finish();

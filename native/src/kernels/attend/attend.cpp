@@ -64,9 +64,13 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
     return plan;
 }
 
+#if EDGEKV_X86
+constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendAvx2, kAttendAvxVnni, kAttendAvx512, kAttendAvx512Vnni};
+#endif
+
 const AttendKernels & kernels(Isa isa) {
 #if EDGEKV_X86
-    return kernels_for(isa, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+    return kernels_for(isa, kTables);
 #else
     (void) isa;
     return kAttendPortable;
@@ -119,7 +123,7 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
 
 const AttendKernels * attend_kernels(const char * name) {
 #if EDGEKV_X86
-    return kernels_by_name(name, kAttendPortable, kAttendAvx2, kAttendAvx512, kAttendAvx512Vnni);
+    return kernels_by_name(name, kTables);
 #else
     return std::strcmp(name, "portable") == 0 ? &kAttendPortable : nullptr;
 #endif

@@ -51,10 +51,11 @@ struct AttendKernels {
 
 extern const AttendKernels kAttendPortable;
 extern const AttendKernels kAttendAvx2;
+extern const AttendKernels kAttendAvxVnni;
 extern const AttendKernels kAttendAvx512;
 extern const AttendKernels kAttendAvx512Vnni;
 
-// By name, "avx512vnni" apart from "avx512"; null if not compiled in or not usable on this CPU.
+// By name, "avxvnni" apart from "avx2" and "avx512vnni" from "avx512"; null if not compiled in or not usable on this CPU.
 const AttendKernels * attend_kernels(const char * name);
 
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth);

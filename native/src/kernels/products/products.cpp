@@ -6,9 +6,13 @@ namespace edgekv {
 
 namespace {
 
+#if EDGEKV_X86
+constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsAvx2, kProductsAvxVnni, kProductsAvx2, kProductsAvx512Vnni};
+#endif
+
 const ProductKernels & kernels(Isa isa) {
 #if EDGEKV_X86
-    return kernels_for(isa, kProductsPortable, kProductsAvx2, kProductsAvx2, kProductsAvx512Vnni);
+    return kernels_for(isa, kTables);
 #else
     (void) isa;
     return kProductsPortable;
@@ -43,6 +47,14 @@ float rms_factor(const float * values, int n, float eps, Isa isa) { return kerne
 
 void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa) {
     kernels(isa).weigh_values(values, factor, weights, n, out);
+}
+
+const ProductKernels * product_kernels(const char * name) {
+#if EDGEKV_X86
+    return kernels_by_name(name, kTables);
+#else
+    return std::strcmp(name, "portable") == 0 ? &kProductsPortable : nullptr;
+#endif
 }
 
 void gate_values(const float * gate, const float * up, int n, float * out, Isa isa) { kernels(isa).gate_values(gate, up, n, out); }

@@ -15,6 +15,10 @@ struct ProductKernels {
 };
 extern const ProductKernels kProductsPortable;
 extern const ProductKernels kProductsAvx2;
+extern const ProductKernels kProductsAvxVnni;
 extern const ProductKernels kProductsAvx512Vnni;
+
+// By name: "portable", "avx2", "avxvnni" or "avx512vnni"; null if not compiled in or not usable on this CPU.
+const ProductKernels * product_kernels(const char * name);
 
 }  // namespace edgekv

@@ -14,7 +14,7 @@ size_t sample_scratch_bytes(int n_groups, int group) {
 SampleResult sample_rows(const SampleProblem & problem, Isa isa) {
     const SubnormalsAreZero fast;
 #if EDGEKV_X86
-    return kernels_for(isa, kSamplePortable, kSampleAvx2, kSampleAvx512, kSampleAvx512)(problem);
+    return kernels_for(isa, KernelTables<SampleFn>{kSamplePortable, kSampleAvx2, kSampleAvx2, kSampleAvx512, kSampleAvx512})(problem);
 #else
     (void) isa;
     return kSamplePortable(problem);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/isa.h"
+#include "kernels/simd/tiles.h"
 
 #include <cstring>
 
@@ -19,33 +20,41 @@ inline bool has_vnni() {
     return vnni;
 }
 
+// The kernels of an instruction set, and its variants where the processor multiplies bytes in one step.
 template <class Table>
-const Table & kernels_for(Isa isa, const Table & portable, const Table & avx2, const Table & avx512, const Table & avx512vnni) {
+struct KernelTables {
+    const Table &portable, &avx2, &avxvnni, &avx512, &avx512vnni;
+};
+
+template <class Table>
+const Table & kernels_for(Isa isa, const KernelTables<Table> & of) {
     switch (isa) {
         case Isa::amx:
         case Isa::avx512bf16:
-        case Isa::avx512: return has_vnni() ? avx512vnni : avx512;
-        case Isa::avx2: return avx2;
+        case Isa::avx512: return has_vnni() ? of.avx512vnni : of.avx512;
+        case Isa::avx2: return has_avx_vnni() ? of.avxvnni : of.avx2;
         case Isa::portable: break;
     }
-    return portable;
+    return of.portable;
 }
 
-// "avx512vnni" apart from "avx512"; null if it is not usable on this CPU.
+// The variants have names of their own; null if it is not usable on this CPU.
 template <class Table>
-const Table * kernels_by_name(const char * name, const Table & portable, const Table & avx2, const Table & avx512,
-                              const Table & avx512vnni) {
+const Table * kernels_by_name(const char * name, const KernelTables<Table> & of) {
     if (std::strcmp(name, "portable") == 0) {
-        return &portable;
+        return &of.portable;
     }
     if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
-        return &avx2;
+        return &of.avx2;
+    }
+    if (std::strcmp(name, "avxvnni") == 0 && isa_supported(Isa::avx2) && has_avx_vnni()) {
+        return &of.avxvnni;
     }
     if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
-        return &avx512;
+        return &of.avx512;
     }
     if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && has_vnni()) {
-        return &avx512vnni;
+        return &of.avx512vnni;
     }
     return nullptr;
 }

@@ -1,4 +1,4 @@
-// AVX2 + FMA + F16C.
+// AVX2 + FMA + F16C; AVX-VNNI where the translation unit has it.
 #pragma once
 
 #include "kernels/simd/simd_gather.h"
@@ -17,7 +17,11 @@ struct Simd {
     static constexpr int kPvVectors = 4;
     static constexpr int kPromptPanels = 2;
     static constexpr int prompt_height(int n) { return n == 1 ? 8 : 4; }
+#ifdef __AVXVNNI__
+    static constexpr bool kBiasedK = true;
+#else
     static constexpr bool kBiasedK = false;
+#endif
 
     using F = __m256;
     using I = __m256i;
@@ -80,7 +84,14 @@ struct Simd {
     static I isub(I a, int b) { return _mm256_sub_epi32(a, _mm256_set1_epi32(b)); }
 
     static I load_q8(const char * row, int v, int) { return iload(row + static_cast<size_t>(v) * 34 + 2); }
-    static void transpose4(I * k) { turn4(k); }
+    static void transpose4(I * k) {
+        turn4(k);
+#ifdef __AVXVNNI__
+        for (int i = 0; i < 4; ++i) {
+            k[i] = _mm256_xor_si256(k[i], _mm256_set1_epi8(-128));
+        }
+#endif
+    }
     static void turn4(I * k) {
         const I ab0 = _mm256_unpacklo_epi32(k[0], k[1]), ab1 = _mm256_unpackhi_epi32(k[0], k[1]);
         const I cd0 = _mm256_unpacklo_epi32(k[2], k[3]), cd1 = _mm256_unpackhi_epi32(k[2], k[3]);
@@ -90,8 +101,12 @@ struct Simd {
         k[3] = _mm256_unpackhi_epi64(ab1, cd1);
     }
     static I dot4(I acc, I k, I q) {
+#ifdef __AVXVNNI__
+        return _mm256_dpbusd_avx_epi32(acc, k, q);
+#else
         const I pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(k), _mm256_sign_epi8(q, k));
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
     }
     static void block_sums(const I * acc, I * out) {
         out[0] = _mm256_add_epi32(_mm256_permute2x128_si256(acc[0], acc[1], 0x20), _mm256_permute2x128_si256(acc[0], acc[1], 0x31));
@@ -179,10 +194,17 @@ struct Simd {
     template <int N>
     static I right(I a) { return N == 0 ? a : _mm256_srli_epi32(a, N); }
     static I iand(I a, I b) { return _mm256_and_si256(a, b); }
+#ifdef __AVXVNNI__
+    static constexpr int kCodeDots = 1 << 20, kCodeChains = 6;
+    static I code_dot(I acc, I codes, I q) { return dot4(acc, codes, q); }
+    static I code_sums(I total, I acc) { return _mm256_add_epi32(total, acc); }
+    static I dot4_stored(I acc, I k, I q) { return dot4(acc, k, q); }
+#else
     static constexpr int kCodeDots = 16, kCodeChains = 4;
     static I code_dot(I acc, I codes, I q) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, q)); }
     static I code_sums(I total, I acc) { return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1))); }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q); }
+#endif
     static I scale_bytes(I a, I lo, I hi) {
         const I first = _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(a, izero()), lo);
         return _mm256_packs_epi16(first, _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(a, izero()), hi));

@@ -45,9 +45,15 @@ bool has_avx512_bf16() {
     static const bool has = (leaf7(1).eax & 1u << 5) != 0;
     return has;
 }
+
+bool has_avx_vnni() {
+    static const bool has = (leaf7(1).eax & 1u << 4) != 0;
+    return has;
+}
 #else
 bool tiles_usable() { return false; }
 bool has_avx512_bf16() { return false; }
+bool has_avx_vnni() { return false; }
 #endif
 
 }  // namespace edgekv

@@ -10,9 +10,13 @@
 namespace edgekv {
 namespace {
 
+#if EDGEKV_X86
+constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchAvx2, kSketchAvxVnni, kSketchAvx512, kSketchAvx512Vnni};
+#endif
+
 const SketchKernels & kernels(Isa isa) {
 #if EDGEKV_X86
-    return kernels_for(isa, kSketchPortable, kSketchAvx2, kSketchAvx512, kSketchAvx512Vnni);
+    return kernels_for(isa, kTables);
 #else
     (void) isa;
     return kSketchPortable;
@@ -47,7 +51,7 @@ void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery &
 
 const SketchKernels * sketch_kernels(const char * name) {
 #if EDGEKV_X86
-    return kernels_by_name(name, kSketchPortable, kSketchAvx2, kSketchAvx512, kSketchAvx512Vnni);
+    return kernels_by_name(name, kTables);
 #else
     return std::strcmp(name, "portable") == 0 ? &kSketchPortable : nullptr;
 #endif

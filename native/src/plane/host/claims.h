@@ -6,8 +6,8 @@
 namespace edgekv {
 
 struct Claims {
-    std::atomic<int> next{0};  // the next piece to claim
-    std::atomic<int> done{0};  // threads that have left
+    alignas(64) std::atomic<int> next{0};  // the next piece to claim
+    alignas(64) std::atomic<int> done{0};  // threads that have left
 
     int claim() { return next.fetch_add(1, std::memory_order_relaxed); }
 

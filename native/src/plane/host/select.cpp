@@ -44,13 +44,25 @@ SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_thread
     return { plan.bytes, plan.sight_bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
 }
 
-bool HeadClaims::completes_head() const {
-    std::atomic<int> & done = chunks_done[head()];
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < n_chunks) {
-        return false;
+bool HeadClaims::claim() {
+    for (; n_tried < n_heads; ++n_tried, h = h + 1 == n_heads ? 0 : h + 1) {
+        std::atomic<int> & next = heads[h].next;
+        if (next.load(std::memory_order_relaxed) < n_chunks && (c = next.fetch_add(1, std::memory_order_relaxed)) < n_chunks) {
+            return true;
+        }
     }
-    done.store(0, std::memory_order_relaxed);
-    return true;
+    return false;
+}
+
+// ggml's barrier orders the zeros before the next node.
+void HeadClaims::leave() {
+    if (left.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
+        left.store(0, std::memory_order_relaxed);
+        for (int i = 0; i < n_heads; ++i) {
+            heads[i].next.store(0, std::memory_order_relaxed);
+            heads[i].done.store(0, std::memory_order_relaxed);
+        }
+    }
 }
 
 namespace {
@@ -83,7 +95,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
         ShareScan       scan(thread, sights);
         const RowLister lister(thread, sights);
-        HeadClaims      claims(plan, thread.workspace());
+        HeadClaims      claims(plan, thread.workspace(), ith, nth);
         while (claims.claim()) {
             if (plan.scans) {
                 scan.scan(claims.head(), claims.chunk());
@@ -92,7 +104,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
                 lister.list(claims.head());
             }
         }
-        claims.leave(nth);
+        claims.leave();
     }
 }
 

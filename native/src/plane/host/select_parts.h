@@ -2,9 +2,10 @@
 // RowLister lists the rows that it reads, HeadClaims gives the work to the threads. They share SelectPlan and SelectThread.
 #pragma once
 
-#include "plane/host/claims.h"
 #include "plane/host/nodes.h"
 #include "kernels/select/sample.h"
+
+#include <atomic>
 
 namespace edgekv {
 
@@ -91,27 +92,32 @@ private:
     const RowLists & lists;
 };
 
-// A free thread claims the next chunk, head by head. The thread that completes the last chunk of a head lists it. The counters lie at the
-// start of the workspace, enough for the layer with the most KV heads, so that no layer writes other numbers over another's counters.
+// Threads claim chunks as they come free, head by head, each thread beginning with a head of its own: threads of different heads write to
+// different lines of memory. The thread that completes the last chunk of a head lists it. The counters lie at the begin of the workspace, by
+// KV head as many as any layer needs, so that none lies where another layer keeps numbers; they are zero between nodes.
 class HeadClaims {
+    struct alignas(64) Head {
+        std::atomic<int> next, done;  // chunks
+    };
+
 public:
-    static size_t bytes(int n_heads) { return sizeof(Claims) + n_heads * sizeof(std::atomic<int>); }
+    static size_t bytes(int n_heads) { return (1 + n_heads) * sizeof(Head); }
 
-    HeadClaims(const SelectPlan & plan, char * workspace) :
-        claims(*reinterpret_cast<Claims *>(workspace)), chunks_done(reinterpret_cast<std::atomic<int> *>(workspace + sizeof(Claims))),
-        n_chunks(plan.n_chunks), n(plan.n_head_kv * plan.n_chunks) {}
+    HeadClaims(const SelectPlan & plan, char * workspace, int ith, int nth) :
+        left(reinterpret_cast<Head *>(workspace)->next), heads(reinterpret_cast<Head *>(workspace) + 1), n_chunks(plan.n_chunks), n_heads(plan.n_head_kv),
+        n_threads(nth), h(static_cast<int>(static_cast<int64_t>(n_heads) * ith / nth)) {}
 
-    bool claim() { return (i = claims.claim()) < n; }
-    int head() const { return i / n_chunks; }
-    int chunk() const { return i % n_chunks; }
-    bool completes_head() const;
-    void leave(int n_threads) { claims.leave(n_threads); }
+    bool claim();
+    int head() const { return h; }
+    int chunk() const { return c; }
+    bool completes_head() const { return heads[h].done.fetch_add(1, std::memory_order_acq_rel) + 1 == n_chunks; }
+    void leave();  // each thread once, behind its last claim
 
 private:
-    Claims & claims;
-    std::atomic<int> * const chunks_done;  // [KV head]
-    const int n_chunks, n;
-    int i = 0;
+    std::atomic<int> & left;  // threads
+    Head * const heads;
+    const int n_chunks, n_heads, n_threads;
+    int h, c = 0, n_tried = 0;
 };
 
 }  // namespace edgekv

@@ -1,16 +1,19 @@
 // The node that stores K and V and keeps the sketches up to date.
 //
 //   1. In mode sparse with sketches, each thread waits for the layer's rows: a group's sketch needs all its keys.
-//   2. A unit of work is one KV head's K of all tokens, or one token's V of all heads; thread i takes every nth unit from i on.
+//   2. A unit of work is one KV head's K of some tokens, or one token's V of all heads; thread i takes every nth unit from i on. If a long
+//      ubatch has more threads than heads, K is divided by the groups of cells that the tokens go to.
 //   3. The thread converts the floats to the cache's type as ggml does, and writes them to home.
-//   4. The thread that stored a head's K rebuilds the head's stale sketches, so no barrier is needed in between.
+//   4. The thread that stored a head's K of a group rebuilds the group's sketch, so no barrier is needed in between.
 //   5. Thread 0 tells the plane that this ubatch builds sketches (HostPlane::sketched).
 //
 // The node reads K and V of the new tokens, their cells and the list of stale groups. It writes home (llama.cpp's own tensors) and the plane's
-// sketches. Two threads never write the same head's K or the same token's V.
+// sketches. Two threads never write the same head's K of a group or the same token's V.
 #include "plane/host/nodes.h"
 
 #include "plane/backends.h"
+
+#include <algorithm>
 
 namespace edgekv {
 namespace {
@@ -29,7 +32,14 @@ void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_te
     cpu_type_traits(cache->type)->from_float(src, dst, n);
 }
 
-void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
+// A part of the cache's groups: those whose number leaves this rest.
+struct GroupPart {
+    int64_t rest, of;
+
+    bool has(int64_t group) const { return of == 1 || group % of == rest; }
+};
+
+void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head, GroupPart part) {
     const ggml_tensor * cache = view->view_src;
 
     SketchKeys keys = {};
@@ -38,6 +48,9 @@ void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head) {
     keys.stride_head = layer.layer->k_row_bytes();
 
     for (const StaleGroup & stale : layer.plane->ctx.pages.stale.to_build()) {
+        if (!part.has(stale.group)) {
+            continue;
+        }
         keys.k = static_cast<const char *>(cache->data) + stale.stream * cache->nb[2];
         sketch_build(layer.plane->sketches.of(layer.index, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
     }
@@ -49,22 +62,28 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const int64_t     n_heads  = dst->src[STORE_K_CUR]->ne[1];
     const int64_t     n_tokens = dst->src[STORE_K_CUR]->ne[2];
     const int64_t     n_values = dst->src[STORE_V_CUR] ? n_tokens : 0;
+    const int64_t     n_parts  = std::max<int64_t>(1, std::min<int64_t>((nth + n_heads - 1) / n_heads, n_tokens / kGroupCells));
+    const int64_t *   k_idxs   = static_cast<const int64_t *>(dst->src[STORE_K_IDXS]->data);
     const bool        sketched = plane.ctx.sketches();
     if (sketched) {
         plane.ctx.arrivals.wait(layer.layer->il);
     }
 
-    for (int64_t unit = ith; unit < n_heads + n_values; unit += nth) {
-        if (unit < n_heads) {
+    for (int64_t unit = ith; unit < n_heads * n_parts + n_values; unit += nth) {
+        if (unit < n_heads * n_parts) {
+            const int64_t   head = unit % n_heads;
+            const GroupPart part = { unit / n_heads, n_parts };
             for (int64_t token = 0; token < n_tokens; ++token) {
-                store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, unit);
+                if (part.has(k_idxs[token] % plane.ctx.shape.n_cells / kGroupCells)) {
+                    store_head(dst->src[STORE_K_CUR], dst->src[STORE_K_IDXS], dst->src[STORE_K], token, head);
+                }
             }
             if (sketched) {
-                sketch_head(layer, dst->src[STORE_K], static_cast<int>(unit));
+                sketch_head(layer, dst->src[STORE_K], static_cast<int>(head), part);
             }
         } else {
             for (int64_t head = 0; head < n_heads; ++head) {
-                store_head(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_heads, head);
+                store_head(dst->src[STORE_V_CUR], dst->src[STORE_V_IDXS], dst->src[STORE_V], unit - n_heads * n_parts, head);
             }
         }
     }

@@ -9,8 +9,8 @@ namespace edgekv {
 
 std::string library_folder();  // with the separator at its end; empty: the system does not tell
 
-// Loads the backends that lie there, each in its best variant for this processor. Does nothing where backends are linked in. false: none of
-// ours lies there.
+// Loads the backends that lie there, each in its best variant for this processor, and CUDA's in any build, if its libraries are there. false:
+// none of the processor's lies there.
 bool load_backends();
 
 // How ggml's CPU backend converts rows of a type; after load_backends().

@@ -102,6 +102,7 @@ const char * last_error();
 bool check();                // false: an earlier launch failed; clears it
 std::string take_failure();  // this thread's first failure, of a function here or a launch, since the last take_failure(); "": none
 bool error_stands();         // another library left an error that it has not asked for yet
+void clear_not_ready();      // clears the answer of a query that another library left standing: it is no error; all else stays
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ struct Limits {
 };
 
 void set_limits(const Limits & limits);
-void leave_error(bool there);  // as if another library's call had failed on this thread and it had not asked for the error yet
+enum class Foreign { none, not_ready, error };
+void leave_error(Foreign left);  // as if another library's call had left this on the thread and it had not asked for it yet
 void set_seed(uint64_t seed);  // seeds everything random from here on
 size_t n_queued();             // waiting operations
 size_t link_bytes();           // bytes that copies and kernels read from host memory since the process began

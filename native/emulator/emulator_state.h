@@ -42,7 +42,7 @@ void install_fault_handler();  // explains accesses outside memory; the earlier 
 bool fail(const std::string & sentence);  // keeps it for this thread's last_error(); returns false
 const char * last_failure();
 std::string take_first_failure();
-bool foreign_error();  // see leave_error()
+Foreign foreign_error();  // see leave_error()
 void set_sticky(const std::string & sentence);  // an operation failed: the next sync or check() says so
 bool take_sticky();                             // false, with its sentence, if one was set; clears it
 

@@ -76,7 +76,13 @@ bool check() {
 
 std::string take_failure() { return take_first_failure(); }
 
-bool error_stands() { return foreign_error(); }
+bool error_stands() { return foreign_error() != Foreign::none; }
+
+void clear_not_ready() {
+    if (foreign_error() == Foreign::not_ready) {
+        leave_error(Foreign::none);
+    }
+}
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DRIVER_NEEDED = {13: 580, 12: 525}
 """Major version of CUDA: the first branch of the NVIDIA driver that runs it on Linux (CUDA toolkit release notes, under minor version
-compatibility)."""
+compatibility). Builds with CUDA 12 compress their kernels as that driver can read them (native/cuda/libraries.cmake)."""
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _PLANE = "libedgekv-cuda"

@@ -1,4 +1,4 @@
-# How a CUDA build finds NVIDIA's libraries, and does without them.
+# How a CUDA build finds NVIDIA's libraries, and does without them; and the driver that it needs.
 
 # edgekv_opens_backend(GGML BACKEND): ggml does not link to the backend, which load_backends() (src/plane/backends.cpp) opens. Where
 # its libraries or the driver are missing, everything else works.
@@ -32,4 +32,16 @@ function(edgekv_cuda_rpath version toolkit out)
         list(APPEND found "$ORIGIN/../../${folder}/lib")
     endforeach()
     set(${out} ${found} ${toolkit} PARENT_SCOPE)
+endfunction()
+
+# edgekv_cuda_compression(VERSION OUT): nvcc's -compress-mode for a toolkit; empty: it has none. Kernels in mode size, by Zstandard, need the
+# driver of CUDA 12.4 (550); CUDA 13 needs a newer one in any case, and a build with CUDA 12 must run on 525 (edgekv/memory/devices.py).
+function(edgekv_cuda_compression version out)
+    if(version VERSION_GREATER_EQUAL 13)
+        set(${out} size PARENT_SCOPE)
+    elseif(version VERSION_GREATER_EQUAL 12.8)
+        set(${out} speed PARENT_SCOPE)
+    else()
+        set(${out} "" PARENT_SCOPE)
+    endif()
 endfunction()

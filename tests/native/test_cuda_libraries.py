@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgekv._native.libraries import load_problem
+from edgekv.memory.devices import DRIVER_NEEDED
 
 CMAKE = Path(__file__).resolve().parents[2] / "native" / "cuda" / "libraries.cmake"
 PACKAGES = {"13.0": ("nvidia/cu13", "nvidia/cu13"), "12.4": ("nvidia/cuda_runtime", "nvidia/cublas")}
@@ -62,6 +63,16 @@ def packages(request, tmp_path: Path) -> Path:
     for name in ("ggml", "llama", "ggml-cuda"):
         shutil.copy(next(build.rglob(f"lib{name}.so")), out / "edgekv/lib")
     return out
+
+
+@pytest.mark.parametrize(("version", "mode"), [("13.0.88", "size"), ("12.9.86", "speed"), ("12.8.61", "speed"), ("12.4.131", "")])
+def test_kernels_are_compressed_as_the_oldest_driver_reads_them(tmp_path: Path, version: str, mode: str):
+    """Mode size needs driver 550, and DRIVER_NEEDED promises 525 for CUDA 12."""
+    script = tmp_path / "ask.cmake"
+    script.write_text(f'include("{CMAKE}")\nedgekv_cuda_compression({version} mode)\nmessage("mode: ${{mode}}")\n')
+    done = subprocess.run(["cmake", "-P", str(script)], capture_output=True, text=True)
+    assert done.stderr.split()[1:] == ([mode] if mode else [])
+    assert DRIVER_NEEDED == {13: 580, 12: 525}
 
 
 def opened(library: Path, function: str) -> str:

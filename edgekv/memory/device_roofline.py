@@ -45,7 +45,7 @@ class DeviceRoofline:
             return seconds + plan.home * hot / self._rates.vram + plan.home * (1 - hot) / self._rates.link_copy
         read = rows_read(depth, self._kv.selection.typical_resolution) * plan.n_heads * head_row_bytes(self._model.geometry, self._kv.cache)
         hits = hit_share(hot)
-        return seconds + plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_gather
+        return seconds + plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_rows
 
 
 def hit_share(hot: float) -> float:

@@ -207,7 +207,7 @@ def test_a_gpu_s_speed_follows_its_link(tmp_path):
     from edgekv._native.device_calls import Rates
 
     model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
-    line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 12e9, 6e9, 900e9, 20e9, 5.0))
+    line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
     assert line.decode_seconds(KvMode.OFF, 131_072) is None, "K and V of stock do not fit"
     exact, sparse = (line.decode_seconds(mode, 131_072) for mode in (KvMode.EXACT, KvMode.SPARSE))
     assert exact > 131_072 * 131_072 / 20e9 * 0.5 > sparse > 4.5e9 / 900e9

@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 7;
+constexpr int kEngineAbi = 8;
 
 // How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
@@ -200,7 +200,7 @@ struct DeviceLibrary {
     edgekv_device_kind kind;
     int (*count)();
     bool (*info)(int index, edgekv_device_info * out);
-    bool (*rates)(int index, edgekv_rates * out);
+    bool (*rates)(int index, size_t host_bytes, edgekv_rates * out);
     // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);

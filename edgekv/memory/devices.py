@@ -71,7 +71,7 @@ def place(kv: KvOptions) -> Placement:
 
 def measured_mode(placement: Placement) -> KvMode:
     """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
-    than stock, and several times as fast; exact elsewhere."""
+    than stock, and several times as fast; exact elsewhere, but see `device_mode.chosen_mode`."""
     from edgekv import _native
 
     vectors = _native.isa() != "portable"

@@ -42,8 +42,8 @@ at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice
 def calibrate(kind: DeviceKind, index: int = 0, again: bool = False, available: int = 0) -> Rates:
     """Rates of a device: measured when this machine first asks (some seconds), then from the cache.
 
-    available: free bytes of host memory, of which measuring may pin `HOST_SHARE`. They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
-    read. Raises NativeError where the device cannot be used.
+    available: free bytes of host memory, of which measuring may pin `HOST_SHARE`. The rates are measured anew with `again`, and where device,
+    driver or EdgeKV are not those of the cached ones, or the cache cannot be read. Raises NativeError where the device cannot be used.
     """
     native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))

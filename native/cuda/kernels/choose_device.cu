@@ -32,7 +32,7 @@ __device__ inline unsigned sixteen(uint64_t bits, int cell) { return static_cast
 
 // A block for each list; grid: heads, tokens, streams.
 __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, int n_pages, int n_keys) {
-    __shared__ Shared s;
+    EDGEKV_SHARED(Shared, s);
     const int head = blockIdx.x, stream = b.first_stream + static_cast<int>(blockIdx.z);
     const int64_t query = static_cast<int64_t>(blockIdx.z) * b.n_tokens + blockIdx.y, list = query * b.n_head_kv + head;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;

@@ -89,7 +89,7 @@ struct alignas(16) Staged {
 
 // A block converts some heads of one token, of K or of V.
 __global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads_per_block) {
-    __shared__ Staged staged;
+    EDGEKV_SHARED(Staged, staged);
 
     const bool is_v = blockIdx.z != 0;
     const StoreRows & rows = is_v ? args.v : args.k;

@@ -182,13 +182,13 @@ class Passes:
         return self._prompt(decoder, self.opened.token(test.depth, test.n_empty))
 
     def limit(self, n_threads: int) -> list[float]:
-        """Seconds of tokens with an empty cache: the weights alone."""
+        """Seconds of tokens with an empty cache, in mode exact: the weights alone, in the kernels that multiply them fastest."""
         decoder = self.opened.of(flash_attn=True, empty=True)
         if decoder is None:
             return []
         decoder.set_threads(n_threads)
         if decoder.kv is not None:
-            set_mode(decoder, KvMode.OFF, observe=False)
+            set_mode(decoder, KvMode.EXACT, observe=False)
         return weights_alone(decoder, self.opened.token(0, LIMIT_TOKENS + 1))
 
     def targets(self, test: BenchTest) -> list[int]:

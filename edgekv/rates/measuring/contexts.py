@@ -217,8 +217,8 @@ def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
                 problem = str(error)
         empty, lost = {}, None
         for flash_attn in () if opening.n_empty is None else (True, False) if second and opening.n_empty else (True,):
-            try:  # EdgeKV's modes read prompts in the first of them
-                with runtime.defaults(first.kv.options) if flash_attn and opening.n_empty else nullcontext():
+            try:  # EdgeKV's modes read prompts and measure the limit in the first of them
+                with runtime.defaults(first.kv.options) if flash_attn else nullcontext():
                     empty[flash_attn] = stack.enter_context(beside(first, max(CONTEXT_STEP, rounded(opening.n_empty or 0)), flash_attn))
             except ContextError as error:
                 lost = str(error)

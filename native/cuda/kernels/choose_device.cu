@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
                 rows[at++] = cell + __ffs(static_cast<int>(bits)) - 1;
             }
         }
-        __syncthreads();  // the next turn overwrites these numbers
+        // no barrier: the next turn writes each of the two numbers behind one that all pass after they have read it
     }
     if (threadIdx.x == 0) {
         b.n_rows[list] = static_cast<int32_t>(n_rows);

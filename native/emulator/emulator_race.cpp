@@ -1,6 +1,7 @@
 // Finds races of kernels on shared and global memory. Kernels that are compiled with -fsanitize=thread call a function here before each access;
 // the sanitizer's own library is not linked. Two accesses race where one of them writes, not both are atomic, and nothing orders them:
-// in a block the next __syncthreads, in a warp the next __syncwarp too, and between blocks of a launch nothing. Shuffles and votes order no memory.
+// in a block the next __syncthreads, in a warp the next __syncwarp too, and nothing between blocks of a launch, or of launches that are open at
+// the same time. Shuffles and votes order no memory.
 // Reads of shared memory that no thread of the block has written are found as well.
 //
 // For each word of four bytes it is kept who wrote it last, and which warps, and lanes of the last of them, read it since the last barrier.
@@ -93,8 +94,11 @@ bool is_global(uintptr_t address) {
 
 // Whether nothing orders an earlier access before one of this thread.
 bool races(const Block & b, const Access & earlier, bool shared, bool atomic) {
-    if (earlier.launch != b.launch || (earlier.atomic && atomic)) {
+    if (earlier.atomic && atomic) {
         return false;
+    }
+    if (earlier.launch != b.launch) {
+        return !shared && is_open(earlier.launch);
     }
     if (earlier.block != b.number) {
         return !shared;
@@ -124,7 +128,7 @@ void touch_word(const Block & b, uintptr_t address, uint8_t bytes, bool write, b
             w.written |= bytes;
         }
         if ((w.read.bytes & bytes) != 0 && !(w.read.atomic && atomic)) {
-            const bool other_block = !shared && w.read.launch == b.launch && w.read.block != b.number;
+            const bool other_block = !shared && (w.read.launch == b.launch ? w.read.block != b.number : is_open(w.read.launch));
             const bool other_warp  = read_here && (w.warps & ~(1u << warp)) != 0;
             const bool other_lane  = read_here && w.read.thread / 32 == warp && w.read.n_warp_syncs == now.n_warp_syncs && (w.lanes & ~(1u << lane)) != 0;
             if (other_block || other_warp || other_lane) {

@@ -62,6 +62,7 @@ struct OpenGrid {
 };
 
 OpenGrid open_grid(const Launch & launch);
+bool is_open(uint32_t launch);  // by its number: it began, and has not ended
 bool run_blocks(const Launch & launch, OpenGrid & open, uint64_t n_blocks);  // whether all have run
 bool running();                                 // a kernel
 std::string place();                            // "block (0, 0, 0), thread 3"

@@ -50,11 +50,13 @@ void run_launch(StreamState & s) {
         }
         limits().operations_left -= limits().operations_left > 0;
         s.open = open_grid(*s.queue.front().launch);
+        ++queues().n_open;
     }
     const std::shared_ptr<const Launch> launch = s.queue.front().launch;
     const Opened opened;
     if (run_blocks(*launch, *s.open, others_can_run(s) ? 1 + random().below(8) : s.open->n_left)) {
         s.open.reset();
+        --queues().n_open;
         s.queue.pop_front();
         --queues().n_queued;
     }
@@ -213,6 +215,18 @@ void set_seed(uint64_t seed) {
     random().set(seed);
     queues().eager_calls = draw_eager_calls();
     queues().n_sm = n_sm_of(seed);
+}
+
+bool is_open(uint32_t launch) {
+    if (launch == 0 || queues().n_open < 2) {
+        return false;
+    }
+    for (const auto & [handle, s] : queues().streams) {
+        if (s.open && s.open->number == launch) {
+            return true;
+        }
+    }
+    return false;
 }
 
 int n_sm() {

@@ -61,7 +61,7 @@ struct Queues {
     std::map<void *, StreamState> streams;
     std::map<void *, EventState> events;
     std::set<Capture *> graphs;
-    size_t n_queued = 0;
+    size_t n_queued = 0, n_open = 0;  // operations; launches that have begun
     int n_sm = 1;              // multiprocessors
     uint32_t eager_calls = 0;  // of 8 calls that queue an operation, so many also run one at once
     uintptr_t last_handle = 0;

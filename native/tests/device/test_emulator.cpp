@@ -168,6 +168,9 @@ __global__ void lanes_meet(int * out, bool barrier, bool shuffles) {
     out[lane] = shared[(lane + 1) % 32] + other;
 }
 
+// Adds to each value: two launches that are open at once lose some.
+__global__ void count_up(int * values) { values[blockIdx.x] += static_cast<int>(threadIdx.x == 0); }
+
 __global__ void note_time(int * clock, int * times) {
     if (threadIdx.x == 0) {
         times[blockIdx.x] = atomicAdd(clock, 1);
@@ -267,6 +270,29 @@ void check_found_races() {
         must(stream_sync(nullptr));
     }
     CHECK(out.get()[31] == 0 + 30);
+
+    Stream a = nullptr, b = nullptr;
+    must(stream_create(&a) && stream_create(&b));
+    for (const bool joined : {false, true}) {
+        const auto two = [&] {
+            Event event = nullptr;
+            must(event_create(&event));
+            DeviceArray<int> values(1000);
+            launch(count_up, Grid{1000}, 1, 0, a, values.data());
+            must(event_record(event, a) && (!joined || event_wait(b, event)));
+            launch(count_up, Grid{1000}, 1, 0, b, values.data());
+            must(stream_sync(b) && stream_sync(a));
+            CHECK(values.get() == std::vector<int>(1000, 2));
+            event_destroy(event);
+        };
+        if (joined) {
+            two();
+        } else {
+            found("a race on global memory", two);
+        }
+    }
+    stream_destroy(a);
+    stream_destroy(b);
 }
 #endif
 

@@ -149,7 +149,7 @@ __global__ void write_behind_static(int at) {
 }
 
 // Reads what another block of the launch writes, and adds to a sum that all share.
-__global__ void blocks_meet(int * values, int * sum) {
+[[maybe_unused]] __global__ void blocks_meet(int * values, int * sum) {
     if (threadIdx.x == 0) {
         values[blockIdx.x] = atomicAdd(sum, 1);
         values[blockIdx.x] += values[(blockIdx.x + 1) % gridDim.x];
@@ -157,7 +157,7 @@ __global__ void blocks_meet(int * values, int * sum) {
 }
 
 // Lane i takes what lane i + 1 wrote.
-__global__ void lanes_meet(int * out, bool barrier, bool shuffles) {
+[[maybe_unused]] __global__ void lanes_meet(int * out, bool barrier, bool shuffles) {
     int * shared = reinterpret_cast<int *>(shared_memory());
     const int lane = static_cast<int>(threadIdx.x);
     shared[lane] = lane;
@@ -169,7 +169,7 @@ __global__ void lanes_meet(int * out, bool barrier, bool shuffles) {
 }
 
 // Adds to each value: two launches that are open at once lose some.
-__global__ void count_up(int * values) { values[blockIdx.x] += static_cast<int>(threadIdx.x == 0); }
+[[maybe_unused]] __global__ void count_up(int * values) { values[blockIdx.x] += static_cast<int>(threadIdx.x == 0); }
 
 __global__ void note_time(int * clock, int * times) {
     if (threadIdx.x == 0) {

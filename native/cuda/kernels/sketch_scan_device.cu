@@ -11,7 +11,10 @@ namespace {
 constexpr int kScanRows = 4;             // most rows of a warp
 constexpr int kScanWarps = 4;            // most warps of a thread block
 constexpr int kScanBlocks = 4;           // thread blocks whose registers must fit an SM
-constexpr unsigned kScanGridMax = 4096;  // most thread blocks; beyond that a warp takes several groups in turn
+#if !defined(EDGEKV_SCAN_GRID)  // tests take fewer
+#    define EDGEKV_SCAN_GRID 4096
+#endif
+constexpr unsigned kScanGridMax = EDGEKV_SCAN_GRID;  // most thread blocks; beyond that a warp takes several groups in turn
 
 constexpr int kOpenThreads = 256;
 constexpr int kOpenRows = 16;  // rows at a time

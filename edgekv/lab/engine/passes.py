@@ -52,7 +52,7 @@ class Caches:
     """None: as EDGEKV_PAGE_TOKENS says, else the default."""
 
     def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
-        """Why a context of `n_ctx` tokens does not fit, or None."""
+        """The reason if a context of `n_ctx` tokens does not fit, or None."""
         needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
         free = available_bytes()
         if needed <= free:
@@ -75,7 +75,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
             decoder.decode([token])
         return
     options = mode.options(base, decoder.position + len(tokens))
-    runtime.configure(options.with_(policy="none"))  # a policy begins anew when it changes
+    runtime.configure(options.with_(policy="none"))  # a changed policy starts again
     runtime.configure(options)
     runtime.configure(options.with_(mode=KvMode.EXACT, observe=True))
     for token in tokens:

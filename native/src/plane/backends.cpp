@@ -41,9 +41,9 @@ bool load_backends() {
     ggml_log_callback before;
     void * user;
     ggml_log_get(&before, &user);
-    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // it would tell each library that it opens
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // ggml would log each library that it opens
     if (ggml_backend_reg_count() == 0) {
-        ggml_backend_load_all_from_path(library_folder().c_str());  // without a path ggml looks in the current folder
+        ggml_backend_load_all_from_path(library_folder().c_str());  // without a path, ggml searches the current folder
     } else if (!ggml_backend_reg_by_name("CUDA")) {
         ggml_backend_load((library_folder() + kCuda).c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
     }

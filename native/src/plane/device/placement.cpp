@@ -83,7 +83,7 @@ Failure DevicePlane::why_not(bool emulated) const {
     return {};
 }
 
-// For the widest layer.
+// Sized for the widest layer.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
     const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),

@@ -29,6 +29,7 @@ RATE_COLUMNS = [
 _RATES = {
     "link_copy": "host to GPU, one large copy of pinned memory",
     "link_gather": "host to GPU, page by page, read in place by a kernel",
+    "link_rows": "host to GPU, row by row (128 to 272 bytes), read in place by a kernel",
     "link_pageable": "host to GPU, one large copy of memory that is not pinned",
     "vram": "GPU memory, read",
     "dram": "host memory, read by the processor",

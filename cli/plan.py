@@ -53,7 +53,8 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     from edgekv.rates.measuring.planned import Measuring, PlanQuestion, plan_here
     from edgekv.store.settings import StoreSettings
 
-    path, chosen = model_path(model), split_kv_options(settings)
+    path = model_path(model)
+    chosen = split_kv_options(settings, path, slots)
     store = StoreSettings.ram_bytes if cache_ram is None else cache_ram
     measuring = Measuring(lambda what: click.echo(what, err=True), measure, recalibrate)
     asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])

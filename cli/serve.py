@@ -106,7 +106,8 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
-    store, path, placed = split_cache_options(settings), model_path(model), split_kv_options(settings)
+    store, path = split_cache_options(settings), model_path(model)
+    placed = split_kv_options(settings, path, slots)
     placed["kv"] = with_head_errors(path, placed["kv"])
     server = Server(ServerOptions(
         path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,

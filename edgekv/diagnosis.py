@@ -121,12 +121,13 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
+    from edgekv.memory.available import available_bytes
     from edgekv.rates.device import calibrate
 
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}
     try:
-        return {"rates": asdict(calibrate(info.kind, info.index, recalibrate)), "rates_error": None}
+        return {"rates": asdict(calibrate(info.kind, info.index, recalibrate, available_bytes())), "rates_error": None}
     except EdgeKVError as error:
         return {"rates": None, "rates_error": str(error)}
 

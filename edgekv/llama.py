@@ -15,7 +15,7 @@ from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
 from edgekv.live import measured_heads, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
-from edgekv.memory import devices, fit
+from edgekv.memory import device_mode, devices, fit
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.context import check_context
@@ -61,7 +61,8 @@ class Llama(llama_cpp.Llama):
 
     Args:
         model_path: a GGUF file.
-        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else `devices.measured_mode`: sparse on most processors).
+        kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else
+            `device_mode.chosen_mode`: sparse on most processors, and on a GPU where its plan promises a gain).
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
             then the defaults.
@@ -104,7 +105,8 @@ class Llama(llama_cpp.Llama):
         options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
         if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
-            self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
+            self._kv_options = self._kv_options.with_(
+                mode=device_mode.chosen_mode(placement, Path(model_path), self._kv_options, options.get("n_ctx", 512) or None))
         if placement.warning:
             log.warning("%s", placement.warning)
         if placement.kind is DeviceKind.CUDA:

@@ -109,8 +109,8 @@ def chat(
     from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server, ServerOptions
 
-    placed = split_kv_options(settings)
     path = model_path(model)
+    placed = split_kv_options(settings, path)
     placed["kv"] = with_head_errors(path, placed["kv"])
     if when_full is None:
         when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL

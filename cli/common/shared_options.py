@@ -160,7 +160,7 @@ _KV_OPTIONS = [
     option("-c", "--ctx", type=_Tokens(min=1), metavar="TOKENS|auto",
            help="Context length.  [default: auto, what the model was trained for, as far as memory allows]"),
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
-               + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
+               + ".  [default: sparse; exact on a GPU that gains little, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
                help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
                     "weights for the unread ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
@@ -232,14 +232,15 @@ def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
         return measured(model, kv, show)
 
 
-def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
+def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slots: int = 1) -> dict[str, Any]:
     """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
-    Without a mode, it is `devices.measured_mode`.
+    If no mode is asked for, it is `device_mode.chosen_mode` for n_slots contexts of `model`; without a model `devices.measured_mode`.
 
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
     error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.
     """
     from edgekv import policies
+    from edgekv.memory.device_mode import chosen_mode
     from edgekv.memory.devices import measured_mode, place
     from edgekv.prefetch import PREFETCHERS
 
@@ -261,7 +262,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     placement = None
     if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
         placement = place(kv)  # the same for mode sparse
-        kv = kv.with_(mode=measured_mode(placement))
+        kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, settings["ctx"], n_slots))
     # only options on the command line: a variable may have no effect
     kv.check_effect(named, spelled)
     policies.check_live(kv.placement.policy)

@@ -57,6 +57,8 @@ class Rates:
     """Pinned host memory to the device, in one large copy."""
     link_gather: float
     """The same page by page, by a kernel that reads host memory in place."""
+    link_rows: float
+    """The same row by row: rows of 128 to 272 bytes, of the slowest size."""
     link_pageable: float
     """One large copy from memory that is not pinned."""
     vram: float
@@ -67,11 +69,12 @@ class Rates:
     """Microseconds from launch to launch."""
 
 
-def rates(kind: DeviceKind, index: int = 0) -> Rates:
-    """Measure a device; takes about a second. Raises NativeError if it cannot be used."""
+def rates(kind: DeviceKind, index: int = 0, host_bytes: int = 0) -> Rates:
+    """Measure a device; takes some seconds. host_bytes: host memory that may be pinned meanwhile, so that pages and rows lie as far apart as in a
+    home. Raises NativeError where it cannot be used."""
     out = ffi.new("edgekv_rates *")
-    _check(lib.edgekv_measure_rates(_DEVICES[kind], index, out))
-    return Rates(out.link_copy, out.link_gather, out.link_pageable, out.vram, out.dram, out.launch_us)
+    _check(lib.edgekv_measure_rates(_DEVICES[kind], index, host_bytes, out))
+    return Rates(out.link_copy, out.link_gather, out.link_rows, out.link_pageable, out.vram, out.dram, out.launch_us)
 
 
 # ---- the plane of a context -----------------------------------------------------------------------------------------------------

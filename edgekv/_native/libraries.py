@@ -1,13 +1,20 @@
 """Libraries of the system that others bring."""
 
 import ctypes
+import re
 
 
 def can_load(name: str) -> bool:
     """Whether the loader finds a library, e.g. "libcuda.so.1". `ctypes.util.find_library` would ask a compiler and a linker for one that is not
     there, which takes longer than a whole plan."""
+    return load_problem(name) is None
+
+
+def load_problem(name: str) -> str | None:
+    """Why the loader cannot open a library, as a clause; None: it can."""
     try:
         ctypes.CDLL(name)
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        missing = re.match(r"(\S+): cannot open shared object file", str(error))
+        return f"the library {missing[1]} is not found" if missing else str(error)
+    return None

@@ -100,9 +100,11 @@ class DeviceSize:
     total_bytes: int
     """The device's memory."""
     free_bytes: int
-    """The part that weights, work buffers and all else of llama.cpp leave free."""
+    """Of that, what weights and caches of llama.cpp leave."""
+    later_bytes: int
+    """Of the free bytes, what llama.cpp takes after staging and ring: its work buffers."""
     budget_bytes: int
-    """0: the free bytes, less `device_margin`."""
+    """0: the free bytes, less those and `device_margin`."""
     layers: tuple[DeviceHeads, ...]
 
 

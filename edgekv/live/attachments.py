@@ -15,6 +15,7 @@ from edgekv import policies, prefetch
 from edgekv._native import core, device_calls
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import EdgeKVError, NotPinned
+from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
 from edgekv.vocab import DeviceKind, KvMode
 
@@ -107,7 +108,7 @@ def defaults(options: KvOptions) -> Iterator[None]:
 def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
     """The device's measured rates; None if measuring fails."""
     try:
-        return calibration.calibrate(kind, index)
+        return calibration.calibrate(kind, index, available=available_bytes())
     except EdgeKVError as error:
         log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import MIB, size
-from edgekv.config import KvOptions
+from edgekv.config import CacheOptions, KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import (
@@ -63,19 +63,28 @@ def margin_bytes(total: int) -> int:
     return sizes.device_margin(total)
 
 
-def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int) -> int:
+def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, cache: CacheOptions) -> int:
     """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
-    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary."""
-    return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab
+    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary; and the f16 copies of a layer's quantised
+    K and V that its flash attention makes for more than two tokens (ggml-cuda/fattn-common.cuh)."""
+    copies = copied_bytes(model, n_ctx, cache)
+    return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab + copies
+
+
+def copied_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
+    """Of `compute_bytes`, the f16 copies of K and V."""
+    dims = sum(dim for dim, kind in ((model.head_dim_k, cache.type_k), (model.head_dim_v, cache.type_v)) if kind is not CacheType.F16)
+    return n_ctx * max(model.n_head_kv, default=0) * dims * 2
 
 
 def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
     """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits. It may not fit: see `DevicePlan.missing` and
     `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
+    copies = copied_bytes(model, n_ctx * n_sequences, kv.cache)
     for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
         plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
         fits = not plan.missing and plan.room >= (kv.placement.kv_vram or 0)
-        if fits and plan.compute <= COMPUTE_SHARE * (room.free - plan.weights):
+        if fits and plan.compute - copies <= COMPUTE_SHARE * (room.free - plan.weights):
             break
     return plan
 
@@ -85,11 +94,10 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
     home = n_cells * n_heads * head_row_bytes(model, kv.cache) if layers else 0
-    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs) if room.holds_model else 0
+    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs, kv.cache) if room.holds_model else 0
     weights = model.tensor_bytes if room.holds_model else 0
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
-    left = room.free - weights - compute - others
-    ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, left)
+    ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, room.free - weights - others, compute)
     return DevicePlan(
         n_ctx, n_sequences, room.free, weights, compute, others, ours.budget,
         sketches=ours.sketches,
@@ -107,14 +115,15 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     )
 
 
-def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int) -> DeviceBytes:
-    """The bytes that these layers take if the model leaves `left` bytes."""
+def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int,
+                  compute: int) -> DeviceBytes:
+    """What these layers take, where weights and caches leave `left` bytes, and work buffers take `compute` of them."""
     from edgekv._native import sizes
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
     heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
     return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_tokens, room.n_sm, room.total,
-                                               max(0, left), kv.placement.kv_vram or 0, heads))
+                                               max(0, left), compute, kv.placement.kv_vram or 0, heads))
 
 
 def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:

@@ -16,15 +16,25 @@ from edgekv.vocab import KvMode
 if TYPE_CHECKING:
     from edgekv._native.device_calls import Rates
 
-_HOT = ((0.0, 0.0), (0.1, 0.65), (0.2, 0.85), (1.0, 1.0))
-"""(share of the pages in the arena, share of the rows of mode sparse that are read from there): `edgekv sim`, the policy ladder."""
+_HOT = ((0.0, 0.0), (0.05, 0.29), (0.1, 0.50), (0.2, 0.73), (1.0, 1.0))
+"""(share of the pages in the arena, share of the rows of mode sparse that are read from there): the policy's order of pages, by the EMA of mass
+(lab/results/sampling_policies.csv). Live arenas of a tenth of the pages showed 0.37 to 0.45."""
+
+
+LEAST_GAIN = 1.5
+"""By so much sparse must be faster than exact before it is chosen: exact leaves nothing out, and the estimate was never compared."""
+
+
+def prefers_sparse(exact: float | None, sparse: float | None) -> bool:
+    """Whether sparse is to be taken. exact, sparse: estimated tokens/s; None: the mode does not fit."""
+    return sparse is not None and (exact is None or sparse >= LEAST_GAIN * exact)
 
 
 class DeviceRoofline:
     """A token's bytes over the rates of the memories that they lie in. This is a bound: work that reading does not hide is left out."""
 
-    def __init__(self, model: ModelFile, kv: KvOptions, room: DeviceRoom, rates: Rates):
-        self._model, self._kv, self._room, self._rates = model, kv, room, rates
+    def __init__(self, model: ModelFile, kv: KvOptions, room: DeviceRoom, rates: Rates, n_sequences: int = 1):
+        self._model, self._kv, self._room, self._rates, self._n_sequences = model, kv, room, rates, n_sequences
         self._weights_s = traffic(model).active_bytes / rates.vram
 
     def speed(self, mode: KvMode, depth: int) -> Speed:
@@ -34,18 +44,19 @@ class DeviceRoofline:
 
     def decode_seconds(self, mode: KvMode, depth: int) -> float | None:
         kv = self._kv.with_(mode=mode) if mode is not KvMode.OFF else self._kv.with_(mode=mode, kv_vram=None)
-        plan = device_plan(self._model.geometry, depth, kv, self._room)
+        plan = device_plan(self._model.geometry, depth, kv, self._room, self._n_sequences)
+        share = 1 / self._n_sequences  # of what all sequences have, a token reads that of one
         if plan.room < 0 or plan.missing:
             return None
-        seconds = self._weights_s + plan.others / self._rates.vram
+        seconds = self._weights_s + share * plan.others / self._rates.vram
         if mode is KvMode.OFF or not plan.n_heads:
             return seconds
         hot = min(1.0, plan.arena / max(1, plan.home))
         if mode is KvMode.EXACT:
-            return seconds + plan.home * hot / self._rates.vram + plan.home * (1 - hot) / self._rates.link_copy
+            return seconds + share * plan.home * (hot / self._rates.vram + (1 - hot) / self._rates.link_copy)
         read = rows_read(depth, self._kv.selection.typical_resolution) * plan.n_heads * head_row_bytes(self._model.geometry, self._kv.cache)
         hits = hit_share(hot)
-        return seconds + plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_gather
+        return seconds + share * plan.sketches / self._rates.vram + read * hits / self._rates.vram + read * (1 - hits) / self._rates.link_rows
 
 
 def hit_share(hot: float) -> float:

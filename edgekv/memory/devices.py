@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 DRIVER_NEEDED = {13: 580, 12: 525}
 """Major version of CUDA: the first branch of the NVIDIA driver that runs it on Linux (CUDA toolkit release notes, under minor version
-compatibility)."""
+compatibility). Builds with CUDA 12 compress their kernels as that driver can read them (native/cuda/libraries.cmake)."""
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 _PLANE = "libedgekv-cuda"
+_LIBRARIES = ("libggml-cuda.so", "libedgekv-cuda.so")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The default mode: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
-    than stock, and several times as fast; exact elsewhere."""
+    """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
+    than stock, and several times as fast; exact elsewhere, but see `device_mode.chosen_mode`."""
     from edgekv import _native
 
     vectors = _native.isa() != "portable"
@@ -106,13 +107,26 @@ def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str],
     if found and not found[0].usable:
         return found[0].problem
     if found:
-        return _cupy_problem(found[0]) if needs_cupy else None
+        return library_problem() or (_cupy_problem(found[0]) if needs_cupy else None)
     seen, problem = listed
     if not seen:
         return problem
     if not has_cuda_build():
         return "this build of EdgeKV has no CUDA code; install it again with EDGEKV_CUDA=on"
-    return _driver_problem(seen[0])
+    return library_problem() or _driver_problem(seen[0])
+
+
+def library_problem() -> str | None:
+    """Why the libraries of a CUDA build cannot be opened, as a clause; None: they can, or this build has none."""
+    from edgekv import _native
+    from edgekv._native.libraries import load_problem
+
+    problems = (load_problem(str(path)) for path in map(_native.lib_dir().joinpath, _LIBRARIES) if path.exists())
+    problem = next(filter(None, problems), None)
+    if problem is None:
+        return None
+    return (f"{problem}, and this build needs CUDA's libraries; install those of its version (pip install nvidia-cuda-runtime nvidia-cublas, for "
+            "CUDA 12 nvidia-cuda-runtime-cu12 nvidia-cublas-cu12), or name the folder of a toolkit in LD_LIBRARY_PATH")
 
 
 def _driver_problem(seen: str) -> str:

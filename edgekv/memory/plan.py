@@ -13,7 +13,7 @@ from edgekv.errors import DoesNotFit
 from edgekv.machine import default_threads
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
-from edgekv.memory.device_roofline import DeviceRoofline
+from edgekv.memory.device_roofline import DeviceRoofline, prefers_sparse
 from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
@@ -142,7 +142,7 @@ def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:
 
 def _roofline(request: ContextRequest, kv: KvOptions, host: HostRates | None, device: Rates | None) -> Callable[[KvMode, int], Speed] | None:
     if request.room is not None:
-        return DeviceRoofline(request.model, kv, request.room, device).speed if device is not None else None
+        return DeviceRoofline(request.model, kv, request.room, device, request.slots.n).speed if device is not None else None
     return HostRoofline(request.model, kv, host).speed if host is not None else None
 
 
@@ -181,7 +181,13 @@ def _recommend(request: ContextRequest, n_ctx: int, roofline: Callable[[KvMode, 
     if request.room is not None:
         if KvMode.OFF in fitting:
             return KvMode.OFF, f"K and V of {n_ctx:,} tokens fit into GPU memory: nothing is to be gained"
-        return KvMode.EXACT, "K and V do not fit into GPU memory; exact loses nothing, and sparse was not measured on a GPU"
+        apart = "K and V do not fit into GPU memory"
+        if roofline is None:
+            return KvMode.EXACT, f"{apart}; exact loses nothing (no speeds were measured here)"
+        exact, sparse = (roofline(mode, n_ctx).decode for mode in (KvMode.EXACT, KvMode.SPARSE))
+        if prefers_sparse(exact, sparse):
+            return KvMode.SPARSE, f"{apart}, and at {n_ctx:,} tokens sparse decodes {sparse:.1f} tokens/s by estimate, exact {exact or 0:.1f}"
+        return KvMode.EXACT, f"{apart}; exact loses nothing, and sparse gains little by estimate"
     if n_ctx <= GAINS_FROM and roofline is None:
         return KvMode.OFF, f"{_SHORT}: little or nothing is gained, any mode will do (no speeds were measured here)"
     if KvMode.SPARSE not in fitting and KvMode.EXACT in fitting:

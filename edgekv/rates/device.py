@@ -28,6 +28,9 @@ class ColdPage(str, Enum):
     READ = "read"  # attend it where it is, in host memory
 
 
+HOST_SHARE = 0.25
+"""Of the free host memory, what measuring pins: other programs go on meanwhile."""
+
 USES = 32
 """How often a page that was given a slot is attended before another takes it. A head of the default model attends 60 pages of a token
 at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice as many: 27 to 75 uses for each (`edgekv sim`)."""
@@ -36,18 +39,18 @@ at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice
 # ---- measured -------------------------------------------------------------------------------------------------------------------
 
 
-def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
-    """Rates of a device: measured when this machine first asks (about a second), then from the cache.
+def calibrate(kind: DeviceKind, index: int = 0, again: bool = False, available: int = 0) -> Rates:
+    """Rates of a device: measured when this machine first asks (some seconds), then from the cache.
 
-    They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
-    read. Raises NativeError if the device cannot be used.
+    available: free bytes of host memory, of which measuring may pin `HOST_SHARE`. The rates are measured anew with `again`, and where device,
+    driver or EdgeKV are not those of the cached ones, or the cache cannot be read. Raises NativeError where the device cannot be used.
     """
     native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))
     cached = {} if again else _read().get(_name(kind, index), {})
     if cached.get("key") == key and (rates := _rates(native, cached.get("rates"))) is not None:
         return rates
-    rates = native.rates(kind, index)
+    rates = native.rates(kind, index, int(HOST_SHARE * available))
     _write(_name(kind, index), {"key": key, "rates": asdict(rates)})
     return rates
 

@@ -4,8 +4,9 @@
 //
 // Kernels are written in CUDA C++ and include this header only. The differences between the builds stand here and in emulator.h:
 //   dynamic shared memory  shared_memory(), in place of `extern __shared__`
+//   static shared memory   EDGEKV_SHARED(float[64], name), in place of `__shared__ float name[64]`
 //   launches               launch(kernel, grid, threads, shared_bytes, stream, arguments...), in place of <<< >>>
-// The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, static __shared__ variables, __syncthreads,
+// The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, __syncthreads,
 // __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Max/Min/Or/CAS/Exch,
 // __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
 // forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn), __expf and __logf. Warps have 32 threads; blocks are one-dimensional.
@@ -45,6 +46,10 @@ template <class... P>
 constexpr bool launchable = (std::is_trivially_copyable_v<P> && ...) && (sizeof(P) + ... + 0) <= 4096;
 
 #if defined(__CUDACC__)
+template <class T>
+using Same = T;  // a name for an array's type before that of the variable
+#    define EDGEKV_SHARED(type, name) __shared__ ::edgekv::gpu::Same<type> name
+
 extern __shared__ __align__(16) char edgekv_shared_memory[];
 __device__ inline char * shared_memory() { return edgekv_shared_memory; }
 
@@ -102,6 +107,7 @@ const char * last_error();
 bool check();                // false: an earlier launch failed; clears it
 std::string take_failure();  // this thread's first failure, of a function here or a launch, since the last take_failure(); "": none
 bool error_stands();         // another library left an error that it has not asked for yet
+void clear_not_ready();      // clears the answer of a query that another library left standing: it is no error; all else stays
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 

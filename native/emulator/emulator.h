@@ -4,14 +4,17 @@
 // of a launch run one after another in a shuffled order, and so do the threads of a block between two barriers. A result that
 // depends on the order therefore differs between seeds. Undefined behaviour on a GPU ends the process with a
 // sentence: threads of a warp at different collectives, threads that left while others wait, a barrier that not all reach,
-// writes past dynamic shared memory, accesses outside device memory (guard pages) or after its release.
+// writes past shared memory, accesses outside device memory (guard pages) or after its release. Shared memory is poisoned for each block.
+// Where kernels are compiled with EDGEKV_RACECHECK, so do races (emulator_race.cpp).
 //
-// Streams. Operations are queued and run only when a caller waits or asks, in an order drawn from the seed, within CUDA's rules.
+// Streams. Operations are queued and run only when a caller waits or asks, in an order drawn from the seed, within CUDA's rules. A stream runs
+// some blocks of a launch, then another stream runs some of its own. The seed also says how many multiprocessors there are.
 //
 // One lock protects everything: host threads may share the device and run its kernels in turn.
 //
 // Environment: EDGEKV_EMULATOR_SEED=n picks the seed (1 otherwise); EDGEKV_EMULATOR_STRICT=1 makes device memory inaccessible
-// except while operations run, which finds host accesses to it.
+// except while operations run, which finds host accesses to it; EDGEKV_EMULATOR_WITHOUT=attend_merge.cu:32 runs kernels as if the barrier of
+// that line were missing, which tests must find.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +60,8 @@ struct Limits {
 };
 
 void set_limits(const Limits & limits);
-void leave_error(bool there);  // as if another library's call had failed on this thread and it had not asked for the error yet
+enum class Foreign { none, not_ready, error };
+void leave_error(Foreign left);  // as if another library's call had left this on the thread and it had not asked for it yet
 void set_seed(uint64_t seed);  // seeds everything random from here on
 size_t n_queued();             // waiting operations
 size_t link_bytes();           // bytes that copies and kernels read from host memory since the process began
@@ -81,7 +85,21 @@ enum class Collective : int {
 uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line);
 void block_barrier(const char * file, int line);
 void atomic_point();  // sometimes lets other threads run
+
+// The running block's static shared variable of a type and line: the same for all its threads, and poisoned before the first of them runs.
+void * shared_static(const void * type, int line, size_t n_bytes, size_t alignment);
+
+template <class T>
+inline char type_tag = 0;
+
+template <class T>
+T & shared_variable(int line) { return *static_cast<T *>(shared_static(&type_tag<T>, line, sizeof(T), alignof(T))); }
 void count_link(size_t n_bytes);
+#if defined(EDGEKV_RACECHECK)
+void atomic_access(const void * p, size_t n_bytes);  // see emulator_race.cpp
+#else
+inline void atomic_access(const void *, size_t) {}
+#endif
 
 template <class T>
 uint64_t to_word(const T & value) {
@@ -100,6 +118,8 @@ T from_word(uint64_t word) {
 
 }  // namespace emulator
 }  // namespace edgekv::gpu
+
+#define EDGEKV_SHARED(type, name) auto & name = ::edgekv::gpu::emulator::shared_variable<type>(__LINE__)
 
 #define EDGEKV_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define EDGEKV_COLLECTIVE(kind) ::edgekv::gpu::emulator::Collective::kind
@@ -142,8 +162,9 @@ inline void __threadfence() {}
 
 namespace edgekv::gpu::emulator {
 template <class T, class F>
-inline T atomic(T * p, F && change) {
+__attribute__((no_sanitize("thread"))) inline T atomic(T * p, F && change) {
     atomic_point();
+    atomic_access(p, sizeof(T));
     const T old = *p;
     *p = change(old);
     return old;

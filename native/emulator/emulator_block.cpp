@@ -146,9 +146,15 @@ void run_block(Block & b) {
         b.threads[t].context = nullptr;
         b.threads[t].site.kind = Collective::none;
     }
-    b.n_left = b.n_waiting = 0;
+    b.n_left = b.n_waiting = b.n_syncs = 0;
     b.current = random().below(b.n_threads);
     std::memset(b.shared_begin(), kPoison, b.shared_bytes);
+    b.statics.resize(kStaticShared + 4096, kPoison);
+    std::memset(b.statics.data(), kPoison, b.statics_end);
+    b.variables.clear();
+    b.statics_end = 0;
+    static uint32_t n_blocks = 0;
+    b.number = ++n_blocks;
 
     const unsigned first = pick(b);
     Context & context = context_of(b, first);
@@ -162,6 +168,13 @@ void run_block(Block & b) {
         }
         if (end[i] != kGuard) {
             fault("dynamic shared memory: a write at byte %zu of %zu", b.shared_bytes + i, b.shared_bytes);
+        }
+    }
+    for (const StaticVariable & v : b.variables) {
+        for (size_t i = v.end; i < v.end + kStaticGuard; ++i) {
+            if (b.statics[i] != kGuard) {
+                fault("the shared variable of line %d: a write at byte %zu of %zu", v.line, i - v.begin, v.end - v.begin);
+            }
         }
     }
 }
@@ -189,30 +202,64 @@ std::string place() {
 
 bool in_fiber_guard(const void * address) { return context_guard(address); }
 
-void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::function<void()> & kernel) {
-    Block & b = block();
-    b.kernel = &kernel;
-    b.n_threads = threads;
-    b.shared_bytes = shared_bytes;
-    b.shared.resize(std::max(b.shared.size(), shared_bytes + 2 * kSharedGuard + 128));
-    std::memset(b.shared.data(), kGuard, shared_bytes + 2 * kSharedGuard + 128);
-    gridDim = grid;
-    blockDim = dim3(threads);
-    b.running = true;
-
-    // the k-th block is (begin + k * step) mod n, with step prime to n: shuffled enough, without storing the order
-    const uint64_t n = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
-    uint64_t step = n > 2 ? 1 + random().next() % (n - 1) : 1;
-    while (std::gcd(step, n) != 1) {
-        ++step;
+OpenGrid open_grid(const Launch & launch) {
+    static uint32_t n_launches = 0;
+    const uint64_t n = static_cast<uint64_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
+    OpenGrid open = {++n_launches, n, 0, n > 2 ? 1 + random().next() % (n - 1) : 1};
+    while (std::gcd(open.step, n) != 1) {
+        ++open.step;
     }
-    uint64_t index = random().next() % n;
-    for (uint64_t k = 0; k < n; ++k, index = (index + step) % n) {
-        blockIdx = dim3(static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
-                        static_cast<unsigned>(index / grid.x / grid.y));
+    open.index = random().next() % n;
+    return open;
+}
+
+bool run_blocks(const Launch & launch, OpenGrid & open, uint64_t n_blocks) {
+    Block & b = block();
+    b.kernel = &launch.kernel;
+    b.launch = open.number;
+    b.n_threads = launch.threads;
+    b.shared_bytes = launch.shared_bytes;
+    b.shared.resize(std::max(b.shared.size(), launch.shared_bytes + 2 * kSharedGuard + 128));
+    std::memset(b.shared.data(), kGuard, launch.shared_bytes + 2 * kSharedGuard + 128);
+    gridDim = launch.grid;
+    blockDim = dim3(launch.threads);
+    b.running = true;
+    for (; n_blocks > 0 && open.n_left > 0; --n_blocks, --open.n_left) {
+        const uint64_t all = static_cast<uint64_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
+        blockIdx = dim3(static_cast<unsigned>(open.index % launch.grid.x), static_cast<unsigned>(open.index / launch.grid.x % launch.grid.y),
+                        static_cast<unsigned>(open.index / launch.grid.x / launch.grid.y));
+        open.index = (open.index + open.step) % all;
         run_block(b);
     }
     b.running = false;
+    return open.n_left == 0;
+}
+
+void * shared_static(const void * type, int line, size_t n_bytes, size_t alignment) {
+    Block & b = block();
+    if (!b.running) {
+        fault("a shared variable outside a kernel");
+    }
+    for (const StaticVariable & v : b.variables) {
+        if (v.type == type && v.line == line) {
+            return b.statics.data() + v.begin;
+        }
+    }
+    const size_t unit = std::max<size_t>(alignment, 16);
+    const uintptr_t base = reinterpret_cast<uintptr_t>(b.statics.data());
+    const size_t begin = (base + b.statics_end + unit - 1) / unit * unit - base, end = begin + n_bytes;
+    size_t n_all = n_bytes;
+    for (const StaticVariable & v : b.variables) {
+        n_all += v.end - v.begin;
+    }
+    if (n_all > kStaticShared || end + kStaticGuard > b.statics.size()) {
+        fault("the block's shared variables take %zu bytes, and %zu are to be had", n_all, kStaticShared);
+    }
+    std::memset(b.statics.data() + b.statics_end, kPoison, end - b.statics_end);
+    std::memset(b.statics.data() + end, kGuard, kStaticGuard);
+    b.variables.push_back({type, line, begin, end});
+    b.statics_end = end + kStaticGuard;
+    return b.statics.data() + begin;
 }
 
 }  // namespace emulator

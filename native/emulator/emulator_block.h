@@ -11,6 +11,8 @@ namespace edgekv::gpu::emulator {
 
 constexpr unsigned kMaxWarps = 32;
 constexpr size_t   kSharedGuard = 256;  // bytes before and after dynamic shared memory
+constexpr size_t   kStaticGuard = 64;   // bytes after each static variable
+constexpr size_t   kStaticShared = 48 * 1024;  // bytes of static variables that a block may have
 
 struct Site {
     Collective kind = Collective::none;
@@ -29,6 +31,13 @@ struct Thread {
 struct Warp {
     unsigned there = 0, ready = 0, waiting = 0, left = 0;  // lanes
     unsigned turn = 0;                                     // the first lane, and whether lanes run up or down
+    unsigned n_syncs = 0;                                  // of the warp alone
+};
+
+struct StaticVariable {
+    const void * type;
+    int line;
+    size_t begin, end;  // in statics
 };
 
 struct Block {
@@ -44,6 +53,11 @@ struct Block {
     std::vector<Context *> free;
     std::vector<char> shared;
     size_t shared_bytes = 0;
+    std::vector<char> statics;
+    std::vector<StaticVariable> variables;
+    size_t statics_end = 0;
+    unsigned n_syncs = 0;                // barriers of this block
+    uint32_t number = 0, launch = 0;     // of the block, and of its launch, since the process began
 
     char * shared_begin() {
         return reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(shared.data()) + 127) & ~uintptr_t(127)) + kSharedGuard;

@@ -79,12 +79,12 @@ bool fail(const std::string & sentence) {
 std::string take_first_failure() { return std::exchange(first_failure, ""); }
 
 namespace {
-thread_local bool stands = false;
+thread_local Foreign stands = Foreign::none;
 }
 
-void leave_error(bool there) { stands = there; }
+void leave_error(Foreign left) { stands = left; }
 
-bool foreign_error() { return stands; }
+Foreign foreign_error() { return stands; }
 
 const char * last_failure() { return failure.c_str(); }
 

@@ -69,7 +69,7 @@ bool graph_launch(void * graph, void * stream) {
         return false;
     }
     for (const Operation & operation : static_cast<Capture *>(graph)->operations) {
-        if (operation.run) {
+        if (operation.works()) {
             push(stream, *s, operation);  // the recorded order satisfies the events inside
         }
     }

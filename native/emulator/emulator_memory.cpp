@@ -34,6 +34,7 @@ struct Memory {
     std::map<char *, Allocation> released;
     std::deque<char *> oldest;
     size_t bytes[2] = {0, 0};
+    size_t version = 1;
     int open = 0;
 };
 
@@ -105,6 +106,7 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
 #endif
     Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true};
     m.bytes[static_cast<int>(kind)] += n_bytes;
+    ++m.version;
     if (strict() && kind == Kind::device && m.open == 0) {
         access(a, false);
     }
@@ -125,6 +127,7 @@ bool memory_free(Kind kind, void * pointer) {
 #endif
     check(p, a);
     m.bytes[static_cast<int>(kind)] -= a.n_bytes;
+    ++m.version;
     m.live.erase(it);
 
     // the pages go back to the system, the addresses stay taken
@@ -139,6 +142,8 @@ bool memory_free(Kind kind, void * pointer) {
     }
     return true;
 }
+
+size_t memory_version() { return memory().version; }
 
 size_t memory_bytes(Kind kind) { return memory().bytes[static_cast<int>(kind)]; }
 

@@ -73,7 +73,7 @@ bool event_record(Event event, Stream stream) {
     if (s->capture) {
         e->newest->known = s->capture->streams[stream];
     }
-    push(stream, *s, Operation{{}, e->newest, nullptr});
+    push(stream, *s, Operation{{}, e->newest, nullptr, nullptr});
     return true;
 }
 
@@ -106,7 +106,7 @@ bool event_wait(Stream stream, Event event) {
     if (s->capture) {
         return spoil(*s, "the stream records a graph: it cannot wait for an event outside it");
     }
-    push(stream, *s, Operation{{}, nullptr, e->newest});
+    push(stream, *s, Operation{{}, nullptr, e->newest, nullptr});
     return true;
 }
 

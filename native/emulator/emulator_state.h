@@ -42,13 +42,28 @@ void install_fault_handler();  // explains accesses outside memory; the earlier 
 bool fail(const std::string & sentence);  // keeps it for this thread's last_error(); returns false
 const char * last_failure();
 std::string take_first_failure();
-bool foreign_error();  // see leave_error()
+Foreign foreign_error();  // see leave_error()
 void set_sticky(const std::string & sentence);  // an operation failed: the next sync or check() says so
 bool take_sticky();                             // false, with its sentence, if one was set; clears it
 
 // ---- blocks ------------------------------------------------------------------------------------------------------------------
 
-void run_grid(dim3 grid, unsigned threads, size_t shared_bytes, const std::function<void()> & kernel);
+struct Launch {
+    dim3 grid;
+    unsigned threads;
+    size_t shared_bytes;
+    std::function<void()> kernel;
+};
+
+// A launch under way: the k-th block is (begin + k*step) mod n, with step prime to n: shuffled enough, without storing the order.
+struct OpenGrid {
+    uint32_t number;
+    uint64_t n_left, index, step;
+};
+
+OpenGrid open_grid(const Launch & launch);
+bool is_open(uint32_t launch);  // by its number: it began, and has not ended
+bool run_blocks(const Launch & launch, OpenGrid & open, uint64_t n_blocks);  // whether all have run
 bool running();                                 // a kernel
 std::string place();                            // "block (0, 0, 0), thread 3"
 bool in_fiber_guard(const void * address);      // the address is in the guard below a thread's stack
@@ -60,6 +75,7 @@ enum class Kind { device, pinned };
 void * memory_alloc(Kind kind, size_t n_bytes);  // zeroed, 256-byte aligned, between guards; null: out of memory
 bool memory_free(Kind kind, void * p);           // checks the guards; false: no such allocation
 size_t memory_bytes(Kind kind);
+size_t memory_version();                         // changes with each of the two above
 void memory_check();
 
 enum class Range { device, pinned, pageable, bad };
@@ -79,5 +95,6 @@ struct Opened {
 
 void queue(void * stream, std::function<void()> run);  // queues a copy or a zeroing
 void drain();                                          // runs everything
+int n_sm();                                            // multiprocessors of the device, by the seed
 
 }  // namespace edgekv::gpu::emulator

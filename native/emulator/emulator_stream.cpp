@@ -22,9 +22,51 @@ Random & seeded() {
 // Half of the draws run operations only when a caller waits; the others also let the device run ahead.
 uint32_t draw_eager_calls() { return random().below(2) ? random().below(8) : 0; }
 
+// Of a card with one, of a middling one and of the largest: launches divide their work by it.
+int n_sm_of(uint64_t seed) {
+    constexpr int kNumbers[] = {1, 28, 132};
+    return kNumbers[seed % 3];
+}
+
 bool runnable(const StreamState & s) { return !s.queue.empty() && (!s.queue.front().wait || s.queue.front().wait->done); }
 
+bool others_can_run(const StreamState & s) {
+    for (const auto & [handle, other] : queues().streams) {
+        if (&other != &s && runnable(other)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Some blocks of the launch that is the stream's first operation; all of them where no other stream has anything to do.
+void run_launch(StreamState & s) {
+    if (!s.open) {
+        if (limits().operations_left == 0) {
+            set_sticky("an operation on the device failed (set_limits)");
+            s.queue.pop_front();
+            --queues().n_queued;
+            return;
+        }
+        limits().operations_left -= limits().operations_left > 0;
+        s.open = open_grid(*s.queue.front().launch);
+        ++queues().n_open;
+    }
+    const std::shared_ptr<const Launch> launch = s.queue.front().launch;
+    const Opened opened;
+    if (run_blocks(*launch, *s.open, others_can_run(s) ? 1 + random().below(8) : s.open->n_left)) {
+        s.open.reset();
+        --queues().n_open;
+        s.queue.pop_front();
+        --queues().n_queued;
+    }
+}
+
 void run_first(StreamState & s) {
+    if (s.queue.front().launch) {
+        run_launch(s);
+        return;
+    }
     Operation operation = std::move(s.queue.front());
     s.queue.pop_front();
     --queues().n_queued;
@@ -49,6 +91,7 @@ Queues & queues() {
         Queues * q = new Queues;
         q->streams[nullptr];
         q->eager_calls = draw_eager_calls();
+        q->n_sm = n_sm_of(environment_seed());
         return q;
     }();
     return *one;
@@ -115,7 +158,7 @@ EventState * find_event(void * event) {
 
 void push(void * stream, StreamState & s, Operation operation) {
     if (s.capture) {
-        s.capture->streams[stream][stream] += operation.run != nullptr;
+        s.capture->streams[stream][stream] += operation.works();
         s.capture->operations.push_back(std::move(operation));
         return;
     }
@@ -171,6 +214,24 @@ void set_seed(uint64_t seed) {
     std::lock_guard<std::recursive_mutex> guard(lock());
     random().set(seed);
     queues().eager_calls = draw_eager_calls();
+    queues().n_sm = n_sm_of(seed);
+}
+
+bool is_open(uint32_t launch) {
+    if (launch == 0 || queues().n_open < 2) {
+        return false;
+    }
+    for (const auto & [handle, s] : queues().streams) {
+        if (s.open && s.open->number == launch) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int n_sm() {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    return queues().n_sm;
 }
 
 size_t n_queued() {
@@ -189,7 +250,7 @@ void queue(void * stream, std::function<void()> run) {
         set_sticky("there is no such stream");
         return;
     }
-    push(stream, *s, Operation{std::move(run), nullptr, nullptr});
+    push(stream, *s, Operation{std::move(run), nullptr, nullptr, nullptr});
 }
 
 void drain() {
@@ -227,7 +288,12 @@ void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, st
                    std::to_string(limits().shared_bytes) + " can be had");
         return;
     }
-    queue(stream, [=] { run_grid(grid, threads, shared_bytes, kernel); });
+    StreamState * s = find_stream(stream);
+    if (!s) {
+        set_sticky("there is no such stream");
+        return;
+    }
+    push(stream, *s, Operation{{}, nullptr, nullptr, std::make_shared<const Launch>(Launch{grid, threads, shared_bytes, std::move(kernel)})});
 }
 
 }  // namespace edgekv::gpu::emulator

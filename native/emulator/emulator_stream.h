@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -29,8 +30,10 @@ struct Ticket {
 using TicketRef = std::shared_ptr<Ticket>;
 
 struct Operation {
-    std::function<void()> run;  // empty for the two below
+    std::function<void()> run;             // a copy; empty for the others
     TicketRef record, wait;
+    std::shared_ptr<const Launch> launch;  // of a kernel
+    bool works() const { return run || launch; }
 };
 
 struct Capture {
@@ -44,6 +47,7 @@ struct Capture {
 
 struct StreamState {
     std::deque<Operation> queue;
+    std::optional<OpenGrid> open;  // of the first operation
     uint32_t eager = 1;  // how readily it runs when the choice is free; changes now and then
     std::shared_ptr<Capture> capture;
 };
@@ -57,7 +61,8 @@ struct Queues {
     std::map<void *, StreamState> streams;
     std::map<void *, EventState> events;
     std::set<Capture *> graphs;
-    size_t n_queued = 0;
+    size_t n_queued = 0, n_open = 0;  // operations; launches that have begun
+    int n_sm = 1;              // multiprocessors
     uint32_t eager_calls = 0;  // of 8 calls that queue an operation, so many also run one at once
     uintptr_t last_handle = 0;
 };

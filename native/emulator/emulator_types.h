@@ -4,7 +4,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__ static  // one block runs at a time, so one copy is enough
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))

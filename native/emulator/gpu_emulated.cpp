@@ -57,7 +57,7 @@ bool device(int index, Device & out) {
     Guard guard(lock());
     out = Device{};
     out.name = "emulated device";
-    out.n_sm = 1;
+    out.n_sm = emulator::n_sm();
     out.total_bytes = limits().device_bytes;
     out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));
     out.maps_host = true;
@@ -76,7 +76,13 @@ bool check() {
 
 std::string take_failure() { return take_first_failure(); }
 
-bool error_stands() { return foreign_error(); }
+bool error_stands() { return foreign_error() != Foreign::none; }
+
+void clear_not_ready() {
+    if (foreign_error() == Foreign::not_ready) {
+        leave_error(Foreign::none);
+    }
+}
 
 // ---- memory ------------------------------------------------------------------------------------------------------------------
 

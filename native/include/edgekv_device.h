@@ -62,12 +62,14 @@ EDGEKV_API edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int ind
 typedef struct {
     double link_copy;     /* from pinned host memory, one large copy */
     double link_gather;   /* the same page by page, by a kernel that reads host memory in place */
+    double link_rows;     /* the same row by row: of 128 to 272 bytes, the slowest size */
     double link_pageable; /* one large copy from memory that is not pinned */
     double vram;          /* device memory, read */
     double dram;          /* host memory, read by the processor's cores */
     double launch_us;     /* microseconds from launch to launch */
 } edgekv_rates;
-EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out); /* about a second */
+/* Takes some seconds. host_bytes: how much host memory may be pinned meanwhile, so that pages and rows lie as far apart as in a home. */
+EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out);
 
 /* On a device the observation's mass and the pages' priority are device addresses; slots and newest stay on the host.
    The caller copies pages with its own kernels on a side stream. It calls edgekv_begin_copies(), lets the side stream wait for

@@ -67,8 +67,9 @@ typedef struct {
     int page_tokens;
     int n_sm;             /* multiprocessors of the device: scratch grows with them */
     size_t total_bytes;   /* of the device's memory */
-    size_t free_bytes;    /* of these, free besides weights, work buffers and all else that llama.cpp keeps there */
-    size_t budget_bytes;  /* 0: the free bytes, less edgekv_device_margin() */
+    size_t free_bytes;    /* of that, beside weights, work buffers and whatever else llama.cpp keeps there */
+    size_t later_bytes;   /* of the free bytes, what llama.cpp takes after staging and ring: its work buffers */
+    size_t budget_bytes;  /* 0: the free bytes, less those and edgekv_device_margin() */
     int n_layers;
     const edgekv_device_heads * layers;
 } edgekv_device_size;

@@ -183,6 +183,15 @@ struct llama_edgekv_access {
         return nullptr;
     }
 
+    static void release(llama_context * lctx) {
+        lctx->synchronize();
+        lctx->sched_need_reserve = true;
+        lctx->gf_res_prev_active = nullptr;
+        lctx->sched.reset(ggml_backend_sched_new(lctx->backend_ptrs.data(), lctx->backend_buft.data(), lctx->backend_ptrs.size(),
+                                                 lctx->graph_max_nodes(std::min(lctx->cparams.n_ctx, lctx->cparams.n_ubatch)),
+                                                 lctx->cparams.pipeline_parallel, lctx->cparams.op_offload));
+    }
+
     static void reserve(llama_context * lctx) {
         lctx->sched_need_reserve = true;
         lctx->sched_reserve();

@@ -184,6 +184,8 @@ void llama_edgekv_set_prompts(llama_context * lctx, const int32_t * seq_ids, int
 
 ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t device) { return llama_edgekv_access::backend(lctx, device); }
 
+void llama_edgekv_release(llama_context * lctx) { llama_edgekv_access::release(lctx); }
+
 bool llama_edgekv_reserve(llama_context * lctx) {
     try {
         llama_edgekv_access::reserve(lctx);

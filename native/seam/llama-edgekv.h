@@ -116,6 +116,9 @@ LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
 // the backend that runs a context's nodes on a device, null: it has none
 LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_backend_dev_t device);
 
+// Frees the context's compute buffers, until llama_edgekv_reserve() or the next ubatch. Call it while nothing decodes.
+LLAMA_API void llama_edgekv_release(struct llama_context * lctx);
+
 // Reserves the context's compute buffers again, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
 // memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);

@@ -210,7 +210,7 @@ def test_the_help_names_what_there_is():
     assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
     for name in PREFETCHERS:
         assert name in text["prefetch"]
-    for option, default in (("kv", "sparse; exact on a GPU, and on a processor without AVX2"), ("attend", str(SelectionOptions.attend)),
+    for option, default in (("kv", "sparse; exact on a GPU that gains little, and on a processor without AVX2"), ("attend", str(SelectionOptions.attend)),
                             ("policy", PlacementOptions.policy), ("resolution", f"{SelectionOptions.resolution:g}"), ("sketch", SelectionOptions.sketch.value)):
         assert f"[default: {default}]" in text[option]
 

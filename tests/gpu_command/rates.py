@@ -8,6 +8,7 @@ from pathlib import Path
 
 def main() -> int:
     from edgekv.errors import EdgeKVError
+    from edgekv.memory.available import available_bytes
     from edgekv.memory.devices import devices
     from edgekv.rates.device import calibrate
     from edgekv.vocab import DeviceKind
@@ -18,7 +19,7 @@ def main() -> int:
         if not found or not found[0].usable:
             print(f"no device {kind.value}: {found[0].problem if found else 'this build knows none'}")
             return 5
-        rates = asdict(calibrate(kind, found[0].index, again=True))
+        rates = asdict(calibrate(kind, found[0].index, again=True, available=available_bytes()))
     except EdgeKVError as error:
         print(error)
         return error.exit_code

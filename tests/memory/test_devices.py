@@ -70,6 +70,15 @@ def test_why_there_is_no_gpu(machine, case, facts, said):
         assert said in placed.warning and "THE GPU IS NOT USED" in placed.warning and "RTX 4070" in placed.warning
 
 
+@pytest.mark.parametrize("found", [(), (CARD,)])
+def test_without_the_libraries_of_cuda(machine, monkeypatch, found):
+    """ggml's backend may lack one that our own does without."""
+    machine(*found)
+    monkeypatch.setattr(devices, "library_problem", lambda: "the library libcublas.so.13 is not found")
+    assert "libcublas.so.13" in refusal()
+    assert "libcublas.so.13" in devices.place(KvOptions()).warning
+
+
 def test_the_native_library_says_why(machine):
     problem = "this build has code for sm_80, 86, 89, 90, 120, and the card is sm_75"
     machine(replace(CARD, usable=False, problem=problem))

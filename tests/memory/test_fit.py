@@ -116,7 +116,7 @@ def test_device_formulas(large):
     assert plan.scratch == selected + small
     assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
     assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.ring == 0 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
-    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
+    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16, SPARSE.cache) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
     assert plan.room == CARD.free - large.tensor_bytes - plan.compute
     small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
     assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
@@ -132,6 +132,26 @@ def test_scratch_serves_fewer_tokens_at_a_time_in_a_long_context(large):
     assert 16 * 256 < per_cell[8192] < 16 * 256 + 512 and 8 * 256 < per_cell[32768] < 8 * 256 + 128 and 384 < per_cell[1 << 20] < 384 + 64
     more = device_plan(large, 32768, SPARSE.with_(kv_vram=8 * GIB), replace(CARD, n_sm=256))
     assert more.scratch > 32768 * per_cell[32768], "each multiprocessor has a part of the rows"
+
+
+def test_flash_attention_copies_a_quantised_cache(large):
+    """Each of K and V of the widest layer, in f16: 537 MB for 131,072 tokens of 8 heads of 128."""
+    def compute(**types: str) -> int:
+        plan = device_plan(large, 131072, EXACT.with_(**types), CARD)
+        assert plan.n_ubatch == 2048
+        return plan.compute
+
+    copies = 131072 * 8 * 128 * 2
+    assert compute(type_k="q8_0", type_v="q8_0") - compute() == 2 * copies == 536_870_912
+    assert compute(type_k="q8_0") - compute() == compute(type_v="q8_0") - compute() == copies
+
+
+def test_staging_and_ring_come_before_the_work_buffers(large):
+    """They are chosen by what is free then; what the arena gets is not."""
+    free = large.tensor_bytes + 2 * GIB + 100 * MIB  # two layers of 256 MiB take a quarter of that, and more of what the work buffers leave
+    plan = device_plan(large, 65536, EXACT, replace(CARD, free=free))
+    assert plan.n_staged == 2 and 2 * 65536 * 8 * 512 > plan.room // 4
+    assert plan.budget == plan.room - margin_bytes(CARD.total)
 
 
 def test_the_longest_ubatch_that_fits(large):

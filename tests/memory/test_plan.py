@@ -3,6 +3,7 @@
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.rates import ATTENTION
@@ -207,11 +208,17 @@ def test_a_gpu_s_speed_follows_its_link(tmp_path):
     from edgekv._native.device_calls import Rates
 
     model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
-    line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 12e9, 6e9, 900e9, 20e9, 5.0))
+    line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
     assert line.decode_seconds(KvMode.OFF, 131_072) is None, "K and V of stock do not fit"
     exact, sparse = (line.decode_seconds(mode, 131_072) for mode in (KvMode.EXACT, KvMode.SPARSE))
     assert exact > 131_072 * 131_072 / 20e9 * 0.5 > sparse > 4.5e9 / 900e9
-    assert hit_share(0.0) == 0 and hit_share(0.1) == 0.65 and hit_share(1.0) == 1
+
+
+def test_an_arena_s_hits_are_those_that_the_lab_measured():
+    lines = (Path(__file__).parents[2] / "edgekv/lab/results/sampling_policies.csv").read_text().splitlines()
+    (measured,) = (line.split(",")[1:] for line in lines if line.startswith("EMA of mass,"))
+    assert [hit_share(hot) for hot in (0.05, 0.1, 0.2)] == [int(percent) / 100 for percent in measured]
+    assert hit_share(0.0) == 0 and hit_share(1.0) == 1
 
 
 def test_fitting_context(tmp_path):

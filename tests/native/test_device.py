@@ -1,6 +1,7 @@
 """The device's kernels on the emulated device: native/tests/device/test_*.cpp, built by the host's compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,17 +10,27 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "native" / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
-SEEDS = ("1", "2")  # one for each core
+SEEDS = ("1", "2")  # one for each core: 28 multiprocessors, and 132
+RACING = [name for name in PROGRAMS if name not in ("test_engine", "test_streams")]  # the kernels alone; it takes four times as long
+BARRIER = re.compile(r"\s*__sync(?:threads|warp)\(\);")
+# one of each kind: found at the first block, without an error in any result
+PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cu": "test_attend_device", "sample_device.cu": "test_sample_device",
+           "choose_device.cu": "test_choose_device", "store_device.cu": "test_store_device", "sketch_keys.cuh": "test_sketch_device"}
+
+
+def configured(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
+    if not shutil.which("cmake") or not shutil.which("g++"):
+        pytest.skip("cmake and g++ are needed to build the tests of the device's kernels")
+    build = tmp_path_factory.mktemp(name)
+    configure = ["cmake", "-S", str(SOURCE), "-B", str(build), "-G", "Unix Makefiles", "-DCMAKE_CXX_COMPILER=g++", *options]
+    done = subprocess.run(configure, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return build
 
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not shutil.which("cmake") or not shutil.which("g++"):
-        pytest.skip("cmake and g++ are needed to build the tests of the device's kernels")
-    build = tmp_path_factory.mktemp("device")
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(build), "-G", "Unix Makefiles", "-DCMAKE_CXX_COMPILER=g++"]
-    done = subprocess.run(configure, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    build = configured(tmp_path_factory, "device")
     # all at once for two cores; a program that does not compile is its own test's failure, below
     compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--", "--keep-going"]
     done = subprocess.run(compile_, capture_output=True, text=True)
@@ -45,6 +56,35 @@ def test_program(programs: Path, program: str):
     said = [process.communicate()[0] for process in running]
     for seed, process, text in zip(SEEDS, running, said):
         assert process.returncode == 0, f"seed {seed}:\n{text[-8000:]}"
+
+
+@pytest.fixture(scope="session")
+def racing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Programs whose kernels tell the emulator of each access."""
+    build = configured(tmp_path_factory, "races", "-DRACES=ON")
+    done = subprocess.run(["cmake", "--build", str(build), "--parallel", "2", "--target", *RACING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-8000:]
+    return build
+
+
+@pytest.mark.parametrize("program", RACING)
+def test_kernels_do_not_race(racing: Path, program: str):
+    """On one multiprocessor: a split reads most rows there."""
+    done = subprocess.run([str(racing / program)], capture_output=True, text=True, env=os.environ | {"EDGEKV_EMULATOR_SEED": "3"})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_missing_barrier_is_found(racing: Path, name: str):
+    """Each barrier of a file in turn is left out."""
+    lines = (SOURCE.parents[1] / "cuda" / "kernels" / name).read_text().splitlines()
+    barriers = [number for number, line in enumerate(lines, 1) if BARRIER.match(line)]
+    assert barriers
+    for number in barriers:
+        done = subprocess.run([str(racing / PLANTED[name])], capture_output=True, text=True,
+                              env=os.environ | {"EDGEKV_EMULATOR_WITHOUT": f"{name}:{number}"})
+        assert done.returncode != 0, f"{name}:{number}"
+        assert "memory at" in done.stderr, f"{name}:{number}: {done.stderr[-2000:]}"
 
 
 KNOWN_13 = "75 80 86 87 88 89 90 100 103 110 120 121"

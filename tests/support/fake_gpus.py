@@ -13,7 +13,7 @@ from edgekv.vocab import DeviceKind
 GIB = 1 << 30
 
 CARD = DeviceInfo(DeviceKind.CUDA, 0, "GeForce RTX 4070", 89, 13000, 13000, 46, 12 * GIB, 12 * GIB - (300 << 20), True, "")
-RATES = Rates(link_copy=25e9, link_gather=22e9, link_pageable=11e9, vram=450e9, dram=40e9, launch_us=5.0)
+RATES = Rates(link_copy=25e9, link_gather=22e9, link_rows=15e9, link_pageable=11e9, vram=450e9, dram=40e9, launch_us=5.0)
 
 
 class Gpus:
@@ -30,7 +30,7 @@ class Gpus:
     def of(self, kind: DeviceKind) -> list[DeviceInfo]:
         return [info for info in self.infos if info.kind is kind]
 
-    def measure(self, kind: DeviceKind, index: int = 0) -> Rates:
+    def measure(self, kind: DeviceKind, index: int = 0, host_bytes: int = 0) -> Rates:
         self.n_measured += 1
         if self.rates is None:
             raise NativeError("the device was lost while it was measured")

@@ -64,9 +64,10 @@ def _gpu() -> dict[str, Any]:
     placement = devices.place(KvOptions.from_env())
     if placement.kind is not DeviceKind.CUDA or placement.info is None:
         return {"gpu": None, "driver": None, "link": None}
+    from edgekv.memory.available import available_bytes
     from edgekv.rates.device import calibrate
 
-    rates = calibrate(placement.kind, placement.index)
+    rates = calibrate(placement.kind, placement.index, available=available_bytes())
     return {"gpu": placement.info.name, "driver": _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
             "link": round(rates.link_copy / 1e9, 1)}
 

@@ -57,7 +57,9 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
         from edgekv.rates.device import calibrate
 
         again = bool(measuring and measuring.again)
-        return make_plan(request, None, calibrate(placement.kind, placement.index, again) if placement.kind is DeviceKind.CUDA else None)
+        if placement.kind is not DeviceKind.CUDA:
+            return make_plan(request, None)
+        return make_plan(request, None, calibrate(placement.kind, placement.index, again, request.available))
     if measuring is None:
         return make_plan(request, kept_rates(model, kv, n_threads))
     notes: list[str] = []

@@ -51,13 +51,13 @@ bool info(int index, edgekv_device_info * out) {
     return true;
 }
 
-bool rates(int index, edgekv_rates * out) {
+bool rates(int index, size_t host_bytes, edgekv_rates * out) {
     Rates seen;
     t_error.clear();
-    if (!measure_rates(index, seen)) {
+    if (!measure_rates(index, host_bytes, seen)) {
         return false;
     }
-    *out = { seen.link_copy, seen.link_gather, seen.link_pageable, seen.vram, seen.dram, seen.launch_us };
+    *out = { seen.link_copy, seen.link_gather, seen.link_rows, seen.link_pageable, seen.vram, seen.dram, seen.launch_us };
     return true;
 }
 

@@ -15,17 +15,48 @@ namespace {
 constexpr size_t   kPageBytes = 4096;  // 16 cells of 128 channels in f16: the K, or the V, of a page
 constexpr size_t   kBytes     = size_t(512) << 20;  // larger than the caches in front of the memories
 constexpr size_t   kLeast     = size_t(1) << 20;    // enough for the emulated device
+constexpr size_t   kHome      = size_t(16) << 30;
+constexpr size_t   kGathered  = size_t(128) << 20;
 constexpr unsigned kThreads   = 256;
+constexpr unsigned kRowBytes[] = {128, 136, 256, 272};  // K, or V, of a head and token: 64 or 128 channels in f16, 128 or 256 in q8_0
+
+// Pages and rows lie at index*step%n_places, far from their neighbours.
+struct Places {
+    uint64_t n, step;  // a power of two; odd
+};
 
 // Blocks take pages in turn, in the jumping order of a list of cold pages.
-__global__ void __launch_bounds__(kThreads) gather_pages(uint4 * dst, const uint4 * src, unsigned n_pages, unsigned step) {
+__global__ void __launch_bounds__(kThreads) gather_pages(uint4 * dst, const uint4 * src, unsigned n_pages, Places places) {
     constexpr unsigned n_words = kPageBytes/sizeof(uint4);
     for (unsigned page = blockIdx.x; page < n_pages; page += gridDim.x) {
-        const size_t from = static_cast<size_t>(static_cast<uint64_t>(page)*step%n_pages)*n_words;
+        const size_t from = static_cast<size_t>(page*places.step & (places.n - 1))*n_words;
         const size_t to   = static_cast<size_t>(page)*n_words;
         for (unsigned i = threadIdx.x; i < n_words; i += kThreads) {
             dst[to + i] = src[from + i];
         }
+    }
+}
+
+// Half a warp reads a row, words of 8 bytes, as rows of q8_0 lie. Four rows are under way at once, as in attention.
+__global__ void __launch_bounds__(kThreads) gather_rows(unsigned * out, const char * src, unsigned row_bytes, unsigned n_rows, Places places) {
+    constexpr unsigned kLanes = 16, kAtOnce = 4;
+    const unsigned lane = threadIdx.x%kLanes, n_readers = gridDim.x*(kThreads/kLanes);
+    uint2 sum = make_uint2(0, 0);
+    for (unsigned first = (blockIdx.x*kThreads + threadIdx.x)/kLanes; first < n_rows; first += kAtOnce*n_readers) {
+        for (unsigned word = lane; word < row_bytes/sizeof(uint2); word += kLanes) {
+#pragma unroll
+            for (unsigned i = 0; i < kAtOnce; ++i) {
+                const uint64_t row = first + i*n_readers;
+                if (row < n_rows) {
+                    const uint2 x = reinterpret_cast<const uint2 *>(src + (row*places.step & (places.n - 1))*row_bytes)[word];
+                    sum.x ^= x.x;
+                    sum.y ^= x.y;
+                }
+            }
+        }
+    }
+    if ((sum.x ^ sum.y) == 0x9e3779b9u) {  // as below
+        *out = 1;
     }
 }
 
@@ -94,10 +125,19 @@ double read_host(const char * data, size_t n_bytes) {
     return static_cast<double>(n_words*n_threads*sizeof(uint64_t))/seconds_since(begin);
 }
 
+// As many places of n_bytes as the buffer has room for, in steps of about the golden ratio.
+Places places_of(size_t buffer_bytes, size_t n_bytes) {
+    uint64_t n = 1;
+    while (2*n*n_bytes <= buffer_bytes) {
+        n *= 2;
+    }
+    return {n, static_cast<uint64_t>(0.618*static_cast<double>(n)) | 1};
+}
+
 // The buffers of one measurement, as large as memory allows.
 class Bench {
 public:
-    bool init(const Device & card) {
+    bool init(const Device & card, size_t host_bytes) {
         Stream s = nullptr;
         Event a = nullptr, b = nullptr;
         if (!stream_create(&s)) {
@@ -122,6 +162,7 @@ public:
                 if (alloc_pinned(&q, n_bytes)) {
                     host_memory.reset(static_cast<char *>(q));
                     std::fill_n(host_memory.get(), n_bytes, char(1));  // unwritten pages would all be one zero page
+                    reserve_home(card.arch == 0 ? 0 : std::min(host_bytes, kHome));
                     return true;
                 }
                 device_memory.reset();
@@ -144,8 +185,24 @@ public:
         return best;
     }
 
+    // what stands for a home: the other host buffer where no larger one can be had
+    void reserve_home(size_t wanted) {
+        home = host_memory.get();
+        home_bytes = n_bytes;
+        for (void * p = nullptr; wanted > n_bytes; wanted /= 2) {
+            if (alloc_pinned(&p, wanted)) {
+                home_memory.reset(static_cast<char *>(p));
+                home = home_memory.get();
+                home_bytes = wanted;
+                return;
+            }
+        }
+    }
+
     std::unique_ptr<char, FreeDevice> device_memory;
-    std::unique_ptr<char, FreePinned> host_memory;
+    std::unique_ptr<char, FreePinned> host_memory, home_memory;
+    const char * home = nullptr;
+    size_t home_bytes = 0;
     std::unique_ptr<void, DestroyStream> stream;
     std::unique_ptr<void, DestroyEvent> from, to;
     size_t n_bytes = 0;
@@ -153,11 +210,11 @@ public:
 
 }  // namespace
 
-bool measure_rates(int index, Rates & out) {
+bool measure_rates(int index, size_t host_bytes, Rates & out) {
     Device card;
     Bench bench;
     out = Rates{};
-    if (!use_device(index) || !device(index, card) || !card.has_kernels || !bench.init(card)) {
+    if (!use_device(index) || !device(index, card) || !card.has_kernels || !bench.init(card, host_bytes)) {
         return false;
     }
     const unsigned n_blocks = static_cast<unsigned>(std::max(card.n_sm, 1))*4;
@@ -168,13 +225,22 @@ bool measure_rates(int index, Rates & out) {
     const size_t copied = std::min(bench.n_bytes, size_t(256) << 20);
     out.link_copy = bench.rate(copied, 3, [&] { return copy_async(local, host, copied, stream); });
 
-    const unsigned n_pages = static_cast<unsigned>(std::min(copied, size_t(128) << 20)/kPageBytes);
-    const unsigned step = 40503;  // odd, and so prime to a power of two
+    const size_t gathered = std::min({copied, kGathered, bench.home_bytes});
+    const unsigned n_pages = static_cast<unsigned>(gathered/kPageBytes);
     out.link_gather = bench.rate(n_pages*kPageBytes, 3, [&] {
         launch(gather_pages, Grid{n_blocks}, kThreads, 0, stream, reinterpret_cast<uint4 *>(local),
-               reinterpret_cast<const uint4 *>(host), n_pages, step);
+               reinterpret_cast<const uint4 *>(bench.home), n_pages, places_of(bench.home_bytes, kPageBytes));
         return true;
     });
+    for (const unsigned row_bytes : kRowBytes) {
+        const Places places = places_of(bench.home_bytes, row_bytes);
+        const unsigned n_rows = static_cast<unsigned>(std::min<uint64_t>(gathered/row_bytes, places.n));
+        const double rate = bench.rate(static_cast<size_t>(n_rows)*row_bytes, 3, [&] {
+            launch(gather_rows, Grid{n_blocks}, kThreads, 0, stream, reinterpret_cast<unsigned *>(local), bench.home, row_bytes, n_rows, places);
+            return true;
+        });
+        out.link_rows = out.link_rows > 0.0 ? std::min(out.link_rows, rate) : rate;
+    }
 
     out.vram = bench.rate(bench.n_bytes, 5, [&] {
         launch(read_all, Grid{n_blocks*4}, kThreads, 0, stream, reinterpret_cast<unsigned *>(local),
@@ -203,7 +269,7 @@ bool measure_rates(int index, Rates & out) {
     if (launches > 0.0) {
         out.launch_us = 1e6/launches;
     }
-    return out.link_copy > 0.0 && out.link_gather > 0.0 && out.vram > 0.0 && launches > 0.0;
+    return out.link_copy > 0.0 && out.link_gather > 0.0 && out.link_rows > 0.0 && out.vram > 0.0 && launches > 0.0;
 }
 
 }  // namespace edgekv::gpu

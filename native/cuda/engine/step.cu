@@ -54,6 +54,7 @@ void GpuEngine::end_node(const char * name, void * stream, bool waits) {
 }
 
 bool GpuEngine::begin(const EngineStep & step) {
+    clear_not_ready();  // CuPy asks whether copies are over, on this thread, and ggml would take the answer for an error of its own
     if (failed.empty()) {
         take_failure();
         if (!upload_step(step)) {

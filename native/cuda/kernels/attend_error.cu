@@ -129,7 +129,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
 template <CellType kTypeV>
 __global__ void __launch_bounds__(kErrorThreads)
 attend_error(AttendProblem p, AttendPart part, AttendWorkspace workspace, const uint32_t * n_ubatch) {
-    __shared__ ErrorShared shared;
+    EDGEKV_SHARED(ErrorShared, shared);
     const int kv = blockIdx.x;
     const uint32_t turn = static_cast<uint32_t>(kv) + static_cast<uint32_t>(p.error_turn) + (n_ubatch != nullptr ? *n_ubatch : 0u);
     if (turn%static_cast<uint32_t>(p.error_every) != 0) {

@@ -84,6 +84,7 @@ __device__ inline void observe_view(const AttendProblem & p, const AttendWorkspa
     }
 }
 
+// In thread 0; zero in all others.
 __device__ inline double sum_of_block(double x, double * sums) {
     __syncthreads();
     sums[threadIdx.x] = x;
@@ -93,7 +94,7 @@ __device__ inline double sum_of_block(double x, double * sums) {
             sums[threadIdx.x] += sums[threadIdx.x + n];
         }
     }
-    return sums[0];  // complete in thread 0 only
+    return threadIdx.x == 0 ? sums[0] : 0.0;  // other threads would read it while thread 0 adds
 }
 
 // The mass of a page from the rows [first, end) of a list, all rows of that page.
@@ -162,13 +163,15 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
     }
 }
 
+union MergeSums {
+    float4 rows[kMergeThreads];
+    double hits[kMergeThreads];
+};
+
 __global__ void __launch_bounds__(kMergeThreads)
 attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end_page) {
-    __shared__ Final finals[kMaxRows];
-    __shared__ union {
-        float4 rows[kMergeThreads];
-        double hits[kMergeThreads];
-    } sums;
+    EDGEKV_SHARED(Final[kMaxRows], finals);
+    EDGEKV_SHARED(MergeSums, sums);
     const int kv = blockIdx.y;
     const int n_rows = p.n_tokens*(p.n_head/p.n_head_kv);
     for (int i = threadIdx.x/kWarp; i < n_rows; i += kMergeThreads/kWarp) {

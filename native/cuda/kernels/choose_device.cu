@@ -32,7 +32,7 @@ __device__ inline unsigned sixteen(uint64_t bits, int cell) { return static_cast
 
 // A block for each list; grid: heads, tokens, streams.
 __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, int n_pages, int n_keys) {
-    __shared__ Shared s;
+    EDGEKV_SHARED(Shared, s);
     const int head = blockIdx.x, stream = b.first_stream + static_cast<int>(blockIdx.z);
     const int64_t query = static_cast<int64_t>(blockIdx.z) * b.n_tokens + blockIdx.y, list = query * b.n_head_kv + head;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
                 rows[at++] = cell + __ffs(static_cast<int>(bits)) - 1;
             }
         }
-        __syncthreads();  // the next turn overwrites these numbers
+        // no barrier: the next turn writes each of the two numbers behind one that all pass after they have read it
     }
     if (threadIdx.x == 0) {
         b.n_rows[list] = static_cast<int32_t>(n_rows);

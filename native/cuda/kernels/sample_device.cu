@@ -154,8 +154,8 @@ struct Chunk {
 
 // A block for each chunk of a list.
 __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
-    __shared__ float factors[kMaxHeads * kChunkGroups];
-    __shared__ Sums warps[kWarps];
+    EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
+    EDGEKV_SHARED(Sums[kWarps], warps);
     const Chunk chunk(b, factors);
     uint32_t chance[kEach], by_share[kEach];
     chunk.chances(b, factors, chance, by_share);
@@ -184,9 +184,10 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
 
 // The same blocks list the rows. A cell becomes row n if the running sum of chances, from the offset on, passes n + 1 there.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
-    __shared__ float factors[kMaxHeads * kChunkGroups];
-    __shared__ uint32_t warps[kWarps], missed_of_warps[kWarps];
-    __shared__ unsigned long long before_block[3];
+    EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
+    EDGEKV_SHARED(uint32_t[kWarps], warps);
+    EDGEKV_SHARED(uint32_t[kWarps], missed_of_warps);
+    EDGEKV_SHARED(unsigned long long[3], before_block);
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const Sums * const sums = scratch_of(b).sums + static_cast<int64_t>(blockIdx.y) * gridDim.x;
     const bool last = blockIdx.x + 1 == gridDim.x;

@@ -130,7 +130,7 @@ __device__ inline void build_codes(CellType type, const char * row, int chunk, i
 }
 
 __global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs args, SketchLayout layout, KeyRows key_rows) {
-    __shared__ Ranges ranges;
+    EDGEKV_SHARED(Ranges, ranges);
     const int n_heads = args.sketches.n_head_kv, dim = args.sketches.head_dim;
     const int64_t n_units = static_cast<int64_t>(*args.n_stale) * n_heads;
 

@@ -65,12 +65,12 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
 }
 
 // Loads the rows of the group's cells whose bit is set in `valid`; the others become zeros. A block of at least 64 threads calls it. Barriers
-// before and after: no warp still uses the old rows, and all see the new ones. Returns their address.
+// before and after the copy: no warp still uses the old rows, and all see the new ones. Addresses lie beside the rows, and the last of them was read
+// before the previous call's end. Returns the rows' address.
 __device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int group, uint64_t valid,
                                          char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);
     char * const to = shared + kGroupCells * sizeof(const char *);
-    __syncthreads();
     if (threadIdx.x < kGroupCells) {
         const char * row = nullptr;
         if ((valid >> threadIdx.x & 1) != 0) {

@@ -11,7 +11,10 @@ namespace {
 constexpr int kScanRows = 4;             // most rows of a warp
 constexpr int kScanWarps = 4;            // most warps of a thread block
 constexpr int kScanBlocks = 4;           // thread blocks whose registers must fit an SM
-constexpr unsigned kScanGridMax = 4096;  // most thread blocks; beyond that a warp takes several groups in turn
+#if !defined(EDGEKV_SCAN_GRID)  // tests take fewer
+#    define EDGEKV_SCAN_GRID 4096
+#endif
+constexpr unsigned kScanGridMax = EDGEKV_SCAN_GRID;  // most thread blocks; beyond that a warp takes several groups in turn
 
 constexpr int kOpenThreads = 256;
 constexpr int kOpenRows = 16;  // rows at a time
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
 // Scans the keys of open groups and of groups that a token sees in part: x takes every n-th of them, y is a head, z a stream. A group's keys are read
 // once for all tokens.
 __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
-    __shared__ float logits[kOpenRows][kGroupCells];
+    EDGEKV_SHARED(float[kOpenRows][kGroupCells], logits);
     const int head = blockIdx.y, stream = blockIdx.z;
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const int n_rows = args.n_tokens * args.group, dim = args.sketches.head_dim;
@@ -164,7 +167,11 @@ __global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, K
                     if (!by_keys(args, stream, (first + r) / args.group, group)) {
                         continue;
                     }
-                    const float logit[kCellsOfLane] = {logits[r][lane], logits[r][lane + kWarp]};
+                    float logit[kCellsOfLane];
+#pragma unroll
+                    for (int j = 0; j < kCellsOfLane; ++j) {  // those of cells that no token sees were not written
+                        logit[j] = (seen >> (lane + j * kWarp) & 1) != 0 ? logits[r][lane + j * kWarp] : 0.0f;
+                    }
                     const int64_t row = row_of(args, stream, head, first + r);
                     const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;
                     leave_shares(logit, sight_of(args, stream, (first + r) / args.group, group).visible, lane,

@@ -107,13 +107,17 @@ __device__ inline void copy_heads(char * dst, size_t stride_head, const char * s
     }
 }
 
+#if !defined(EDGEKV_STORE_GRID)  // tokens that have blocks of their own; tests take fewer
+#    define EDGEKV_STORE_GRID 65535
+#endif
+
 struct alignas(16) Staged {
     char bytes[kBlockValues * 2];
 };
 
 // A block converts some heads of one token, of K or of V.
 __global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads_per_block) {
-    __shared__ Staged staged;
+    EDGEKV_SHARED(Staged, staged);
 
     const bool is_v = blockIdx.z != 0;
     const StoreRows & rows = is_v ? args.v : args.k;
@@ -171,7 +175,7 @@ void launch_store(const StoreArgs & args, Stream stream) {
     }
     const int per_block = kBlockValues / args.head_dim;
     const unsigned parts = static_cast<unsigned>((args.n_head_kv + per_block - 1) / per_block);
-    const unsigned tokens = args.n_tokens < 65535 ? static_cast<unsigned>(args.n_tokens) : 65535u;
+    const unsigned tokens = args.n_tokens < EDGEKV_STORE_GRID ? static_cast<unsigned>(args.n_tokens) : EDGEKV_STORE_GRID;
     launch(store_rows, {parts, tokens, 2}, kThreads, 0, stream, args, per_block);
 }
 

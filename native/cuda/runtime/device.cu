@@ -84,8 +84,9 @@ bool device(int index, Device & out) {
     out.n_sm = attribute(cudaDevAttrMultiProcessorCount, index);
     cudaDriverGetVersion(&out.driver);
     cudaRuntimeGetVersion(&out.runtime);
-    out.maps_host = attribute(cudaDevAttrCanMapHostMemory, index) && attribute(cudaDevAttrUnifiedAddressing, index) &&
-                    attribute(cudaDevAttrCanUseHostPointerForRegisteredMem, index);
+    // Home is allocated as pinned memory: under unified addressing it has one address. Windows and WSL2 lack that of memory which is pinned
+    // later (CanUseHostPointerForRegisteredMem), and it is not needed; is_pinned() asks each address.
+    out.maps_host = attribute(cudaDevAttrCanMapHostMemory, index) && attribute(cudaDevAttrUnifiedAddressing, index);
     cudaFuncAttributes attributes;
     const cudaError_t error = cudaFuncGetAttributes(&attributes, probe);
     out.has_kernels = error == cudaSuccess;

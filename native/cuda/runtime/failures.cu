@@ -83,4 +83,10 @@ std::string take_failure() { return std::exchange(first_failure, ""); }
 
 bool error_stands() { return cudaPeekAtLastError() != cudaSuccess; }
 
+void clear_not_ready() {
+    if (cudaPeekAtLastError() == cudaErrorNotReady) {
+        cudaGetLastError();
+    }
+}
+
 }  // namespace edgekv::gpu

@@ -48,10 +48,10 @@ edgekv_status edgekv_get_device_info(edgekv_device_kind kind, int index, edgekv_
     return library->info(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }
 
-edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, edgekv_rates * out) {
+edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out) {
     const DeviceLibrary * library;
     if (const edgekv_status status = find_library(kind, index, library); status != EDGEKV_OK) {
         return status;
     }
-    return library->rates(index, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
+    return library->rates(index, host_bytes, out) ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, library->last_error());
 }

@@ -36,6 +36,7 @@ void edgekv_context::place() {
         problem = { why.status, why.sentence + (reserved ? "" : "; and there is no memory to attend on the CPU") };
         plane   = std::move(host);
         llama_edgekv_invalidate_graph(lctx);
+        llama_edgekv_reserve(lctx);  // the device's plane may have released it; what cannot be reserved is tried again by each ubatch
         if (!reserved) {
             wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
         }

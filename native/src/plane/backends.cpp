@@ -10,6 +10,12 @@
 
 namespace edgekv {
 
+#if defined(_WIN32)
+constexpr const char * kCuda = "ggml-cuda.dll";
+#else
+constexpr const char * kCuda = "libggml-cuda.so";
+#endif
+
 std::string library_folder() {
 #if defined(_WIN32)
     HMODULE module = nullptr;
@@ -32,14 +38,16 @@ std::string library_folder() {
 static decltype(&ggml_get_type_traits_cpu) g_type_traits = nullptr;
 
 bool load_backends() {
+    ggml_log_callback before;
+    void * user;
+    ggml_log_get(&before, &user);
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // ggml would log each library that it opens
     if (ggml_backend_reg_count() == 0) {
-        ggml_log_callback before;
-        void * user;
-        ggml_log_get(&before, &user);
-        ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // ggml would log each library that it opens
         ggml_backend_load_all_from_path(library_folder().c_str());  // without a path, ggml searches the current folder
-        ggml_log_set(before, user);
+    } else if (!ggml_backend_reg_by_name("CUDA")) {
+        ggml_backend_load((library_folder() + kCuda).c_str());  // linked to nothing: without NVIDIA's libraries it cannot be opened
     }
+    ggml_log_set(before, user);
 
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu) {

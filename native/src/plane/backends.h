@@ -9,8 +9,8 @@ namespace edgekv {
 
 std::string library_folder();  // ends with the separator; empty: the system does not know it
 
-// Loads the folder's backends, each in its best variant for this processor. Does nothing if backends are linked in. false: there is no CPU
-// backend of this build.
+// Loads the backends that lie there, each in its best variant for this processor, and CUDA's in any build, if its libraries are there. false:
+// none of the processor's lies there.
 bool load_backends();
 
 // The CPU backend's conversions of rows of a type. Call it after load_backends().

@@ -235,10 +235,16 @@ void check_failures() {
     decoder.set_inputs(0);
     test::must(decoder.begin(0));
     test::must(decoder.plane->wait());
-    gpu::emulator::leave_error(true);
+    gpu::emulator::leave_error(gpu::emulator::Foreign::error);
     decoder.nodes(0, kLayers);
     CHECK(gpu::error_stands() && gpu::emulator::n_queued() == 0 && !decoder.plane->failure(), "a node ran behind an error of ggml's");
-    gpu::emulator::leave_error(false);
+    test::must(decoder.begin(1));
+    CHECK(gpu::error_stands(), "an error of ggml's was taken");
+    gpu::emulator::leave_error(gpu::emulator::Foreign::not_ready);
+    test::must(decoder.begin(1));
+    decoder.nodes(1, kLayers);
+    CHECK(!gpu::error_stands() && gpu::emulator::n_queued() > 0 && !decoder.plane->failure(), "a query's answer keeps a step's nodes from running");
+    test::must(decoder.plane->wait());
 }
 #endif
 

@@ -5,6 +5,7 @@
 // no more than 2e-4 + 2^-20 of the largest logit that keys and query allow, and a share and a sum by 2^-7 of themselves beside that. Against
 // sketch_reference(): the worst case that kernels/sketch/sketch_reference.cpp states.
 #include "cuda/kernels/sketch_build_device.cu"
+#define EDGEKV_SCAN_GRID 32  // so that a warp takes several groups in turn, as in a context of a million tokens
 #include "cuda/kernels/sketch_scan_device.cu"
 
 #include "device_array.h"

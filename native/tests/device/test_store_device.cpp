@@ -1,6 +1,7 @@
 // Checks launch_store() against GGML_OP_SET_ROWS's rule: every byte of home, of the second place and of the arena, with those
 // that must stay as they were. On a GPU the scale of a q8_0 block may be off by one step of its f16, and a code by one where the
 // quotient lies within 2^-20 of a tie, as the card's division is not exact; on the emulated device nothing may differ.
+#define EDGEKV_STORE_GRID 5  // so that a block stores several tokens in turn
 #include "cuda/kernels/store_device.cu"
 
 #include <string>

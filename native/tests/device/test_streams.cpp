@@ -298,15 +298,15 @@ void check_threads() {
 
 void check_rates() {
     Rates rates;
-    CHECK(measure_rates(0, rates) && !measure_rates(1, rates));
-    CHECK(measure_rates(0, rates));
-    for (const double value : {rates.link_copy, rates.link_gather, rates.link_pageable, rates.vram, rates.dram, rates.launch_us}) {
+    CHECK(measure_rates(0, 0, rates) && !measure_rates(1, 0, rates));
+    CHECK(measure_rates(0, size_t(1) << 30, rates));
+    for (const double value : {rates.link_copy, rates.link_gather, rates.link_rows, rates.link_pageable, rates.vram, rates.dram, rates.launch_us}) {
         CHECK(std::isfinite(value) && value > 0.0);
     }
     emulator::Limits none;
     none.device_bytes = 1000;
     emulator::set_limits(none);
-    CHECK(!measure_rates(0, rates) && std::strstr(last_error(), "no memory for"));
+    CHECK(!measure_rates(0, 0, rates) && std::strstr(last_error(), "no memory for"));
     emulator::set_limits({});
 }
 

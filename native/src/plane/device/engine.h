@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 7;
+constexpr int kEngineAbi = 8;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -204,8 +204,8 @@ struct DeviceLibrary {
     edgekv_device_kind kind;
     int (*count)();
     bool (*info)(int index, edgekv_device_info * out);
-    bool (*rates)(int index, edgekv_rates * out);
-    // null: last_error(). `stream`: the nodes' stream; null: the engine makes its own
+    bool (*rates)(int index, size_t host_bytes, edgekv_rates * out);
+    // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
     const char * (*last_error)();

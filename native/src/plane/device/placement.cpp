@@ -152,6 +152,11 @@ Failure DevicePlane::place() {
     if (Failure failure = why_not(!cuda)) {
         return failure;
     }
+    // What llama.cpp reserved is for stock graphs, which copy K and V of a layer to the device; it would lie there beside all of ours.
+    llama_edgekv_release(ctx.lctx);
+    if (!library->info(placement.index, &info)) {
+        return { EDGEKV_UNSUPPORTED, library->last_error() };
+    }
     if (Failure failure = reserve_staging(device, info)) {
         return failure;
     }
@@ -161,7 +166,6 @@ Failure DevicePlane::place() {
     if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
         return no_memory();
     }
-    // reserves again: our graphs need less memory than stock ones, which would copy K and V
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }

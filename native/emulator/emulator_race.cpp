@@ -1,0 +1,211 @@
+// Finds races of kernels on shared and global memory. Kernels that are compiled with -fsanitize=thread call a function here before each access;
+// the sanitizer's own library is not linked. Two accesses race where one of them writes, not both are atomic, and nothing orders them:
+// in a block the next __syncthreads, in a warp the next __syncwarp too, and nothing between blocks of a launch, or of launches that are open at
+// the same time. Shuffles and votes order no memory.
+// Reads of shared memory that no thread of the block has written are found as well.
+//
+// For each word of four bytes it is kept who wrote it last, and which warps, and lanes of the last of them, read it since the last barrier.
+// So some races are missed (of different bytes of a word, of readers before the last barrier that the writer did not pass), and none is invented.
+#include "emulator/emulator_block.h"
+
+#if defined(EDGEKV_RACECHECK)
+
+#    include <dlfcn.h>
+
+#    include <algorithm>
+#    include <array>
+#    include <memory>
+#    include <unordered_map>
+
+namespace edgekv::gpu::emulator {
+namespace {
+
+struct Access {
+    uint32_t launch = 0, block = 0;  // numbers; 0: never
+    uint16_t thread = 0;
+    uint32_t n_syncs = 0, n_warp_syncs = 0;
+    uint8_t bytes = 0;  // a bit for each
+    bool atomic = false;
+};
+
+struct Word {
+    Access write, read;     // `read`: of the last reader
+    uint32_t warps = 0;     // that read since the last barrier of the last reader's block
+    uint32_t lanes = 0;     // of the last reader's warp, since its last barrier
+    uint32_t written_by = 0;  // the block whose threads wrote...
+    uint8_t written = 0;      // ...these bytes
+};
+
+constexpr size_t kPage = 4096;
+using Page = std::array<Word, kPage / 4>;
+
+std::unordered_map<uintptr_t, std::unique_ptr<Page>> & pages() {
+    static auto * all = new std::unordered_map<uintptr_t, std::unique_ptr<Page>>;
+    return *all;
+}
+
+Word & word_at(uintptr_t address) {
+    static uintptr_t last_number = 0;
+    static Page * last = nullptr;
+    if (!last || address / kPage != last_number) {
+        auto & page = pages()[address / kPage];
+        if (!page) {
+            page = std::make_unique<Page>();
+        }
+        last = page.get();
+        last_number = address / kPage;
+    }
+    return (*last)[address % kPage / 4];
+}
+
+bool within(uintptr_t address, const void * begin, size_t n_bytes) { return address - reinterpret_cast<uintptr_t>(begin) < n_bytes; }
+
+// Whether the address is in memory of the device; answers are kept by page, as guards keep other memory off such pages.
+bool is_global(uintptr_t address) {
+    struct Answer {
+        uintptr_t page = 0;
+        bool global = false;
+    };
+    static Answer kept[1024];
+    static size_t of_version = 0;
+    if (of_version != memory_version()) {
+        std::fill(std::begin(kept), std::end(kept), Answer{});
+        of_version = memory_version();
+    }
+    Answer & answer = kept[address / kPage % 1024];
+    if (answer.page != address / kPage) {
+        answer.page = address / kPage;
+        answer.global = memory_range(reinterpret_cast<const void *>(address), 1) != Range::pageable;
+    }
+    return answer.global;
+}
+
+[[noreturn]] void report(const char * what, const char * where, uintptr_t address, const Access & other, const void * caller) {
+    Dl_info image{};
+    dladdr(caller, &image);
+    const ptrdiff_t at = static_cast<const char *>(caller) - static_cast<const char *>(image.dli_fbase);
+    if (other.launch == 0) {
+        fault("%s memory at %p that no thread of its block has written is read (code at %s+0x%tx)", where, reinterpret_cast<void *>(address),
+              image.dli_fname, at);
+    }
+    fault("a race on %s memory at %p: %s, and thread %u of %s block touched it with no barrier between (code at %s+0x%tx)", where,
+          reinterpret_cast<void *>(address), what, other.thread, other.block == block().number ? "this" : "another", image.dli_fname, at);
+}
+
+// Whether nothing orders an earlier access before one of this thread.
+bool races(const Block & b, const Access & earlier, bool shared, bool atomic) {
+    if (earlier.atomic && atomic) {
+        return false;
+    }
+    if (earlier.launch != b.launch) {
+        return !shared && is_open(earlier.launch);
+    }
+    if (earlier.block != b.number) {
+        return !shared;
+    }
+    if (earlier.thread == b.current || earlier.n_syncs != b.n_syncs) {
+        return false;
+    }
+    return earlier.thread / 32 != b.current / 32 || earlier.n_warp_syncs == b.warps[b.current / 32].n_syncs;
+}
+
+void touch_word(const Block & b, uintptr_t address, uint8_t bytes, bool write, bool atomic, bool shared, const void * caller) {
+    Word & w = word_at(address);
+    const char * where = shared ? "shared" : "global";
+    const unsigned warp = b.current / 32, lane = b.current % 32;
+    const Access now = {b.launch, b.number, static_cast<uint16_t>(b.current), b.n_syncs, b.warps[warp].n_syncs, bytes, atomic};
+
+    if ((w.write.bytes & bytes) != 0 && races(b, w.write, shared, atomic)) {
+        report(write ? "a write after a write" : "a read after a write", where, address, w.write, caller);
+    }
+    if (shared && w.written_by != b.number) {
+        w.written_by = b.number;
+        w.written = 0;
+    }
+    const bool read_here = w.read.launch == b.launch && w.read.block == b.number && w.read.n_syncs == b.n_syncs;
+    if (write) {
+        if (shared) {
+            w.written |= bytes;
+        }
+        if ((w.read.bytes & bytes) != 0 && !(w.read.atomic && atomic)) {
+            const bool other_block = !shared && (w.read.launch == b.launch ? w.read.block != b.number : is_open(w.read.launch));
+            const bool other_warp  = read_here && (w.warps & ~(1u << warp)) != 0;
+            const bool other_lane  = read_here && w.read.thread / 32 == warp && w.read.n_warp_syncs == now.n_warp_syncs && (w.lanes & ~(1u << lane)) != 0;
+            if (other_block || other_warp || other_lane) {
+                report("a write after a read", where, address, w.read, caller);
+            }
+        }
+        w.write = now;
+        return;
+    }
+    if (shared && (bytes & ~w.written) != 0) {
+        report("", where, address, Access{}, caller);
+    }
+    const bool same_lanes = read_here && w.read.thread / 32 == warp && w.read.n_warp_syncs == now.n_warp_syncs;
+    w.warps = (read_here ? w.warps : 0) | 1u << warp;
+    w.lanes = (same_lanes ? w.lanes : 0) | 1u << lane;
+    w.read = now;
+}
+
+void touch(const void * p, size_t n_bytes, bool write, bool atomic, const void * caller) {
+    const Block & b = block();
+    if (!b.running || n_bytes == 0) {
+        return;
+    }
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(p), end = begin + n_bytes;
+    const bool shared = within(begin, const_cast<Block &>(b).shared_begin(), b.shared_bytes) || within(begin, b.statics.data(), b.statics.size());
+    if (!shared && !is_global(begin)) {
+        return;  // the thread's own, or an argument
+    }
+    for (uintptr_t at = begin / 4 * 4; at < end; at += 4) {
+        uint8_t bytes = 15;
+        bytes = static_cast<uint8_t>(at < begin ? bytes << (begin - at) & 15 : bytes);
+        bytes = static_cast<uint8_t>(at + 4 > end ? bytes & 15 >> (at + 4 - end) : bytes);
+        touch_word(b, at, bytes, write, atomic, shared, caller);
+    }
+}
+
+}  // namespace
+
+void atomic_access(const void * p, size_t n_bytes) { touch(p, n_bytes, true, true, __builtin_return_address(0)); }
+
+}  // namespace edgekv::gpu::emulator
+
+// ---- what the compiler calls ---------------------------------------------------------------------------------------------------
+
+extern "C" {
+
+#    define EDGEKV_TSAN(size)                                                                                                               \
+        void __tsan_read##size(void * p) { edgekv::gpu::emulator::touch(p, size, false, false, __builtin_return_address(0)); }             \
+        void __tsan_write##size(void * p) { edgekv::gpu::emulator::touch(p, size, true, false, __builtin_return_address(0)); }             \
+        void __tsan_unaligned_read##size(void * p) { edgekv::gpu::emulator::touch(p, size, false, false, __builtin_return_address(0)); }   \
+        void __tsan_unaligned_write##size(void * p) { edgekv::gpu::emulator::touch(p, size, true, false, __builtin_return_address(0)); }
+EDGEKV_TSAN(1)
+EDGEKV_TSAN(2)
+EDGEKV_TSAN(4)
+EDGEKV_TSAN(8)
+EDGEKV_TSAN(16)
+#    undef EDGEKV_TSAN
+
+void __tsan_read_range(void * p, unsigned long n) { edgekv::gpu::emulator::touch(p, n, false, false, __builtin_return_address(0)); }
+void __tsan_write_range(void * p, unsigned long n) { edgekv::gpu::emulator::touch(p, n, true, false, __builtin_return_address(0)); }
+void __tsan_init() {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+
+// of the host's code; kernels have atomicAdd and its kin
+#    define EDGEKV_TSAN_ATOMIC(bits)                                                                                                         \
+        uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t * p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }   \
+        void __tsan_atomic##bits##_store(volatile uint##bits##_t * p, uint##bits##_t x, int) { __atomic_store_n(p, x, __ATOMIC_SEQ_CST); }   \
+        uint##bits##_t __tsan_atomic##bits##_fetch_add(volatile uint##bits##_t * p, uint##bits##_t x, int) {                                 \
+            return __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST);                                                                               \
+        }
+EDGEKV_TSAN_ATOMIC(8)
+EDGEKV_TSAN_ATOMIC(32)
+EDGEKV_TSAN_ATOMIC(64)
+#    undef EDGEKV_TSAN_ATOMIC
+}
+
+#endif

@@ -15,6 +15,7 @@ from edgekv import policies, prefetch
 from edgekv._native import core, device_calls
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import EdgeKVError, NotPinned
+from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
 from edgekv.vocab import DeviceKind, KvMode
 
@@ -40,6 +41,7 @@ def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
     global _make
     _make = make
     core.set_callbacks(_attached, _detached, _after_ubatch)
+    core.set_free_bytes(available_bytes)
 
 
 def live() -> list[Runtime]:

@@ -24,7 +24,8 @@ constexpr size_t kHuge = size_t{2} << 20;
 
 size_t round_up(size_t n) { return (n + kHuge - 1)/kHuge*kHuge; }
 
-size_t padded(const ggml_tensor * rows) { return ggml_nbytes(rows) < kHuge ? ggml_nbytes(rows) : round_up(ggml_nbytes(rows)); }
+// the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
+size_t padded(const ggml_tensor * rows) { return ggml_nbytes(rows) < 128*kHuge ? ggml_nbytes(rows) : round_up(ggml_nbytes(rows)); }
 
 #ifdef __linux__
 
@@ -45,7 +46,7 @@ void * map(size_t n_bytes) {
     return reinterpret_cast<void *>(base);
 }
 
-void free_buffer(ggml_backend_buffer_t buffer) { munmap(buffer->context, buffer->size); }
+void free_buffer(ggml_backend_buffer_t buffer) { munmap(buffer->context, round_up(buffer->size)); }
 
 void * get_base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
@@ -70,14 +71,13 @@ bool copy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * d
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    if (value != 0 || madvise(buffer->context, buffer->size, MADV_DONTNEED) != 0) {
+    if (value != 0 || madvise(buffer->context, round_up(buffer->size), MADV_DONTNEED) != 0) {
         std::memset(buffer->context, value, buffer->size);
     }
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
-    n_bytes = round_up(n_bytes);
-    void * memory = map(n_bytes);
+    void * memory = map(round_up(n_bytes));
     if (!memory) {
         LLAMA_LOG_ERROR("edgekv: there are no addresses for a KV cache of %zu bytes\n", n_bytes);
         return nullptr;
@@ -110,6 +110,11 @@ ggml_backend_buffer_type_t growing_type() {
 ggml_backend_buffer_type_t growing_type() { return nullptr; }
 
 #endif
+
+bool active() {
+    const auto * hooks = llama_edgekv_get_hooks();
+    return hooks && hooks->grows();
+}
 
 bool grows(const ggml_tensor * rows) { return rows && rows->buffer && rows->buffer->buft == growing_type(); }
 
@@ -192,7 +197,7 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft) {
     auto * type = growing_type();
-    return type && llama_edgekv_get_hooks() && buft == ggml_backend_cpu_buffer_type() ? type : buft;
+    return type && active() && buft == ggml_backend_cpu_buffer_type() ? type : buft;
 }
 
 void llama_edgekv_give_back(llama_kv_cache & kv) {
@@ -219,7 +224,7 @@ void llama_edgekv_give_back(llama_kv_cache & kv) {
 
 bool llama_edgekv_copy_rows(
         const llama_kv_cache & kv, const std::vector<uint32_t> & from, const std::vector<uint32_t> & to, size_t i, uint32_t layer) {
-    if (!llama_edgekv_get_hooks()) {
+    if (!active()) {
         return false;
     }
     // rows of the destination, and of those that are copied from it afterwards: its own tokens may have been removed meanwhile
@@ -267,7 +272,7 @@ bool llama_edgekv_build_shift(
     }
     // a graph has room for the nodes of one shift of each layer, and for some more
     constexpr size_t kNodes = 16;
-    if (!llama_edgekv_get_hooks() || streams.empty() || llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
+    if (!active() || streams.empty() || llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
         return false;
     }
     for (const moved & m : streams) {
@@ -310,11 +315,10 @@ int64_t llama_edgekv_growth(const llama_context * lctx, int seq_id, int n) {
 constexpr int64_t kBesides = int64_t{32} << 20;
 
 bool llama_edgekv_may_take(int64_t n_bytes, bool early) {
-    const auto * hooks = llama_edgekv_get_hooks();
-    if (!hooks || n_bytes <= 0) {
+    if (!active() || n_bytes <= 0) {
         return true;
     }
-    const int64_t free = hooks->free_bytes();
+    const int64_t free = llama_edgekv_get_hooks()->free_bytes();
     return free < 0 || n_bytes + (early ? 2 : 1)*kBesides <= free;
 }
 
@@ -324,7 +328,7 @@ bool llama_edgekv_refused(void) { return t_refused; }
 
 bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) {
     t_refused = false;
-    if (!llama_edgekv_get_hooks()) {
+    if (!active()) {
         return true;
     }
     std::map<llama_seq_id, int> n_of;

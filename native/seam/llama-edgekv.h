@@ -101,6 +101,9 @@ struct llama_edgekv_hooks {
     // see llama_edgekv_set_prompts()
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
 
+    // whether caches in host memory grow
+    bool (*grows)(void);
+
     // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
     int64_t (*free_bytes)(void);
 };

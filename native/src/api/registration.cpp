@@ -169,7 +169,7 @@ const char * on_ubatch_failure(llama_context * lctx) {
 
 const llama_edgekv_hooks kHooks = {
     on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells, on_prompts, on_free_bytes,
+    on_kv_cells, on_prompts, hooks_enabled, on_free_bytes,
 };
 
 }  // namespace

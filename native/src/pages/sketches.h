@@ -15,6 +15,7 @@ public:
     // Memory for sketches of a kind for `layer`. made: the kind or the layer is new, and all of them must be built. false: out of memory
     bool reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made);
     Sketch of(int layer, int stream) const;  // data null: there are none
+    void give_back(int stream, int first, int end);  // of groups that hold no keys
     size_t bytes() const;
 
 private:

@@ -130,6 +130,7 @@ private:
     ggml_tensor * do_build_whole(const Layer & layer, const llama_edgekv_attend & args) override;
 
     void build_anew();
+    void follow_cells(bool clear_observation);
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sparse(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
@@ -139,7 +140,12 @@ private:
     std::vector<WholeLayer> wholes;
     bool builds = false;  // a graph, in this ubatch
     std::vector<RowLists> lists;  // of the layer that selected last, which attends next
-    std::unique_ptr<float[]> prior;  // the priority of each page
+    Buffer prior;                 // the priority of each page
+    struct Reached {
+        int pages  = 0;  // up to the last that may be observed in this run
+        int groups = 0;  // up to the last that may have a sketch
+    };
+    std::vector<Reached> reached;  // [stream]
     Buffer observation;           // mass_max, then mass_sum
 };
 

@@ -47,7 +47,7 @@ def _many(*names: str, **settings: Any) -> Any:
 class _Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] == "kv":
-            raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, -p N -n 0 takes the place of --prefill")
+            raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, and -p N -n 0 replaces --prefill")
         return super().resolve_command(ctx, args)
 
 
@@ -59,12 +59,12 @@ class _Bench(click.Group):
 ))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
        help="A GGUF file; several times for several models.  [default: the default model]")
-@_many("-p", "--n-prompt", type=_NUMBERS, default=("512",), help="Tests pp: tokens of a prompt that is read; 0 for none.")
-@_many("-n", "--n-gen", type=_NUMBERS, default=("128",), help="Tests tg: tokens that are generated one by one; 0 for none.")
+@_many("-p", "--n-prompt", type=_NUMBERS, default=("512",), help="Tests pp: prompt tokens to read; 0 for none.")
+@_many("-n", "--n-gen", type=_NUMBERS, default=("128",), help="Tests tg: tokens to generate one by one; 0 for none.")
 @_many("-pg", "--prompt-gen", "n_pg", type=Parsed("PP,TG", pair), help="Tests pp+tg: a prompt is read, then tokens are generated.")
-@_many("-d", "--n-depth", "depths", type=_NUMBERS, default=("0",), help="Tokens that stand in the cache before.")
-@_many("-b", "--batch-size", "batches", type=_NUMBERS, default=("2048",), help="Tokens that are handed to llama.cpp at once.")
-@_many("-ub", "--ubatch-size", "ubatches", type=_NUMBERS, default=("512",), help="Tokens that are computed at once.")
+@_many("-d", "--n-depth", "depths", type=_NUMBERS, default=("0",), help="Tokens in the cache before each test.")
+@_many("-b", "--batch-size", "batches", type=_NUMBERS, default=("2048",), help="Tokens passed to llama.cpp at once.")
+@_many("-ub", "--ubatch-size", "ubatches", type=_NUMBERS, default=("512",), help="Tokens computed at once.")
 @_many("-t", "--threads", type=_NUMBERS, help="CPU threads.  [default: one for each core]")
 @_many("-ctk", "--type-k", "--cache-type-k", type=_TYPES, default=("f16",), help="Types of the K cache.")
 @_many("-ctv", "--type-v", "--cache-type-v", type=_TYPES, default=("f16",), help="Types of the V cache.")
@@ -73,15 +73,15 @@ class _Bench(click.Group):
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
        help="Mode sparse: sizes of the arena, a row for each; auto: none on a processor.  [default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
-        help="What stands in the cache: a text that is read once, or made-up K and V, which cost no computing.")
+        help="Content of the cache: a text, which is read once, or synthetic K and V, which cost no computing.")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
         help="Text to read and predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several.")
 @option("--kld", is_flag=True,
-        help="Show predictions and what was read for them too: likelihood, divergence from stock and from full attention. JSON has them anyway.")
+        help="Also show predictions and the rows read for them: likelihood, divergence from stock and from full attention. JSON always has them.")
 @option("--warmup", type=click.IntRange(0), metavar="N",
         help="Tokens that every mode decodes with full attention before its pass.  [default: in mode sparse -n / 8, at most 16]")
 @option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
-@option("--peer", type=click.Path(path_type=Path), metavar="PROGRAM", help="Another llama-bench, which is run in between on the same file.")
+@option("--peer", type=click.Path(path_type=Path), metavar="PROGRAM", help="Another llama-bench, which measures the same file in between.")
 @option("-o", "--output", type=click.Choice(OUTPUTS), default=OUTPUTS[0], show_default=True, help="How to print.")
 @click.pass_context
 def bench(ctx: click.Context, **chosen: Any) -> None:
@@ -116,7 +116,7 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
     if ctx.invoked_subcommand is not None:
         given = [name for name in chosen if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
-            raise click.UsageError(f"options before {ctx.invoked_subcommand!r} would be without effect; write them behind it")
+            raise click.UsageError(f"options before {ctx.invoked_subcommand!r} would have no effect; write them after it")
         return
     _measure(**chosen)
 

@@ -44,11 +44,11 @@ SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
     "edgekv bench serve --url http://127.0.0.1:8080",
 ))
 @model_argument
-@option("--url", metavar="URL", help="Ask the server that runs there, in place of starting some.")
-@option("--api-key", metavar="KEY", help="With --url: the key that it asks for.")
+@option("--url", metavar="URL", help="Use the server at this address instead of starting servers.")
+@option("--api-key", metavar="KEY", help="With --url: the server's key.")
 @option("--servers", type=CommaList(click.Choice(SERVERS), "SERVER,..."), default=",".join(SERVERS), show_default=True,
         help="What to compare: stock llama.cpp with and without flash attention, and modes of EdgeKV.")
-@option("-c", "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients that ask at the same time.")
+@option("-c", "--clients", type=click.IntRange(1, 64), default=4, show_default=True, help="Clients with requests at the same time.")
 @option("-p", "--prompt", "n_prompt", type=click.IntRange(1), default=1900, show_default=True, help="Tokens of each client's prompt.")
 @option("-n", "--answer", "n_answer", type=click.IntRange(2), default=64, show_default=True, help="Tokens of each answer.")
 @option("-r", "--turns", type=click.IntRange(1), default=2, show_default=True, help="Turns of each server.")
@@ -79,7 +79,7 @@ def bench_serve(
     from edgekv.lab.texts.text import find_text
 
     if url is not None and model is not None:
-        raise click.UsageError("--url asks a server that runs already; leave MODEL out")
+        raise click.UsageError("--url uses a running server; leave MODEL out")
     request = ServeBench(None if url else model_path(model), Load(clients, n_prompt, n_answer), servers, turns, threads, (), url, api_key)
     with progress_bar() as progress:
         rows: list[dict[str, Any]] = run(request, find_text(text).content, progress)

@@ -122,7 +122,7 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 @option("--model", envvar="EDGEKV_CACHE_RM_MODEL", metavar="NAME", shell_complete=choices.stored_models,
         help="Remove every conversation of the model with this name.")
 @option("--conversation", envvar="EDGEKV_CACHE_RM_CONVERSATION", metavar="NAME", shell_complete=choices.conversations,
-        help="Remove what only the kept chat with this name has, of any model. Its text stays; /chats rm deletes both.")
+        help="Remove blocks that only the kept chat with this name uses, of any model. Its text stays; /chats rm deletes both.")
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
     """Remove conversations. Blocks that others share stay, and so does what is pinned."""
@@ -158,7 +158,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
     "edgekv cache verify",
     "edgekv cache verify --remove --cache-dir prefixes",
 ))
-@option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove what is damaged.")
+@option("--remove", envvar="EDGEKV_CACHE_VERIFY_REMOVE", is_flag=True, help="Remove damaged blocks and snapshots.")
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
     """Read every block and snapshot and check them against their checksums. The exit code is 1 where one is damaged."""
@@ -188,7 +188,7 @@ def verify(remove: bool, folder: Path | None) -> None:
 @click.argument("id", shell_complete=choices.stored)
 @click.argument("name")
 @option("--ttl", envvar="EDGEKV_CACHE_PIN_TTL", type=Parsed("TIME", lambda text: parse_duration(text, "--ttl")), default="30d",
-        show_default=True, metavar="TIME", help="How long it stays: a number with s, min, h or d behind it.")
+        show_default=True, metavar="TIME", help="How long it stays: a number followed by s, min, h or d.")
 @folder_option
 def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
     """Keep a conversation under a name, however full the folder gets, until its time is over."""
@@ -220,7 +220,7 @@ def unpin(name: str, folder: Path | None) -> None:
 
 
 def _forget(name: str, folder: Path) -> int:
-    """Remove a kept chat's prefixes; return their bytes. Raises ConfigError where the chat does not name them."""
+    """Remove a kept chat's prefixes; return their bytes. Raises ConfigError if the chat does not name them."""
     from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.store.conversations import forget, knows
 

@@ -28,7 +28,7 @@ class _Whole(ShellComplete):
     cannot filter files by ending. So each shell has a script of ours, in which the shell finds files."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        if "--" in args:  # the options behind it are another program's
+        if "--" in args:  # the options after it are another program's
             return [CompletionItem(incomplete, type="file")]
         name, equals, _ = incomplete.partition("=")
         before = name + equals if equals and name.startswith("-") else ""

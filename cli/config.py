@@ -60,7 +60,7 @@ def path() -> int:
     "edgekv config init",
     "edgekv config init --force",
 ))
-@option("--force", is_flag=True, envvar="EDGEKV_CONFIG_FORCE", help="Write over a file that is there.")
+@option("--force", is_flag=True, envvar="EDGEKV_CONFIG_FORCE", help="Overwrite an existing file.")
 def init(force: bool) -> int:
     """Write a file with every option and its help, all of them comments."""
     file = config_path()
@@ -70,7 +70,7 @@ def init(force: bool) -> int:
         with os.fdopen(os.open(file, flags, 0o600), "w", encoding="utf-8") as out:  # it may later hold an API key
             out.write(template())
     except FileExistsError:
-        raise ConfigError(f"there is a file {file}; edit it, or write over it with --force") from None
+        raise ConfigError(f"there is a file {file}; edit it, or overwrite it with --force") from None
     except OSError as error:
         raise ConfigError(f"the file {file} cannot be written: {error.strerror}; EDGEKV_CONFIG names another") from None
     click.echo(file)
@@ -88,7 +88,7 @@ def init(force: bool) -> int:
 def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     """Show the options of COMMAND, chat or serve, and where each value comes from.
 
-    ARGUMENTS are what would stand behind the command: `edgekv config show serve --slots 4`.
+    ARGUMENTS are those that would follow the command: `edgekv config show serve --slots 4`.
     """
     outer = click.Context(click.Group("edgekv"), info_name="edgekv")
     known = commands()

@@ -43,21 +43,21 @@ COLUMNS = [
 @option("-d", "--depth", type=click.IntRange(64), default=7168, show_default=True,
         help="Tokens in the cache when the measured ones begin.")
 @option("-n", "--steps", type=click.IntRange(1), default=1024, show_default=True,
-        help="Tokens that are decoded one by one, recorded and simulated.")
+        help="Tokens decoded one by one, recorded and simulated.")
 @option("--text", "texts", type=NAMES, default="prose,code,dialogue", show_default=True,
         help="Texts to read and predict: prose, code or dialogue (made from Python's standard library), or files.")
 @option("--budgets", type=BUDGETS, default="5%,10%,20%,25%", show_default=True,
         help="Shares of the visible pages that are hot, on average over heads.")
 @option("--observe", type=CommaList(click.Choice(["sampled", "honest", "full"]), "MODE,..."), default="sampled,honest", show_default=True,
-        help="What policies see: sampled, as mode sparse does; honest, the pages they chose alone; full, the true mass of every page.")
+        help="What policies see: sampled, as in mode sparse; honest, only the pages they chose; full, the true mass of every page.")
 @option("--live/--no-live", default=True, show_default=True,
-        help="Also decode in the KV modes that rungs stand for: divergence from full attention and time per token.")
+        help="Also decode in the KV modes of the rungs: divergence from full attention and time per token.")
 @option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Tokens that each live mode decodes.")
 @option("-r", "--rounds", type=click.IntRange(1), default=1, show_default=True,
         help="Passes of each live mode, in turns; the times are medians.")
 @option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
 @option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-        help="Keep the rows and the recorded traces in this folder, for edgekv report; a trace that is there already is used "
+        help="Keep the rows and the recorded traces in this folder, for edgekv report; existing traces are used "
              "again.")
 @output_option("json", "csv", "md")
 def ladder(

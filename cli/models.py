@@ -143,7 +143,7 @@ def path(name: str | None) -> None:
 def pull(address: str) -> None:
     """Fetch a model from Hugging Face: hf:USER/REPO or hf:USER/REPO:QUANT, such as hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M.
 
-    Without QUANT, Q4_K_M where there is one. It goes through huggingface_hub (`pip install "edgekv[hub]"`) into that library's cache; an
+    Without QUANT, Q4_K_M if there is one. It goes through huggingface_hub (`pip install "edgekv[hub]"`) into that library's cache; an
     interrupted one goes on where it stopped. Prints the path of the file.
     """
     from edgekv.models.hub import Address

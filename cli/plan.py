@@ -40,7 +40,7 @@ BUSY = "measured busy"
 @kv_options
 @option("--slots", type=click.IntRange(1, 16), default=1, show_default=True, help="Conversations at the same time, each with its own context.")
 @ram_option
-@option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, which nothing is loaded for; a formula otherwise.")
+@option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, without loading the model; a formula otherwise.")
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
 def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, recalibrate: bool, as_json: bool, **settings: Any) -> int:

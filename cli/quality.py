@@ -74,8 +74,8 @@ SAYS_NOTHING = "says nothing about the cache"
 @model_argument
 @option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "
         f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
-@option("--policy", metavar="NAME+...", help="Compare a mode that attends what this policy keeps, without sketches.")
-@option("--budget", metavar="PERCENT|TOKENS", help="How much that is of the context, e.g. 12.5%, however short it is.")
+@option("--policy", metavar="NAME+...", help="Compare a mode that attends the pages this policy keeps, without sketches.")
+@option("--budget", metavar="PERCENT|TOKENS", help="The part of the context that it keeps, e.g. 12.5%, even of a short one.")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
         help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
              "the tasks are planted in the first.")
@@ -84,13 +84,13 @@ SAYS_NOTHING = "says nothing about the cache"
 @option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
 @option("--tasks", metavar="NAME,...", default="default", show_default=True,
         help="default: passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
-             "question-first, after-cold, several. By name besides: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
+             "question-first, after-cold, several. Also by name: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
              "needles), variables-4hop, needle-grid (found by depth and length), and forms of examinations: true-false, fill-in, choose, "
              "match after the text, true-false-first, fill-in-first, choose-first, match-first before it. Also: all, none.")
 @option("--lengths", type=_COUNTS, help="Tokens of the tasks' contexts.  [default: 1024,2048,4096, as far as the model was trained]")
 @option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Contexts of each task and length.")
 @threads_option
-@option("--seed", type=int, default=0, show_default=True, help="Chooses what the tasks are made of.")
+@option("--seed", type=int, default=0, show_default=True, help="Chooses the contents of the tasks.")
 @output_option("json", "csv", "md")
 def quality(
     model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, texts: tuple[str, ...],

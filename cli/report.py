@@ -49,7 +49,7 @@ def report(folder: Path, out: Path | None, model: Path | None, plots: Path | Non
 
 
 def _plan(model: Path) -> dict[str, Any]:
-    """What the command itself prints, so that page and command say the same. Raises what it raises."""
+    """The command's own output, so that page and command say the same. Raises its errors."""
     from edgekv.cli.plan import plan
 
     printed = io.StringIO()

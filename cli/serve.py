@@ -67,23 +67,23 @@ class _PassesOn(click.Command):
 @option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
         help="Answer only requests that carry one of the keys in this file, one in each line.")
 @option("--cache-shared", is_flag=True,
-        help="Let requests with different keys begin with each other's prompts. By default each key has what was read with it to itself, and "
-             "nobody finds out what others sent.")
+        help="Let requests with different keys share kept prefixes. By default each key has its own, and "
+             "no client finds out what others sent.")
 @option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
-        help="Whose web pages may ask: localhost, one origin such as https://example.org, or * for any.")
+        help="Web pages that may send requests: those of localhost, of one origin such as https://example.org, or * for any.")
 @option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=lambda _, __, lists: tuple(host for hosts in lists for host in hosts),
         metavar="NAME[,NAME...]",
         help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "
-             "as a web page may stand behind them. Can be given several times.")
+             "because a web page may use them. Can be given several times.")
 @option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
         help="The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
 @option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")
 @option("--max-queue", type=click.IntRange(min=0), metavar="N",
-        help="Requests that wait for a slot; more are refused with HTTP 503 and told when to come again.  [default: 16, and 4 for each slot]")
+        help="Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.  [default: 16, and 4 for each slot]")
 @option("--max-gap", type=click.FloatRange(min=0, max=3600), default=_MAX_GAP_S, show_default=True, metavar="SECONDS",
-        help="A running answer waits about this long at most for its next token while the prompt of another is read; 0 reads prompts at "
+        help="The longest time, about, that a running answer waits for its next token while another prompt is read; 0 reads prompts at "
              "full speed.")
 @kv_options
 @when_full_option("stop")
@@ -169,8 +169,8 @@ def _announce(server: Server, how_to_stop: str) -> None:
     from edgekv.serving.server_options import shares_cells
 
     if shares_cells(options.extra) and options.n_slots > 1:
-        click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token looks at all of them: four answers "
-                   "behind 1,900 tokens each came at 0.8 times the speed in mode sparse, and read 1.5 times the tokens; leave it out unless the "
+        click.echo("warning: with --kv-unified the tokens of all slots mix in the same pages, and each token scans all of them: four answers "
+                   "after 1,900 tokens each came at 0.8 times the speed in mode sparse, and read 1.5 times the tokens; leave it out unless the "
                    "slots share long beginnings and memory is short", err=True)
     from edgekv.cli.chat.kv_status import mode_summary
     from edgekv.cli.common.config_file import file_read

@@ -48,7 +48,7 @@ _FIGURES = [
     Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
 ]
 _LOADED_BYTES = GIB
-"""Traces up to so many bytes are read once for all scenarios, larger ones anew for each."""
+"""Traces up to so many bytes are read once for all scenarios, larger ones for each scenario."""
 
 _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
@@ -60,26 +60,26 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 ))
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @option("--policy", "specs", multiple=True, metavar="NAME+...", default=(PlacementOptions.policy,), show_default=True,
-        help="What a page is worth; `edgekv policies` lists them. Several times for several policies.")
+        help="The policy that scores pages; `edgekv policies` lists them. Several times for several policies.")
 @option("--budget", "shares", type=CommaList(_BUDGET, "PERCENT|TOKENS,..."), default="5%,10%,20%,25%", show_default=True,
         help="How much of the context is hot, on average over heads.")
 @option("--observe", envvar="EDGEKV_SIM_OBSERVE", type=CommaList(click.Choice(["sampled", "honest", "full"]), "MODE,..."),
         default="sampled", show_default=True,
-        help="sampled: the policy sees what mode sparse does, an estimate of the mass of every page; honest: the pages it chose alone, as "
-             "where it decides what is attended; full: the true mass of every page.")
+        help="sampled: the policy sees an estimate of the mass of every page, as in mode sparse; honest: only the pages that it chose, as "
+             "if it decided what is attended; full: the true mass of every page.")
 @option("--split", type=click.Choice([split.value for split in Split]),
         help="How the budget is divided over layers and heads.  [default: as the policy's source does; where it leaves that "
              "open, pooled as the arena is, and uniform for honest]")
 @option("--prefetch", metavar="NAME", default="none", show_default=True,
-        help="Which pages are brought in before anything asks for them.")
+        help="The prefetcher that brings in pages ahead of their use.")
 @option("--prefetch-pages", type=click.FloatRange(min=0), default=1.0, show_default=True,
-        help="How many a head may get for each token, on average over heads.")
+        help="Pages that a head may prefetch for each token, on average over heads.")
 @option("--access", metavar="rows|topN|massP%", default="rows", show_default=True,
-        help="What a head wants for a token: the rows that mode sparse reads, the N pages with most true mass, or those with more than "
+        help="A head's accesses for a token: the rows that mode sparse reads, the N pages with most true mass, or those with more than "
              "P % of it.")
 @option("--set", "assignments", multiple=True, metavar="NAME=VALUE",
-        help="A number of the policies, such as alpha=0.02. Several times for several.")
-@option("--by", type=click.Choice(["policy", "layer", "head"]), default="policy", show_default=True, help="What a row is about.")
+        help="A setting of the policies, such as alpha=0.02. Several times for several.")
+@option("--by", type=click.Choice(["policy", "layer", "head"]), default="policy", show_default=True, help="One row for each of these.")
 @option("--worst", type=click.IntRange(min=1), metavar="N", help="Rows for the N heads with the lowest hit rate by mass only.")
 @output_option("md", "csv", "json")
 def sim(

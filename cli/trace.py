@@ -32,14 +32,14 @@ def trace() -> None:
 @option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
         help="The file to write.", envvar="EDGEKV_TRACE")
 @option("--text", default="prose", show_default=True, metavar="TEXT",
-        help="What is read: prose, code or dialogue (made from Python's standard library), or a file.")
+        help="Text to read: prose, code or dialogue (made from Python's standard library), or a file.")
 @option("-d", "--depth", type=click.IntRange(min=2), default=7168, show_default=True,
-        help="Tokens before those that count, those of the window among them.")
-@option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Tokens that count, decoded one by one.")
+        help="Tokens before the counted ones, including those of the window.")
+@option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Counted tokens, decoded one by one.")
 @option("--window", type=click.IntRange(min=0), default=32, show_default=True,
         help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
 @option("--resolution", type=Parsed("NUMBER", parse_resolution), default=f"{SelectionOptions.resolution:g}", show_default=True, metavar="C",
-        help="What the pass in mode sparse samples at.")
+        help="Resolution of the pass in mode sparse.")
 @option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
 @option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
 @option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")

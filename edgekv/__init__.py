@@ -16,7 +16,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 
 # in an editable install the libraries lie in another folder of the package than this file
 lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
-"""Where our shared libraries are; None in a source tree that was never installed."""
+"""The folder of our shared libraries; None in a source tree that was never installed."""
 
 
 def _take_installed() -> None:

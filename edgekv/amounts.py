@@ -47,7 +47,7 @@ def parse_duration(text: str, noun: str = "the time") -> float:
     """ "90s", "45min", "12h", "30d" as seconds. Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d)\s*", text)
     if match is None:
-        raise ConfigError(f"{noun} is {text!r}; write a number with s, min, h or d behind it, such as 12h or 30d")
+        raise ConfigError(f"{noun} is {text!r}; write a number followed by s, min, h or d, such as 12h or 30d")
     return float(match[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[match[2]]
 
 

@@ -27,7 +27,7 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
     """The report, ready for JSON. `libraries_error` and `default_model_error` are sentences, or None.
 
     model: adds its geometry, KV bytes, layers and device plans under `model`. recalibrate: measure the rates of devices again. Raises
-    ModelError where the file is not a model that can chat.
+    ModelError if the file is not a model that can chat.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -59,9 +59,9 @@ def _libraries() -> dict[str, Any]:
 
 
 def _weights() -> dict[str, str | None]:
-    """Each type of quantised weights and what multiplies it fast on this processor: "EDGEKV", kernels of ours; the name of
-    a layout for which llama.cpp has special kernels; None: nothing does, and such types come last. Plain floats are left out: a layout makes
-    them no faster."""
+    """Each type of quantised weights, with the fast kernels that it has on this processor: "EDGEKV": ours; the name of
+    a layout: llama.cpp's special kernels for it; None: none, and such types come last. Plain floats are left out: a layout does not make
+    them faster."""
     from edgekv._native import weight_types
 
     found = {name: "EDGEKV" if weight_types.multiplied_by_us(name, layout) else layout
@@ -182,7 +182,7 @@ def _layers(path: Path) -> tuple[list[dict[str, Any]], str | None]:
 
     try:
         llama = Llama(str(path), kv=KvMode.EXACT, n_ctx=N_CTX, verbose=False)
-    except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError where llama.cpp refuses the file
+    except (EdgeKVError, ValueError) as error:  # llama_cpp raises ValueError if llama.cpp refuses the file
         return [], str(error)
     try:
         return [asdict(layer) for layer in llama.kv.layers], None

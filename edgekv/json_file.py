@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file, or no object in it."""
+    """The object in a file; empty if there is no file, or no object in it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

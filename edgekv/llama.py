@@ -39,7 +39,7 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 @llama_cpp.llama_log_callback
 def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
     """Log llama.cpp's messages, and print them to standard error where `verbose` asks for them. It replaces llama_cpp's own callback, which
-    numbers the levels as an older ggml did and so prints warnings that nobody asked for."""
+    numbers the levels as an older ggml did and so prints unwanted warnings."""
     words = text.decode("utf-8", "replace")
     _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
     if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
@@ -70,8 +70,8 @@ class Llama(llama_cpp.Llama):
         type_k, type_v: cache types, "f16", "q8_0" or an `enum ggml_type` number.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
-        swa_full: off by default, unlike in llama_cpp: sliding layers then keep their window alone, as llama.cpp's own programs do. A prompt that
-            goes back behind the window is read again from its start; with swa_full it is not, but such layers keep every token.
+        swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
+        goes back beyond the window is then read again from its start. With swa_full it is not, but such layers keep every token.
         n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
         weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
             then reads them from the disk again.
@@ -79,9 +79,9 @@ class Llama(llama_cpp.Llama):
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
 
-    Raises ConfigError for a bad option; CudaUnavailable where a GPU was asked for and cannot be used; DoesNotFit, before anything is loaded,
-    where model and context need more memory than is free (`edgekv plan` counts the same); ModelError where the file cannot be loaded;
-    EdgeKVError where the context cannot be created.
+    Raises ConfigError for a bad option; CudaUnavailable if a GPU was asked for and cannot be used; DoesNotFit, before anything is loaded,
+    where model and context need more memory than is free (`edgekv plan` counts the same); ModelError if the file cannot be loaded;
+    EdgeKVError if the context cannot be created.
     """
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
@@ -104,7 +104,7 @@ class Llama(llama_cpp.Llama):
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
-        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # nobody asked for a mode
+        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
             self._kv_options = self._kv_options.with_(mode=devices.measured_mode(placement))
         if placement.warning:
             log.warning("%s", placement.warning)
@@ -135,8 +135,8 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp. Raises CudaUnavailable where the GPU failed, now or in an earlier call: this Llama is then of no use. Raises DoesNotFit
-        where there is no memory for K and V of more tokens; those before stay, and once there is memory the rest can follow."""
+        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call: this Llama is then of no use. Raises DoesNotFit
+        if there is no memory for K and V of more tokens; the tokens before stay, and the rest can follow when there is memory."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
@@ -148,10 +148,10 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
-        unless prompts are sparse. A prompt that goes back behind the window of sliding layers is read from its start."""
+        unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
         prompt = arguments[0] if arguments else options["tokens"]
         if self.n_tokens and options.get("reset", True) and not self._in_reach(prompt):
-            log.info("the prompt goes back behind the window of sliding layers, and is read from its start; swa_full=True avoids that")
+            log.info("the prompt goes back beyond the window of sliding layers, and is read from its start; swa_full=True avoids that")
             self.reset()
         tokens = super().generate(*arguments, **options)
         found = self._runtime()
@@ -164,7 +164,7 @@ class Llama(llama_cpp.Llama):
             return
 
     def _in_reach(self, prompt: Sequence[int]) -> bool:
-        """Whether the windows of sliding layers still hold what the prompt's first new token attends."""
+        """Whether the windows of sliding layers still hold the tokens that the prompt's first new token attends."""
         if not llama_cpp.llama_model_n_swa(self.model):
             return True
         n = next((i for i, (a, b) in enumerate(zip(self._input_ids, prompt)) if a != b), min(self.n_tokens, len(prompt)))
@@ -182,7 +182,7 @@ class Llama(llama_cpp.Llama):
 
     @property
     def kv(self) -> Runtime:
-        """The Runtime of this model's context. Raises EdgeKVError where there is none."""
+        """The Runtime of this model's context. Raises EdgeKVError if there is none."""
         found = self._runtime()
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
@@ -193,10 +193,10 @@ _OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")
 
 
 def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progress = lambda what, done, total: None, **options: Any) -> KvOptions:
-    """These options with `head_errors` where an error was asked for in mode sparse: as this machine keeps them for these model files, or measured
-    now, which takes about as long as reading a prompt of 5,000 tokens. Options as they are where nothing is missing.
+    """These options, with `head_errors` if mode sparse has an error: those that this machine keeps for these model files, or measured
+    now, which takes about as long as reading a prompt of 5,000 tokens. If nothing is missing, the options stay as they are.
 
-    options: more of `Llama`, such as n_threads. Raises what `Llama` raises."""
+    options: further ones of `Llama`, such as n_threads. Raises the errors of `Llama`."""
     if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors or not _native.info()["enabled"]:
         return kv
     file = geometry(model)
@@ -218,7 +218,7 @@ def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progre
 
 
 def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p, position: int) -> bool:
-    """Whether sequence 0 can be cut back to `position`: the windows of sliding layers, if there are any, still hold what a token there
+    """Whether sequence 0 can be cut back to `position`: the windows of sliding layers, if there are any, still hold the tokens that a token there
     attends."""
     window = llama_cpp.llama_model_n_swa(model)
     first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0)
@@ -226,8 +226,8 @@ def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p
 
 
 def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:
-    """Raise ConfigError where the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
-    DoesNotFit where memory is missing. llama.cpp judges files that are not chat models."""
+    """Raise ConfigError if the context is longer than the model's table of positions, at which llama.cpp would end the process; on_host: and
+    DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:

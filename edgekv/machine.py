@@ -70,7 +70,7 @@ def _quota() -> float:
 
 
 def _listed(path: str) -> set[int]:
-    """The numbers of a file such as "0-3,8"; none where there is no file."""
+    """The numbers of a file such as "0-3,8"; none if there is no file."""
     numbers: set[int] = set()
     for part in filter(None, _text(path).split(",")):
         first, _, last = part.partition("-")
@@ -86,7 +86,7 @@ def _text(path: str) -> str:
 
 
 def family_of(facts: Mapping[str, str]) -> str:
-    """`cpu_family` from the first processor of /proc/cpuinfo; empty where it cannot be told."""
+    """`cpu_family` from the first processor of /proc/cpuinfo; empty if it cannot be told."""
     flags = set(facts.get("flags", "").split())
     if facts.get("vendor_id") == "GenuineIntel":
         parts = [_line("Intel", facts, "Xeon|Core|Atom|Pentium|Celeron"), _intel(facts, flags)]
@@ -138,7 +138,7 @@ def _unit(flags: set[str]) -> str:
 
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is no such file."""
+    """The first processor of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class LayerReport:
-    """How one layer attends."""
+    """One layer's attention."""
 
     il: int
     hooked: bool
     """EdgeKV attends it, and it has pages."""
     reason: str
-    """Why it is hooked, or not."""
+    """The reason why it is hooked, or not."""
     n_head: int
     n_head_kv: int
     head_dim: int
@@ -92,7 +92,7 @@ class SelectionReport:
 
     @property
     def attended(self) -> float:
-        """Tokens read / visible tokens. This and the rates below are 0 where nothing was selected."""
+        """Tokens read / visible tokens. This and the rates below are 0 if nothing was selected."""
         return self.n_read / self.n_visible if self.n_visible else 0.0
 
     @property
@@ -112,13 +112,13 @@ class SelectionReport:
 
     @property
     def error(self) -> float | None:
-        """Estimated relative error of a query head's output against full attention, on average; None where it was not estimated."""
+        """Estimated relative error of a query head's output against full attention, on average; None if it was not estimated."""
         return self.error_sum / self.n_errors if self.n_errors else None
 
     @property
     def coverage(self) -> float | None:
         """Estimated share of the attention on the tokens that were read, on average. The sampled tokens' weights stand for the attention on unread
-        tokens. Attention sinks count as read. None where it was not estimated."""
+        tokens. Attention sinks count as read. None if it was not estimated."""
         return self.covered / self.n_covered if self.n_covered else None
 
     @property
@@ -134,7 +134,7 @@ class SelectionReport:
 
 @dataclass(frozen=True)
 class TierReport:
-    """Where pages live, and how many moved; a page belongs to one layer and KV head."""
+    """The places of pages, and the number of moves; a page belongs to one layer and KV head."""
 
     n_resident: int = 0
     n_home: int = 0

@@ -29,7 +29,7 @@ class Described(str, enum.Enum):
 
 
 class KvMode(Described):
-    """What each token attends, and what the mode promises."""
+    """The tokens that each token attends, and the mode's promise."""
 
     EXACT = "exact", "each token attends every visible page, in our kernel: the answers of stock llama.cpp, faster"
     SPARSE = "sparse", "each token attends what matters and a weighted sample of the rest; nothing is lost, and the error is reported"
@@ -38,14 +38,14 @@ class KvMode(Described):
 
 
 class WhenFull(Described):
-    """What happens where a conversation does not fit into its context any more."""
+    """The treatment of a conversation that no longer fits into its context."""
 
     STOP = "stop", "an answer ends there, and a longer prompt is refused"
-    ROLL = "roll", "whole oldest exchanges leave it; the system prompt, what is pinned and the newest exchange stay"
+    ROLL = "roll", "whole oldest exchanges leave it; the system prompt, pinned messages and the newest exchange stay"
 
 
 class DeviceKind(str, enum.Enum):
-    """Where the data plane of a context runs; the values are those of EDGEKV_DEVICE."""
+    """The place of a context's data plane; the values are those of EDGEKV_DEVICE."""
 
     HOST = "cpu"
     CUDA = "cuda"
@@ -57,18 +57,18 @@ class SketchKind(Described):
     """The summary of the keys from which mode sparse estimates attention."""
 
     B3 = "b3", "3 bits for each key channel, in ranges that 64 tokens share"
-    NONE = "none", "no summary: the policy's score alone chooses pages, and the others are not attended"
+    NONE = "none", "no summary: the policy's scores alone choose pages, and the others are not attended"
 
 
 class PromptReading(Described):
-    """What the tokens of a prompt attend in mode sparse."""
+    """The tokens that a prompt's tokens attend in mode sparse."""
 
-    EXACT = "exact", "all that they see"
+    EXACT = "exact", "all visible tokens"
     SPARSE = "sparse", "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on"
 
 
 class Split(Described):
-    """How a budget of pages is divided over layers and heads."""
+    """The division of a page budget over layers and heads."""
 
     POOLED = "pooled", "one budget for all layers and heads: each gets what its attention is worth"
     UNIFORM = "uniform", "the same number of pages for each layer and head"

@@ -77,7 +77,7 @@ class Geometry:
     head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
     n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
     index_rows: int = 0  # the most rows that an index, whose keys lie beside the rows, lets a token read; 0: there is no index
-    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty where none is known
+    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty if none is known
     stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
 
@@ -99,7 +99,7 @@ class Geometry:
         )
 
     def row_bytes(self, type_k: str, type_v: str) -> int:
-        """Bytes of a token in the layers that keep a row of every token, and of its keys in an index."""
+        """Bytes of a token in the layers that keep a row of every token, including its keys in an index."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if not self.swa[il]) + self._index_bytes(type_k)
 
     def snapshot_bytes(self, type_k: str, type_v: str) -> int:

@@ -29,7 +29,7 @@ class Address:
         """The address in a text. Raises ConfigError."""
         match = _ADDRESS.fullmatch(text.strip())
         if match is None:
-            raise ConfigError(f"{text!r} is no address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
+            raise ConfigError(f"{text!r} is not an address of a model; write hf:USER/REPO or hf:USER/REPO:QUANT, such as "
                               "hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
         return cls(match["repo"], match["quant"])
 
@@ -56,7 +56,7 @@ def choose(files: Sequence[str], quant: str | None, repo: str = "the repository"
 
 def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Path:
     """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; huggingface_hub shows the
-    progress. Raises ConfigError where huggingface_hub is not installed, ModelError where there is no such model, EdgeKVError where the site
+    progress. Raises ConfigError if huggingface_hub is not installed, ModelError if there is no such model, EdgeKVError if the site
     cannot be reached."""
     hub = _library()
     try:

@@ -41,7 +41,7 @@ def write_model(shape: ModelShape, path: Path, weight_type: str = WEIGHT_TYPES[0
     """Write a GGUF file of `shape` whose matrices are of `weight_type`; the same arguments give the same bytes.
 
     The file is `<path>.part` until it is complete; an interrupt or an error removes it. Raises ConfigError for an impossible type or path,
-    DoesNotFit where the disk has no room.
+    DoesNotFit if the disk has no room.
     """
     _check_type(weight_type)
     return _whole(shape, path, weight_type, lambda writer, total: _write_tensors(writer, shape, path, weight_type, seed, progress, total))

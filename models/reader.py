@@ -73,7 +73,7 @@ class MetadataReader(gguf.GGUFReader):
         return field.contents()
 
     def length(self, key: str) -> int:
-        """Number of elements of an array; 0 where there is none."""
+        """Number of elements of an array; 0 if there is none."""
         field = self.fields.get(key)
         return int(field.parts[_ARRAY_LENGTH_PART][0]) if field is not None else 0
 

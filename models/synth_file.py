@@ -32,10 +32,10 @@ class SyntheticShape:
     rope_base: float = 10000.0
     sliding_window: int = 64  # tokens; only for the architectures that have one
     attn_softcap: float = 10.0  # only gemma2
-    n_latent: int = 0  # numbers of a compressed row that hold V, and behind them turned ones; only deepseek2, deepseek32. 0: 2 * head_dim
+    n_latent: int = 0  # numbers of a compressed row that hold V; rotated ones follow them; only deepseek2, deepseek32. 0: 2 * head_dim
     n_turned: int = 0  # 0: head_dim / 2
     n_index_head: int = 4  # of queries of head_dim numbers that choose the cells to attend; only deepseek32
-    n_top_k: int = 96  # cells that they choose
+    n_top_k: int = 96  # cells that the index chooses
     attn_gain: float = 1.5  # standard deviation of a query's and a key's entries: 1 is nearly uniform attention
     dtype: str = "f16"  # of the matrices: f16 or f32
 
@@ -70,7 +70,7 @@ class SyntheticFile:
         self.tensor(name, self.normal(name, n_out, n_in) * (gain / np.sqrt(n_in)), dtype or self.shape.dtype)
 
     def embedding(self, name: str, gain: float) -> None:
-        """Add the embedding. Control tokens and bytes that are no text get small rows, so that they are hardly ever sampled."""
+        """Add the embedding. Control tokens and bytes that are not text get small rows, so that they are hardly ever sampled."""
         s = self.shape
         rows = self.normal(name, s.n_vocab, s.n_embd) * (gain / np.sqrt(s.n_embd))
         rows[:FIRST_PRINTABLE] *= 0.1

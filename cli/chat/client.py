@@ -20,7 +20,7 @@ Message = dict[str, str]
 _QUICK_S = 60.0  # for requests that only process text
 
 PLACES = ("slot", "shared", "ram", "disk", "remote")
-"""Where known tokens of a prompt come from: the slot's own cache, or a tier of the prefix store."""
+"""The sources of a prompt's known tokens: the slot's own cache, or a tier of the prefix store."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Usage:
 
     @classmethod
     def parse(cls, usage: dict[str, Any]) -> Usage | None:
-        """The usage of an answer; None where it does not look like one."""
+        """The usage of an answer; None if it does not look like one."""
         details = usage.get("prompt_tokens_details")
         details = details if isinstance(details, dict) else {}
         ours = usage.get("edgekv")
@@ -126,7 +126,7 @@ class ChatClient:
         """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work. pinned: numbers of the messages that stay
         where the context is full.
 
-        Raises ContextOverflow where the prompt does not fit, EdgeKVError where the server refuses, fails or is gone.
+        Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
         """
         body = {**self.sampling, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         if self.is_llama:
@@ -150,7 +150,7 @@ class ChatClient:
             raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
 
     def prompt(self, messages: list[Message]) -> str:
-        """`messages` as text, by the model's chat template. Raises EdgeKVError where the template refuses them."""
+        """`messages` as text, by the model's chat template. Raises EdgeKVError if the template refuses them."""
         return self._post("/apply-template", {"messages": messages})["prompt"]
 
     def n_tokens(self, text: str) -> int:
@@ -158,7 +158,7 @@ class ChatClient:
         return len(self._post("/tokenize", {"content": text, "add_special": True})["tokens"])
 
     def get(self, path: str, timeout: float = _QUICK_S) -> tuple[int, Any]:
-        """(status, JSON) of a GET; None instead of anything that is not JSON. Raises httpx.HTTPError where nothing answers."""
+        """(status, JSON) of a GET; None instead of anything that is not JSON. Raises httpx.HTTPError if nothing answers."""
         response = self._http.get(path, timeout=timeout)
         try:
             return response.status_code, response.json()
@@ -195,7 +195,7 @@ class _Watch:
             self._first = self._first or self._last
 
     def timings(self) -> Timings | None:
-        """The measured timings; None where the server told its own, or did not count its tokens."""
+        """The measured timings; None if the server told its own, or did not count its tokens."""
         if self._told or self._usage is None:
             return None
         first, usage = self._first or self._last, self._usage

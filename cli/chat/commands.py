@@ -123,7 +123,7 @@ def chats(loop: ChatLoop, what: str) -> None:
         if name == loop.keeper.name:
             raise EdgeKVError(f"{name} is the conversation that you are in; /clear begins another one")
         kept.remove(name, loop.server)
-        loop.renderer.note(f"removed {name}, and what only it had of K and V")
+        loop.renderer.note(f"removed {name}, and the K and V that only it used")
     elif what:
         n_messages = loop.keeper.open(what)
         loop.renderer.note(f"going on with {what}, {n_messages} messages")

@@ -24,7 +24,7 @@ _MOST_NAMES = 12
 
 
 def base_url(url: str) -> str:
-    """The address without /v1 and a slash at its end. Raises ConfigError where it is not a server's address."""
+    """The address without /v1 and a slash at its end. Raises ConfigError if it is not a server's address."""
     try:
         parts = urlsplit(url)
         well_formed = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -40,7 +40,7 @@ class RemoteServer:
     `edgekv` part of /props."""
 
     def __init__(self, client: ChatClient, model: str | None = None):
-        """model: its name on the server; None: the only one. Raises EdgeKVError with a sentence where nothing answers, ModelError where the
+        """model: its name on the server; None: the only one. Raises EdgeKVError with a sentence where nothing answers, ModelError if the
         server does not have the model."""
         self._client = client
         self.name = self._choose(self._models(), model)
@@ -133,7 +133,7 @@ class RemoteServer:
         return wanted or models[0]
 
     def _read_props(self) -> dict[str, Any]:
-        """The server's /props; empty where it does not tell."""
+        """The server's /props; empty if it does not tell."""
         try:
             status, body = self._client.get("/props", timeout=_PROPS_S)
         except httpx.HTTPError:

@@ -58,7 +58,7 @@ class KeptChats:
         return [name.removesuffix(_ENDING) for _, name in sorted(found, reverse=True)]
 
     def newest(self) -> str:
-        """The newest name. Raises EdgeKVError where nothing is kept."""
+        """The newest name. Raises EdgeKVError if nothing is kept."""
         names = self.names()
         if not names:
             raise EdgeKVError(f"no conversation is kept yet in {self.folder}")
@@ -78,7 +78,7 @@ class KeptChats:
         return entries, problems
 
     def path(self, name: str) -> Path:
-        """The file of a conversation. Raises EdgeKVError where there is none of this name."""
+        """The file of a conversation. Raises EdgeKVError if there is none of this name."""
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -86,7 +86,7 @@ class KeptChats:
         return self.folder / f"{name}{_ENDING}"
 
     def id_of(self, name: str) -> str | None:
-        """The id under which its K and V are kept; None: it has none. Raises EdgeKVError where the file is missing or damaged."""
+        """The id under which its K and V are kept; None: it has none. Raises EdgeKVError if the file is missing or damaged."""
         found = next(iter(read_records(self.path(name))), {}).get(_ID)
         return found if isinstance(found, str) and _ID_LETTERS.fullmatch(found) else None
 
@@ -105,7 +105,7 @@ class KeptChats:
             raise EdgeKVError(f"{path} cannot be removed: {error.strerror or error}") from None
 
     def add(self, messages: list[dict[str, Any]]) -> Path:
-        """Write a new conversation under a new name. Raises EdgeKVError where it cannot be written."""
+        """Write a new conversation under a new name. Raises EdgeKVError if it cannot be written."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -157,7 +157,7 @@ class Keeper:
         return None if self._path is None else self._path.name.removesuffix(_ENDING)
 
     def open(self, name: str) -> int:
-        """Resume a kept conversation; returns the number of its messages. Raises EdgeKVError where the file is missing or damaged."""
+        """Resume a kept conversation; returns the number of its messages. Raises EdgeKVError if the file is missing or damaged."""
         path = self.kept.path(name)
         seen = _stamp(path)
         n_messages = self.conversation.load(path)
@@ -172,7 +172,7 @@ class Keeper:
 
     def keep(self) -> None:
         """Write the present conversation. Where another chat has written the file since, that one keeps it and this one gets a new name. Raises
-        EdgeKVError where it cannot be written."""
+        EdgeKVError if it cannot be written."""
         if not self.keeping:
             return
         if self._path is not None and _stamp(self._path) != self._seen:

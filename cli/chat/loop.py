@@ -81,9 +81,9 @@ class ChatLoop:
                 self.renderer.error(f"this conversation is not kept: {error}")
 
     def check_pins(self) -> None:
-        """Raise EdgeKVError where a pin has no effect: no context rolls, and each token attends every message whole."""
+        """Raise EdgeKVError if a pin has no effect: no context rolls, and each token attends every message whole."""
         if not isinstance(self.server, OwnServer):
-            raise EdgeKVError("a server elsewhere does not let a chat pin messages; leave --url out to have the model here")
+            raise EdgeKVError("a chat cannot pin messages on another server; leave --url out to load the model here")
         if not self._chooses and self.server.when_full is WhenFull.STOP:
             attached = self.server.runtime
             mode = KvMode.OFF if attached is None else attached.mode

@@ -20,7 +20,7 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 
 
 def message_span(client: ChatClient, messages: list[Message], index: int) -> tuple[int, int] | None:
-    """(first, last) position of message `index`'s content in the next prompt; None where the template leaves it out.
+    """(first, last) position of message `index`'s content in the next prompt; None if the template leaves it out.
 
     A template is a program: its output for a message may depend on all others. So all messages are rendered twice, once with another content
     in this place; the content is where the two texts differ.
@@ -51,7 +51,7 @@ class Pins:
         self._conversation = conversation
 
     def add(self, which: str) -> None:
-        """Pin message `which`: a number, "last" or "system". Raises EdgeKVError where there is none."""
+        """Pin message `which`: a number, "last" or "system". Raises EdgeKVError if there is none."""
         if which == SYSTEM:
             if self._conversation.system is None:
                 raise EdgeKVError("there is no system prompt to pin; /system TEXT sets one")

@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """The messages in `path`, with only role and content. Raises EdgeKVError for a file that is no saved conversation."""
+    """The messages in `path`, with only role and content. Raises EdgeKVError for a file that is not a saved conversation."""
     return [{"role": message["role"], "content": message["content"]} for message in read_records(path)]
 
 
@@ -54,7 +54,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def write_messages(path: Path, messages: Sequence[Message | dict[str, Any]], new: bool = False) -> None:
     """Write the messages completely or not at all, readable by the owner only (0600).
 
-    Raises EdgeKVError where the file cannot be written, FileExistsError where it must be `new` and exists.
+    Raises EdgeKVError if the file cannot be written, FileExistsError if it must be `new` and exists.
     """
     path = path.resolve()  # a link stays a link
     text = json.dumps(messages, ensure_ascii=False, indent=1) + "\n"
@@ -80,7 +80,7 @@ def write_messages(path: Path, messages: Sequence[Message | dict[str, Any]], new
 
 
 def _move_new(temporary: Path, path: Path) -> None:
-    """Rename to a new path. Raises FileExistsError where `path` exists, also where another process was quicker."""
+    """Rename to a new path. Raises FileExistsError if `path` exists, also where another process was quicker."""
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -139,7 +139,7 @@ class Conversation:
     def save(self, path: Path) -> int:
         """Write the messages as JSON, completely or not at all; returns their number.
 
-        Raises EdgeKVError where the file cannot be written, or exists and is not a saved conversation.
+        Raises EdgeKVError if the file cannot be written, or exists and is not a saved conversation.
         """
         if not self.turns:
             raise EdgeKVError("there is nothing to save yet")

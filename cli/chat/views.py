@@ -33,7 +33,7 @@ class ServerView(Protocol):
 
     @property
     def gone(self) -> str | None:
-        """Why there can be no more answers; None: there can."""
+        """The reason if no more answers are possible; None: they are."""
 
     def summary(self) -> str:
         """The model, its context and KV mode, for a chat's first line."""

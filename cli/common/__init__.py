@@ -1,1 +1,1 @@
-"""What commands share: options, lists, tables, progress."""
+"""Common parts of commands: options, lists, tables, progress."""

@@ -33,18 +33,18 @@ def _address(text: str) -> str:
 
 
 ram_option = option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
-                    help="Host memory for what was read before, so that a conversation that comes back is not read again; 0 for none. "
+                    help="Host memory for K and V of conversations, so that a returning conversation is not read again; 0 for none. "
                          f"It is lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]")
 
 _OPTIONS = [
     ram_option,
     option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-           help="Folder for the same, which outlives the server. Conversations can be read from it: keep it private.  [default: none]"),
+           help="Folder for the same, which outlives the server. Its files reveal conversations: keep it private.  [default: none]"),
     option("--cache-disk", type=Parsed("cache_disk", _size("the cache on disk")), metavar="SIZE",
-           help=f"Most bytes in the folder of --cache-dir; what was not used for longest goes.  [default: {size(StoreSettings.folder_bytes)}]"),
+           help=f"Maximum size of the folder of --cache-dir; the least recently used blocks go first.  [default: {size(StoreSettings.folder_bytes)}]"),
     option("--cache-url", type=Parsed("cache_url", _address), metavar="URL",
            help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
-                "command line: give one with a password by the variable.  [default: none]"),
+                "command line: put one with a password into the variable.  [default: none]"),
 ]
 
 

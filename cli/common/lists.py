@@ -28,7 +28,7 @@ class CommaList(click.ParamType):
         return tuple(self.item.convert(part.strip(), param, ctx) for part in value.split(","))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Completions of the item behind the last comma."""
+        """Completions of the item after the last comma."""
         known = self.item.shell_complete(ctx, param, "")
         return items([item.value for item in known], incomplete, ",")
 

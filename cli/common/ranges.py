@@ -16,7 +16,7 @@ def numbers(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            raise ConfigError(f"{part.strip()!r} is no number or range; write 512, or 0-8192+2048, or 1-8*2, with commas between them")
+            raise ConfigError(f"{part.strip()!r} is not a number or range; write 512, or 0-8192+2048, or 1-8*2, with commas between them")
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if last < first:
@@ -37,5 +37,5 @@ def pair(text: str) -> tuple[int, int]:
     """Tokens of a prompt and of what is generated after it, "512,128". Raises ConfigError."""
     match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text)
     if match is None:
-        raise ConfigError(f"{text!r} is no pair of numbers; write tokens of the prompt, a comma, tokens after it: 512,128")
+        raise ConfigError(f"{text!r} is not a pair of numbers; write tokens of the prompt, a comma, tokens after it: 512,128")
     return int(match[1]), int(match[2])

@@ -59,7 +59,7 @@ model_or_name_argument = _model(models)
 
 
 def model_path(model: Path | None) -> Path:
-    """The model to use. Raises ModelError where none is named and the default one is not installed."""
+    """The model to use. Raises ModelError if none is named and the default one is not installed."""
     if model is not None:
         return model
     from edgekv.models import default_model
@@ -73,8 +73,8 @@ threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU
 
 
 def when_full_option(default: str) -> Callable[[F], F]:
-    """What happens where a context is full: the value of a WhenFull; None where nothing was said. default: as the help says it."""
-    return option("--when-full", type=_choices(WhenFull), help="Where a conversation does not fit into its context any more. "
+    """The treatment of a full context: the value of a WhenFull; None: not given. default: for the help text."""
+    return option("--when-full", type=_choices(WhenFull), help="When a conversation no longer fits into its context. "
                   + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
 
 
@@ -147,15 +147,15 @@ _KV_OPTIONS = [
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
-               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are read by chance, and "
-                    "weigh what they stand for. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
+               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
+                    "weights for the unread ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
                     f"to {SelectionOptions.exact_tokens} tokens are attended whole.  [default: {SelectionOptions.resolution:g}]"),
     _kv_option("--error", type=Parsed("error", parse_error), metavar="PERCENT",
-               help="Mode sparse, in place of --resolution: how far off a head's output may be from full attention's, by estimate and on average, e.g. "
-                    "2%. Each layer and KV head gets a resolution for it, from what is measured once for a model, in the time that a prompt of "
+               help="Mode sparse, instead of --resolution: the allowed error of a head's output against full attention, estimated and on average, e.g. "
+                    "2%. Each layer and KV head gets a resolution for it, by a measurement made once for a model, in the time that a prompt of "
                     f"5,000 tokens takes.  [default: none; at resolution {SelectionOptions.resolution:g} a head's error is 1 to 6 %]"),
     _kv_option("--kv-prompts", type=_choices(PromptReading),
-               help="Mode sparse: what tokens attend while a prompt is read. "
+               help="Mode sparse: the tokens that a prompt's tokens attend. "
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
                     + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
@@ -166,27 +166,27 @@ _KV_OPTIONS = [
                     f"memory than that.  [default: {EvictionOptions.keep}]"),
     _kv_option("--device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
-                    f"weights too; {AUTO_DEVICE}: on the GPU where there is one that can be used.  [default: {PlacementOptions.device}]"),
+                    f"weights too; {AUTO_DEVICE}: on the GPU if one can be used.  [default: {PlacementOptions.device}]"),
     _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
                help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and "
                     "copies of hot pages in the rest. All pages stay in host memory.  "
-                    f"[default: {AUTO}, what is free beside the weights, less a margin]"),
+                    f"[default: {AUTO}, the memory that the weights leave, less a margin]"),
     option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
            help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
-                "processor.  [default: all of them where there is a GPU]"),
+                "processor.  [default: all of them if there is a GPU]"),
     _kv_option("--sketch", type=_choices(SketchKind),
-               help="Mode sparse: the summary of the keys that tokens are chosen by. "
+               help="Mode sparse: the summary of keys that selects tokens. "
                     + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
                     + f".  [default: {SelectionOptions.sketch.value}]"),
     _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
                help="Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% "
                     f"or 1024.  [default: {SelectionOptions.attend}]"),
     _kv_option("--policy", metavar="NAME+...",
-               help="Modes sparse and evict: what a page is worth, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
+               help="Modes sparse and evict: what scores pages, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
                     "lists them.  "
                     f"[default: {PlacementOptions.policy}]"),
     _kv_option("--prefetch", metavar="NAME",
-               help="Mode sparse: which pages are expected to be wanted next; one of none, previous, neighbour, rope, random.  "
+               help="Mode sparse: what predicts the pages wanted next; one of none, previous, neighbour, rope, random.  "
                     f"[default: {PlacementOptions.prefetch}]"),
     _kv_option("--page-tokens", type=int, metavar="TOKENS",
                help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_tokens}]"),
@@ -207,7 +207,7 @@ def kv_options(function: F) -> F:
 
 
 def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
-    """These options with the errors of the model's heads, where --error needs them. A bar shows that they are measured."""
+    """These options, with the errors of the model's heads if --error needs them. A bar shows the measurement."""
     if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors:
         return kv
     from edgekv import with_head_errors as measured
@@ -222,7 +222,7 @@ def split_kv_options(settings: dict[str, Any]) -> dict[str, Any]:
     Where no mode is asked for, it is `devices.measured_mode`.
 
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
-    error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable where a GPU was asked for and cannot be used.
+    error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.
     """
     from edgekv import policies
     from edgekv.memory.devices import measured_mode, place

@@ -33,8 +33,8 @@ has the core that the others need, each of some hundred waits of a token lasts a
 def prepare() -> None:
     """Load our libraries and put llama-cpp-python on them. Idempotent.
 
-    Raises AbiMismatch where llama-cpp-python is of another version or already runs on other libraries, ConfigError for a bad
-    EDGEKV_ISA, NativeError where the libraries cannot be loaded.
+    Raises AbiMismatch if llama-cpp-python is of another version or already runs on other libraries, ConfigError for a bad
+    EDGEKV_ISA, NativeError if the libraries cannot be loaded.
     """
     global _prepared
     if _prepared:
@@ -60,7 +60,7 @@ def prepare() -> None:
 
 
 def _import_compiled(name: str) -> ModuleType:
-    """One of our compiled modules; NativeError where there is none, or where it cannot be loaded."""
+    """One of our compiled modules; NativeError if there is none, or it cannot be loaded."""
     try:
         return importlib.import_module(f"edgekv._native.{name}")
     except ImportError as error:

@@ -150,7 +150,7 @@ def selection(chosen: SelectionOptions, keep_tokens: int) -> dict:
 
 
 def _placement(options: KvOptions) -> dict:
-    """auto: a GPU where this build and this machine have one; a context whose model stays on the CPU then stays there too."""
+    """auto: a GPU if this build and this machine have one; a context whose model stays on the CPU then stays there too."""
     kind = DeviceKind.HOST if options.placement.device == AUTO_DEVICE else DeviceKind(options.placement.device)
     if options.placement.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
         kind = DeviceKind.CUDA
@@ -167,7 +167,7 @@ def _params(options: KvOptions):
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
-    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None where it is, or was not
+    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None if it is, or was not
     to be."""
     sentence = ffi.new("char const **")
     status = lib.edgekv_device_problem(handle, sentence)
@@ -214,7 +214,7 @@ def get_params(handle: Handle) -> tuple[KvMode, int, bool]:
 
 
 def rope(handle: Handle) -> tuple[int, float, float] | None:
-    """(channels turned, base, linear scaling factor) of the rotary embedding; None where the model has none."""
+    """(channels turned, base, linear scaling factor) of the rotary embedding; None if the model has none."""
     n_rot, base, scale = ffi.new("int *"), ffi.new("float *"), ffi.new("float *")
     if not lib.edgekv_get_rope(handle, n_rot, base, scale):
         return None
@@ -226,7 +226,7 @@ def set_run_every(handle: Handle, n_ubatches: int) -> None:
 
 
 def set_watched(handle: Handle, watched: bool) -> None:
-    """Whether the ubatch callback comes after each ubatch, or only where a run ends."""
+    """Whether the ubatch callback comes after each ubatch, or only at the end of a run."""
     _check(lib.edgekv_set_watched(handle, watched))
 
 
@@ -309,8 +309,8 @@ class RunSums:
 
 
 class RunReader:
-    """Reads the observation of one context; the arrays over its mass are made once, for they stay where they are: by `view(address,
-    dtype, shape)`, where they lie on a device."""
+    """Reads the observation of one context; the arrays over its mass are made once, because their memory stays in place: by `view(address,
+    dtype, shape)`, if they lie on a device."""
 
     def __init__(self, handle: Handle, view: Callable[[int, type, tuple[int, ...]], Any] | None = None):
         self._handle = handle

@@ -21,7 +21,7 @@ def lacking(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check() -> None:
-    """Raises NativeError where the libraries were compiled for another processor."""
+    """Raises NativeError if the libraries were compiled for another processor."""
     if missing := lacking(needed()):
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise NativeError(

@@ -1,4 +1,4 @@
-"""Devices, their rates, and where a context's data plane runs, as plain values."""
+"""Devices, their rates, and the place of a context's data plane, as plain values."""
 
 from dataclasses import dataclass
 
@@ -33,16 +33,16 @@ class DeviceInfo:
     free_bytes: int
     usable: bool
     problem: str
-    """The sentence where it is not usable."""
+    """The reason if it is not usable."""
 
 
 def count(kind: DeviceKind) -> int:
-    """Devices of a kind; 0 where this build has no library for it."""
+    """Devices of a kind; 0 if this build has no library for it."""
     return lib.edgekv_device_count(_DEVICES[kind])
 
 
 def info(kind: DeviceKind, index: int = 0) -> DeviceInfo:
-    """One device. Raises NativeError or ConfigError where there is none."""
+    """One device. Raises NativeError or ConfigError if there is none."""
     out = ffi.new("edgekv_device_info *")
     _check(lib.edgekv_get_device_info(_DEVICES[kind], index, out))
     return DeviceInfo(_KIND_OF[out.kind], out.index, ffi.string(out.name).decode(), out.arch, out.driver, out.runtime, out.n_sm,
@@ -68,7 +68,7 @@ class Rates:
 
 
 def rates(kind: DeviceKind, index: int = 0) -> Rates:
-    """Measure a device; takes about a second. Raises NativeError where it cannot be used."""
+    """Measure a device; takes about a second. Raises NativeError if it cannot be used."""
     out = ffi.new("edgekv_rates *")
     _check(lib.edgekv_measure_rates(_DEVICES[kind], index, out))
     return Rates(out.link_copy, out.link_gather, out.link_pageable, out.vram, out.dram, out.launch_us)
@@ -79,7 +79,7 @@ def rates(kind: DeviceKind, index: int = 0) -> Rates:
 
 @dataclass(frozen=True)
 class Plane:
-    """Where a context's data plane runs. Addresses are the device's: of an emulated one, host memory."""
+    """The device of a context's data plane. Addresses are the device's: of an emulated one, host memory."""
 
     kind: DeviceKind
     index: int

@@ -10,7 +10,7 @@ from edgekv.errors import EdgeKVError
 log = logging.getLogger("edgekv")
 
 THREW = 70
-"""The exit code of `run` where the server ended with an exception."""
+"""The exit code of `run` if the server ended with an exception."""
 
 
 def run(argv: list[str]) -> int:
@@ -33,7 +33,7 @@ def terminate() -> None:
 
 
 def projector() -> str:
-    """The file with which the running server makes embeddings of images and sound; empty: it has none. Once it has answered a request."""
+    """The projector of the running server, which embeds images and sound; empty: it has none. Known after the first answered request."""
     from edgekv._native._server import ffi, lib
 
     return ffi.string(lib.edgekv_server_projector()).decode(errors="surrogateescape")
@@ -65,7 +65,7 @@ class Pacing:
 
 @dataclass(frozen=True)
 class Waits:
-    """How often something was waited for, by how long."""
+    """A histogram of waits: their number by duration."""
 
     bounds: tuple[float, ...]
     """Seconds, ascending."""
@@ -106,7 +106,7 @@ def set_spaces(spaces: dict[str, str]) -> None:
 
 
 def pacing() -> Pacing:
-    """The pacing of the server, or of the last one where none runs. From any thread."""
+    """The pacing of the server, or of the last one if none runs. Call it from any thread."""
     from edgekv._native._server import ffi, lib
 
     found = ffi.new("edgekv_server_pacing *")
@@ -116,7 +116,7 @@ def pacing() -> Pacing:
 
 
 def reading_s(first: int, n: int) -> float:
-    """Seconds that n tokens of a prompt take behind the first `first`, as the newest batches went; 0: none was seen. From any thread."""
+    """Seconds that n tokens of a prompt take after the first `first`, by the newest batches; 0: unknown. Call it from any thread."""
     from edgekv._native._server import lib
 
     return lib.edgekv_server_reading_s(first, n)

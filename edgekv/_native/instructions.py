@@ -1,4 +1,4 @@
-"""Which instruction set the kernels are taken from, and how fast each is."""
+"""The instruction set of the kernels in use, and the speed of each."""
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _check

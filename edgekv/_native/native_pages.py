@@ -30,7 +30,7 @@ class NativePages:
         _check(lib.edgekv_begin_copies(self._handle, *self._moves(ids, slots)))
 
     def gather(self, ids: np.ndarray, slots: np.ndarray, stream: Stream) -> None:
-        """Queue these copies. Raises TierError where the context left its device."""
+        """Queue these copies. Raises TierError if the context left its device."""
         plane, shape = device_calls.plane(self._handle), self._shape
         if plane is None:
             raise TierError("the context has no device any more")
@@ -59,7 +59,7 @@ class NativePages:
         _check(lib.edgekv_release_pages(self._handle, *self._moves(ids)))
 
     def resize(self, n_slots: int) -> None:
-        """Give the arena so many slots. Raises TierError where there is no memory."""
+        """Give the arena so many slots. Raises TierError if there is no memory."""
         try:
             _check(lib.edgekv_set_arena(self._handle, n_slots))
         except DoesNotFit as error:
@@ -70,7 +70,7 @@ class NativePages:
 
 
 def moves_of(shape: PageShape, ids: np.ndarray, slots: np.ndarray | int = -1) -> np.ndarray:
-    """MOVE [n]: pages by id and the slots that they go to, -1 where they go to none."""
+    """MOVE [n]: pages by id and the slots that they go to, -1 if they go to none."""
     moves = np.empty(len(ids), MOVE)
     moves["layer"], moves["head"], moves["page"] = shape.places(ids)
     moves["slot"] = slots

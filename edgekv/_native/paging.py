@@ -25,11 +25,11 @@ class PageArrays:
     """Address, on the device that the data plane runs on, of float32 [shape], writable between ubatches: the worth of a page to the
     policy."""
     slots: np.ndarray
-    """int32 [layer, kv_head, page]: the page table, -1 where a page is only in home."""
+    """int32 [layer, kv_head, page]: the page table, -1 if a page is only in home."""
     newest: np.ndarray
-    """int32 [page]: newest position in the page, -1 where it is empty."""
+    """int32 [page]: newest position in the page, -1 if it is empty."""
     dropped: np.ndarray | None
-    """uint8 [shape], mode evict: not zero where the head does not attend the page. None on a device."""
+    """uint8 [shape], mode evict: not zero if the head does not attend the page. None on a device."""
     n_slots: int
     slot_bytes: int
 
@@ -50,8 +50,8 @@ def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) ->
 
 
 def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:
-    """From the next ubatch on, sample each hooked layer's KV head at a resolution of its own: float32 [hooked layer, kv_head], 0 for the
-    selection's; None: that one for all. Decoding thread. Raises ConfigError for another shape, or a number that is no resolution."""
+    """From the next ubatch on, sample each hooked layer's KV head at its own resolution: float32 [hooked layer, kv_head], 0 for the
+    selection's; None: the selection's for all. Decoding thread. Raises ConfigError for another shape or an invalid resolution."""
     if resolutions is None:
         _check(lib.edgekv_set_resolutions(handle, ffi.NULL, 0, 0))
         return

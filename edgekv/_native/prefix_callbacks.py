@@ -14,14 +14,14 @@ log = logging.getLogger("edgekv")
 
 @dataclass(frozen=True)
 class Medium:
-    """An image or a sound in a prompt: embeddings stand in place of its tokens."""
+    """An image or a sound in a prompt; embeddings replace its tokens."""
 
     first: int
     """Its first token."""
     n: int
-    """Its tokens, of which the last may lie behind those told."""
+    """The number of its tokens; the last ones may lie after the given tokens."""
     id: str
-    """Digests of its file and of what its embeddings are computed from."""
+    """Digests of its file and of the input of its projector."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SequenceTokens:
     """Of the llama_context."""
     seq_id: int
     tokens: np.ndarray
-    """int32 [n], -1 for those of media; lives until the call returns."""
+    """int32 [n], -1 for tokens of media; valid until the call returns."""
     adapters: tuple[tuple[int, float], ...]
     """LoRA adapters that K and V depend on: the address of each llama_adapter_lora, which lives as long as the context, and its scale."""
     space: str = ""
@@ -40,24 +40,24 @@ class SequenceTokens:
     media: tuple[Medium, ...] = ()
     """In order."""
     projector: str = ""
-    """The file of the model that makes embeddings of media."""
+    """The projector's file."""
     at: np.ndarray | None = None
-    """int32 [3, n]: position, line and column of each token; None: positions count up. Lives as `tokens`."""
+    """int32 [3, n]: position, line and column of each token; None: positions count up. Valid as long as `tokens`."""
 
 
 @dataclass
 class CachedTokens:
-    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by where they were kept."""
+    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by the place that kept them."""
 
     slot: int | None = None
-    """Where the context keeps snapshots: so many tokens of its own stay in the sequence. None: as the server says."""
+    """If the context keeps snapshots: the number of the slot's own tokens that stay in the sequence. None: the server decides."""
     ram: int = 0
     disk: int = 0
     remote: int = 0
     comes: bool = False
     """They have their cells; their rows come with the next decode."""
     spacing: int = 0
-    """Where snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
+    """If snapshots are kept: tokens between two in the middle of a long prompt; 0: none there."""
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(position, token kept, token asked, tokens lost), as edgekv_near_miss; no token lost: there is none."""
 
@@ -70,7 +70,7 @@ class KeepsPrefixes(Protocol):
     """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
 
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """Whether `begin` can go on at once. Else the server asks again, and answers others meanwhile. alone: it answers nobody, so the call may take a
+        """Whether `begin` can go on at once. Otherwise the server asks again, and answers others meanwhile. alone: it has no other, so the call may take a
         moment."""
 
     def leave(self, seq_id: int) -> None:
@@ -89,8 +89,8 @@ class KeepsPrefixes(Protocol):
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
     def settle(self) -> tuple[int, CachedTokens]:
-        """Wait for the rows. Returns the number of tokens before the first whose rows could not be had (-1: none), which end within no medium, and
-        those of them that were put in."""
+        """Wait for the rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within a medium, and
+        the number of these that were put in."""
 
 
 _handle: object = None

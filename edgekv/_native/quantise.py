@@ -10,7 +10,7 @@ from edgekv.errors import EdgeKVError
 
 def quantise(source: Path, target: Path, mixture: str, pure: bool = False) -> None:
     """Write `source`, a file of f16, as a mixture such as q4_k_m; pure: every matrix in its main type. Takes minutes for each billion weights.
-    Raises EdgeKVError where it fails."""
+    Raises EdgeKVError on failure."""
     _native.prepare()
     import llama_cpp
     from llama_cpp._logger import set_verbose

@@ -33,7 +33,7 @@ class PagesSize:
 
     n_layers: int
     n_heads: int
-    """The most KV heads of any of these layers."""
+    """The maximum number of KV heads over these layers."""
     n_streams: int
     n_cells: int
     """Cells of a stream."""
@@ -43,12 +43,12 @@ class PagesSize:
 
 
 def table_bytes(pages: PagesSize) -> int:
-    """Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode."""
+    """Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode."""
     return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", vars(pages)))
 
 
 def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool) -> bool:
-    """Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
+    """Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
     return lib.edgekv_serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
 
 
@@ -58,7 +58,7 @@ def sketch_bytes(layer: LayerSize) -> int:
 
 
 def step_bytes(layer: LayerSize) -> int:
-    """What the longest step of a stream writes between its nodes while mass is observed. All layers use it in turn."""
+    """Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn."""
     return lib.edgekv_step_bytes(_native(layer))
 
 
@@ -86,7 +86,7 @@ class DeviceHeads:
 
 @dataclass(frozen=True)
 class DeviceSize:
-    """A context on a device. No device is needed to ask about it."""
+    """A context on a device, which need not exist."""
 
     mode: KvMode
     """Exact or sparse."""
@@ -100,7 +100,7 @@ class DeviceSize:
     total_bytes: int
     """The device's memory."""
     free_bytes: int
-    """Of that, what weights, work buffers and whatever else llama.cpp keeps there leave."""
+    """The part that weights, work buffers and all else of llama.cpp leave free."""
     budget_bytes: int
     """0: the free bytes, less `device_margin`."""
     layers: tuple[DeviceHeads, ...]
@@ -108,7 +108,7 @@ class DeviceSize:
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """What a context takes of a device's memory."""
+    """The bytes that a context takes of a device's memory."""
 
     budget: int
     sketches: int
@@ -121,10 +121,10 @@ class DeviceBytes:
     ring: int
     """Mode exact streams cold pages through it."""
     arena: int
-    """Whole slots in the rest of the budget, at most one for each page and those of pages that are being filled."""
+    """Whole slots in the rest of the budget: at most one for each page, and further slots for pages that are being filled."""
     n_staged: int
     n_slots: int
-    """Slots of the arena without those of pages that are being filled."""
+    """Slots of the arena without the slots for pages that are being filled."""
 
 
 def device_bytes(size: DeviceSize) -> DeviceBytes:

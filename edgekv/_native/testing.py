@@ -39,7 +39,7 @@ def use_products(use: bool) -> int:
 
 
 def leave_whole_layers(handle: Handle) -> None:
-    """Leave the layers that are attended whole in every mode to stock nodes, as a device does. Call it while nothing decodes."""
+    """Leave layers that EdgeKV attends whole in every mode to stock nodes, as a device does. Call it while nothing decodes."""
     lib.edgekv_leave_whole_layers(handle)
 
 
@@ -52,7 +52,7 @@ class NativeCheck:
 
 
 def check(handle: Handle) -> NativeCheck:
-    """Compare every sketch with one built anew, and every slot in the page table with home."""
+    """Compare every sketch with a rebuilt one, and every slot in the page table with home."""
     out = lib.edgekv_check(handle)
     return NativeCheck(out.n_groups_wrong, out.n_groups, out.n_slots_wrong, out.n_slots)
 

@@ -9,7 +9,7 @@ from edgekv._native.core import Handle, _check
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError where the context keeps something else than rows
+    """Bytes of a token's row of K and of V in each layer that keeps any. Raises NativeError if the context keeps something else than rows
     and snapshots."""
     n_layer = lib.edgekv_n_layer(handle)
     k_bytes, v_bytes = ffi.new("size_t[]", n_layer), ffi.new("size_t[]", n_layer)
@@ -39,7 +39,7 @@ def read_tokens(handle: Handle, stream: int, cells: np.ndarray, n_bytes: int) ->
 
 class HeldTokens:
     """Computed tokens in `cells` (uint32 [n]) of a stream: whatever would move or remove them, or free the context, waits until they are
-    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError where rows are not in host memory."""
+    released. Made by the thread that decodes; then any thread's, one at a time. Raises NativeError if rows are not in host memory."""
 
     def __init__(self, handle: Handle, stream: int, cells: np.ndarray):
         out = ffi.new("edgekv_hold **")
@@ -64,7 +64,7 @@ def keeps_snapshots(handle: Handle) -> bool:
 
 
 def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
-    """What a sequence keeps besides rows behind its newest token: uint8 [bytes]. Raises NativeError where the context keeps nothing else."""
+    """A sequence's data besides rows, after its newest token: uint8 [bytes]. Raises NativeError if the context keeps only rows."""
     n_bytes = ffi.new("size_t *")
     _check(lib.edgekv_read_snapshot(handle, seq_id, ffi.NULL, 0, n_bytes))
     snapshot = np.empty(n_bytes[0], np.uint8)
@@ -73,7 +73,7 @@ def read_snapshot(handle: Handle, seq_id: int) -> np.ndarray:
 
 
 def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndarray) -> None:
-    """Put in a snapshot (uint8 [bytes]) that was read before the token at `position`. Raises NativeError where it is of another context, and the sequence is
+    """Put in a snapshot (uint8 [bytes]) that was read before the token at `position`. Raises NativeError if it is of another context, and the sequence is
     empty then."""
     assert snapshot.dtype == np.uint8 and snapshot.flags.c_contiguous
     _check(lib.edgekv_write_snapshot(handle, seq_id, position, ffi.cast("void *", snapshot.ctypes.data), snapshot.nbytes))
@@ -81,8 +81,8 @@ def write_snapshot(handle: Handle, seq_id: int, position: int, snapshot: np.ndar
 
 def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens: np.ndarray | None, at: np.ndarray | None, label: int) -> np.ndarray:
     """Place n more tokens of a sequence, labelled; their cells, uint32 [n]. tokens: int32 [n], their numbers, or None. at: int32 [3, n], their
-    positions, lines and columns, or None where positions count up; with it first_position -1 keeps all that the sequence has. Their rows must be
-    written before the next decode, or come while it computes. Raises DoesNotFit where there are not so many empty cells."""
+    positions, lines and columns, or None if positions count up; with it, first_position -1 keeps the sequence's tokens. Their rows must be
+    written before the next decode, or come while it computes. Raises DoesNotFit if too few cells are empty."""
     cells = np.empty(n, np.uint32)
     assert tokens is None or tokens.shape == (n,)
     assert at is None or at.shape == (3, n)
@@ -91,7 +91,7 @@ def add_tokens(handle: Handle, seq_id: int, first_position: int, n: int, tokens:
 
 
 def in_image(handle: Handle, stream: int, cells: np.ndarray) -> np.ndarray:
-    """int32 [2, n]: lines and columns of the tokens in cells (uint32 [n]) of a stream; zeros where positions have one dimension."""
+    """int32 [2, n]: lines and columns of the tokens in cells (uint32 [n]) of a stream; zeros if positions have one dimension."""
     places = np.empty((2, len(cells)), np.int32)
     _check(lib.edgekv_in_image(handle, stream, _cells(cells), len(cells), _numbers(places[0]), _numbers(places[1])))
     return places

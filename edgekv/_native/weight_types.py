@@ -52,8 +52,8 @@ _FUNCTIONS = {  # of ggml: result, arguments
 
 
 def layouts(experts: bool = False) -> dict[str, str | None]:
-    """By name of WEIGHT_TYPES: the layout that llama.cpp puts matrices of that type into, or those of a mixture's experts ("AMX",
-    "CPU_REPACK"); None where they stay as they are in the file."""
+    """By name of WEIGHT_TYPES: llama.cpp's layout of matrices of that type, or of a mixture's experts ("AMX",
+    "CPU_REPACK"); None: they stay as in the file."""
     _native.prepare()
     ggml = _library()
     device = ggml.ggml_backend_dev_by_type(_CPU)
@@ -63,7 +63,7 @@ def layouts(experts: bool = False) -> dict[str, str | None]:
 
 
 def multiplied_by_us(name: str, layout: str | None) -> bool:
-    """Whether kernels of ours multiply weights of a type of WEIGHT_TYPES, in the layout that layouts() says, by tokens."""
+    """Whether our kernels multiply weights of a type of WEIGHT_TYPES, in the layout of layouts(), by tokens."""
     from edgekv._native._core import ffi, lib
 
     return lib.edgekv_multiplies(WEIGHT_TYPES[name], ffi.NULL if layout is None else layout.encode())
@@ -90,7 +90,7 @@ def _layouts_of(ggml: ctypes.CDLL, device: int) -> Iterator[int]:
 
 
 def _takes(ggml: ctypes.CDLL, device: int, layout: int, kind: int, experts: bool) -> bool:
-    """Whether matrices of type `kind` in that layout can be multiplied with a prompt's activations."""
+    """Whether matrices of type `kind` in that layout can be multiplied by a prompt's activations."""
     weights, others = (ggml.ggml_init(_InitParams(_CONTEXT_BYTES, None, True)) for _ in range(2))
     matrix = ggml.ggml_new_tensor_3d(weights, kind, _SIDE, _SIDE, _EXPERTS if experts else 1)
     buffer = ggml.ggml_backend_alloc_ctx_tensors_from_buft(weights, layout)

@@ -148,7 +148,7 @@ class CupyOps(Ops):
             work[_SEARCH_BYTES:].get(out=copy, blocking=False)
             done = self.ubatch_stream.record()
         self._in_flight = [(event, kept) for event, kept in self._in_flight if not event.done()]
-        self._in_flight.append((done, copy))  # keeps the memory of a copy under way, also where nobody waits for it
+        self._in_flight.append((done, copy))  # keeps the memory of a copy under way, even if no caller waits for it
         return Later(done, lambda: _Found(copy.view(result)[0], n))
 
     def _pinned(self, n_bytes: int) -> np.ndarray:

@@ -15,7 +15,7 @@ MOVE = np.dtype([("layer", np.int32), ("head", np.int32), ("page", np.int32), ("
 
 @dataclass(frozen=True)
 class Places:
-    """Where the pages of a context lie, as device addresses."""
+    """The places of a context's pages, as device addresses."""
 
     layers: int
     """Address of LAYER [n_layers]."""

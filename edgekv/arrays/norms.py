@@ -13,7 +13,7 @@ def row_norms(rows: np.ndarray) -> np.ndarray:
 
 
 def page_norms(rows: np.ndarray, valid: np.ndarray, page_tokens: int) -> np.ndarray:
-    """float32 [page, head]: mean norm of each page's valid rows, 0 where there are none.
+    """float32 [page, head]: mean norm of each page's valid rows, 0 if there are none.
 
     rows: as for `row_norms`, [cell, head, ...], from a page's first cell on; valid: bool [cell].
     """

@@ -49,7 +49,7 @@ class Ranking(Protocol):
 
     @property
     def mean(self) -> float:
-        """Mean score of those n pages; 0 where there are none."""
+        """Mean score of those n pages; 0 if there are none."""
 
     def n_below(self, value: float) -> int:
         """How many of those n pages have a lower score; a lower bound where more do than were listed."""

@@ -12,7 +12,7 @@ def distance_prior(n_distances: int, head_dim: int, n_rot: int, base: float, fac
 
         prior(distance) = (2 / head_dim) * (sum_i cos(distance * theta_i) + (head_dim - n_rot) / 2)
 
-    The last term stands for the channels that are not rotated.
+    The last term is for the channels that are not rotated.
     """
     theta = base ** (-np.arange(0, n_rot, 2, dtype=np.float64) / n_rot) / factor
     prior = np.empty(n_distances, np.float32)

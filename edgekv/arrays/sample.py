@@ -31,7 +31,7 @@ class SampledRows:
     weights: np.ndarray
     """float32 [n]: 1 / the probability of each."""
     n_certain: int
-    """How many of them had probability 1."""
+    """The number of rows with probability 1."""
     missed: float
     """`resolution` times the estimated share of the attention on the cells that were not read."""
 
@@ -74,7 +74,7 @@ def by_share(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np
     group = len(shares)
     tops, sums = tops.astype(np.float64), sums.astype(np.float64)
     highest = tops.max(axis=1) if sinks is None else np.maximum(tops.max(axis=1), sinks)
-    scale = np.exp(tops - np.where(np.isfinite(highest), highest, 0)[:, None])  # 0 where a group has no top
+    scale = np.exp(tops - np.where(np.isfinite(highest), highest, 0)[:, None])  # 0 if a group has no top
     total = np.where(tops > -np.inf, sums * scale, 0).sum(axis=1) + (0 if sinks is None else np.exp(sinks - highest))
     factors = resolution / group * np.divide(scale, total[:, None], out=np.zeros_like(scale), where=total[:, None] > 0)
     values = (shares.astype(np.uint32) << 16).view(np.float32).astype(np.float64)

@@ -39,16 +39,16 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """What a token reads in mode sparse."""
+    """The selection of the rows that a token reads in mode sparse."""
 
     resolution: float = variable(DEFAULT_RESOLUTION, "EDGEKV_RESOLUTION", parse_resolution)
     """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
     their estimate; their weights stand for the attention on unread tokens."""
     error: float | None = variable(None, "EDGEKV_ERROR", parse_error)
-    """In place of a resolution: the estimated relative error of a head's output, 0.01 or "1%", behind which each layer and KV head has a
-    resolution of its own (`resolutions`). The heads' errors of each model are measured once (`edgekv.with_head_errors`)."""
+    """Instead of a resolution: the wanted relative error of a head's output, 0.01 or "1%". Each layer and KV head gets its own resolution
+    for it (`resolutions`), by the errors of the model's heads, which are measured once (`edgekv.with_head_errors`)."""
     head_errors: HeadErrors | None = field(default=None, repr=False)
-    """What was measured; `edgekv.Llama` and the server know it by themselves."""
+    """The measured errors; `edgekv.Llama` and the server find them themselves."""
     sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
     prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
     """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
@@ -82,35 +82,35 @@ class SelectionOptions:
 
     @property
     def resolutions(self) -> Table | None:
-        """What each KV head of each layer of the model samples at, 0: `resolution`; None where it is the same for all."""
+        """The resolution of each KV head of each layer of the model, 0: `resolution`; None: the same for all."""
         return None if self.error is None or self.head_errors is None else self.head_errors.resolutions_for(self.error)
 
     @property
     def typical_resolution(self) -> float:
-        """One resolution with about as many rows as those of all heads, as rows go with its square root; `resolution` where nothing else is
-        known."""
+        """One resolution that reads about as many rows as the heads' own do, because rows grow with its square root; `resolution` without
+        measured errors."""
         own = [one or self.resolution for heads in self.resolutions or () for one in heads]
         return (sum(map(math.sqrt, own)) / len(own)) ** 2 if own else self.resolution
 
     @property
     def lacks_head_errors(self) -> bool:
-        """An error was asked for that nobody knows a resolution for."""
+        """Whether an error is set without the measured errors that give its resolutions."""
         return self.error is not None and self.head_errors is None and self.sketch is not SketchKind.NONE
 
     @property
     def sampled_at(self) -> str:
-        """ "resolution 2,000" or "error 1 %": what a person has set."""
+        """ "resolution 2,000" or "error 1 %": the setting that is in force."""
         return f"resolution {self.resolution:,.15g}" if self.error is None else f"error {100 * self.error:.3g} %"
 
 
 @dataclass(frozen=True)
 class EvictionOptions:
-    """What mode evict keeps."""
+    """The tokens that mode evict keeps."""
 
     keep: Keep = variable(Keep(), "EDGEKV_KEEP")
     """A context created in mode evict has cells for no more."""
     split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
-    """How `keep` is divided over layers and heads."""
+    """The division of `keep` over layers and heads."""
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
@@ -119,7 +119,7 @@ class EvictionOptions:
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where attention runs and which pages lie there: what policies see, what they move, and how much memory they have."""
+    """The place of attention and its pages: the observation of policies, the pages that they move, and their memory."""
 
     observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
     """Attention mass is kept, for policies and observers."""

@@ -1,4 +1,4 @@
-"""How far off the heads of a model are where they sample, as measured once, and what to sample at for an error that is asked for."""
+"""The measured sampling errors of a model's heads, and the resolutions that a wanted error needs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import cache
 DEFAULT_RESOLUTION = 2000.0
 
 LEAST, MOST = DEFAULT_RESOLUTION / 4, 8 * DEFAULT_RESOLUTION
-"""The bounds of what follows from an error. Below, a head rests on a few rows; above, it reads most of what it sees."""
+"""Bounds of the resolutions for an error. Below, a head depends on a few rows; above, it reads most visible rows."""
 
 _EVENNESS = 0.5
 """0: all heads have one resolution; 1: all have the same error. See `HeadErrors.resolutions_for`."""
 
 _LEAST_SLOPE = 0.25
-"""Noise may make an error fall slowly, or not at all, between two resolutions. It is taken to fall with this power of them at least."""
+"""Noise may make an error fall slowly, or not at all, between two resolutions. We assume that it falls at least with this power of them."""
 
 _DIGITS = 2
-"""Resolutions are rounded to so many digits: fewer tables differ, and rows of the same table serve each other."""
+"""Resolutions are rounded to so many digits: then fewer tables differ, and contexts with equal tables can share rows."""
 
 Table = tuple[tuple[float, ...], ...]
 """[layer of the model][KV head]; a layer that is never sampled has no heads."""
@@ -30,7 +30,7 @@ class HeadErrors:
     """Estimated relative errors of the heads' outputs: means over tokens and over the query heads of each KV head."""
 
     resolutions: tuple[float, ...]
-    """That they were measured at, ascending, at least two."""
+    """The resolutions of the measurements, ascending, at least two."""
     errors: tuple[Table, ...]
     """By resolution. 0: the head was not estimated."""
 
@@ -41,21 +41,21 @@ class HeadErrors:
             raise ValueError("errors are measured at two resolutions or more, ascending, of the same heads")
 
     def resolutions_for(self, error: float) -> Table:
-        """What each head samples at, so that the mean of the heads' errors is the one asked for; 0 where a head was not estimated.
+        """Each head's resolution, so that the mean of the heads' errors is the wanted one; 0 for a head that was not estimated.
 
-        A head's error is the standard deviation of a sum over sampled rows. It would fall with the square root of the resolution, did not rows
-        become certain meanwhile: measured, it falls with its power 0.61 to 0.68 from 500 to 2,000 and 0.73 to 0.79 from 2,000 to 8,000 (medians of the
-        heads of SmolLM2-135M and gemma3-270m behind 4,096 tokens, by text). So each head has a line of its own between the resolutions that it was
-        measured at, of logarithms, and beyond them the next line goes on.
+        A head's error is the standard deviation of a sum over sampled rows. It would fall with the square root of the resolution if no rows became
+        certain on the way. Measured, it falls with the power 0.61 to 0.68 from 500 to 2,000 and 0.73 to 0.79 from 2,000 to 8,000 (medians of the
+        heads of SmolLM2-135M and gemma3-270m after 4,096 tokens, by text). So each head has its own lines between the measured resolutions, in
+        logarithms; beyond these the nearest line continues.
 
-        A head gets the geometric mean of the resolution at which it would have the others' error and of the one that all heads would share
-        (`_EVENNESS`), scaled until the mean is met, within LEAST and MOST. Where all heads have the same error, the default model diverges a fifth
-        more from full attention than where they share a resolution with as many rows; halfway it does not (LOG.md, 2026-11-25).
+        A head gets the geometric mean of two resolutions: the one at which all heads have the same error, and the one that all heads would share
+        (`_EVENNESS`), scaled within LEAST and MOST until the mean error is right. With equal errors, the default model diverges a fifth
+        more from full attention than with one shared resolution and as many rows; halfway it does not (LOG.md, 2026-11-25).
         """
         return _resolutions_for(self, error)
 
     def lines(self) -> list[_Line]:
-        """Of the heads that were estimated."""
+        """The lines of the estimated heads."""
         return [_Line.through(self.resolutions, measured) for measured in self._measured() if min(measured) > 0]
 
     def _measured(self) -> Iterable[list[float]]:
@@ -76,7 +76,7 @@ class _Line:
     def through(cls, resolutions: Sequence[float], errors: Sequence[float]) -> _Line:
         x, y = [math.log(one) for one in resolutions], [math.log(one) for one in errors]
         slopes = [max(_LEAST_SLOPE, (a - b) / (d - c)) for a, b, c, d in zip(y, y[1:], x, x[1:])]
-        # the corner in the middle stays: noise moves the ends more
+        # keeps the middle corner: noise moves the ends more
         middle = len(x) // 2
         for i in range(middle, len(slopes)):
             y[i + 1] = y[i] - slopes[i] * (x[i + 1] - x[i])

@@ -22,7 +22,7 @@ _INSTEAD_OF = {"error": "resolution", "resolution": "error"}
 
 
 def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) -> None:
-    """Raise ConfigError where options are `named` that each stand for the other."""
+    """Raise ConfigError if two options are `named` that exclude each other."""
     if named.get("error") is not None and named.get("resolution") is not None:
         error, resolution = spelled("error"), spelled("resolution")
         raise ConfigError(f"{error} chooses a resolution for each layer and head, and {resolution} is one for all; give one of the two")
@@ -30,7 +30,7 @@ def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) ->
 
 @dataclass(frozen=True, init=False)
 class KvOptions:
-    """How a context's KV cache is kept and attended: the mode, and four groups of options.
+    """The options of a context's KV cache: the mode, and four groups of options.
 
     Give an option by its own name, whatever its group, or a whole group by the group's name:
     `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`. Code that needs one group takes that group alone.
@@ -66,7 +66,7 @@ class KvOptions:
             raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
-        """Raise ConfigError where one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
+        """Raise ConfigError if one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
         for name, modes in _MODES_OF.items():
             if name in named and self.mode not in modes:
                 these = " and ".join(mode.value for mode in modes)
@@ -109,7 +109,7 @@ class KvOptions:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that mode evict keeps. Raises ConfigError where `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
+        """Tokens that mode evict keeps. Raises ConfigError if `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
         keep = self.eviction.keep
         if keep.bytes and self.mode is KvMode.EVICT:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")

@@ -17,7 +17,7 @@ _MOST_RESOLUTION = 1e9  # single precision cannot tell smaller shares from nothi
 
 @dataclass(frozen=True)
 class Attend:
-    """What a token attends in mode sparse without sketches: `share` of the visible pages, or `tokens`."""
+    """The amount that a token attends in mode sparse without sketches: `share` of the visible pages, or `tokens`."""
 
     share: float = 0.125
     tokens: int = 0

@@ -13,7 +13,7 @@ SPLITS.add("pyramid", Split.PYRAMID, Split.PYRAMID.description, "PyramidKV, arXi
 SPLITS.add("pooled", Split.POOLED, Split.POOLED.description, "EdgeKV")
 
 LAYER_FLOOR = 0.2
-"""The least that each head gets where a layer's heads share a budget, as a part of its even share: AdaKV's safeguard."""
+"""The least that each head gets if a layer's heads share a budget, as a part of its even share: AdaKV's safeguard."""
 
 PYRAMID_STEEPNESS = 20
 """PyramidKV's beta: the last layer has 1 / beta of the mean budget."""

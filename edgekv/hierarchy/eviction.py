@@ -26,7 +26,7 @@ class Demand:
     page_cells: np.ndarray
     """int [page], cells in use."""
     split: Split
-    """How the pages are divided over rows and heads."""
+    """The division of the pages over rows and heads."""
     n_keep: int | None
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0
@@ -62,7 +62,7 @@ def batch_tokens(n_cells: int, most: int = 512) -> int:
 
 
 def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, frees: bool) -> None:
-    """Raise ConfigError where a bound cannot be kept: `n_always` tokens are never dropped, and where pages are freed to make room
+    """Raise ConfigError if a bound cannot be kept: `n_always` tokens are never dropped, and where pages are freed to make room
     (`frees`) a batch must fit into `n_cells` with enough left."""
     if frees and BATCHES * n_batch > n_cells:
         raise ConfigError(f"a cache of {n_cells:,} cells cannot make room for batches of {n_batch:,} tokens; keep at least "

@@ -30,7 +30,7 @@ class Migrator:
         self.page_bytes = page_bytes
         self.stats = stats
         self.last_error = ""
-        """Why the last copy that failed could not begin."""
+        """The reason of the last copy that could not begin."""
         self._promote, self._reasons, self._demote = _NO_IDS, np.empty(0, np.uint8), _NO_IDS
         self._moving: dict[int, np.ndarray] = {}
 

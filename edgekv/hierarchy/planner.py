@@ -13,7 +13,7 @@ from edgekv.pages.residency import Reason, Residency, State
 
 @dataclass(frozen=True)
 class MoveLimits:
-    """How eager a plan is."""
+    """Limits of a plan's eagerness."""
 
     max_moves: int = 4096
     """Promotions in one plan."""
@@ -33,7 +33,7 @@ class MoveLimits:
 
     def __post_init__(self) -> None:
         if min(self.max_moves, self.max_wanted, self.gain, self.cold) < 0 or self.margin < 1:
-            raise ConfigError(f"{self} is not a plan's limits: no number may be negative, and the margin must be at least 1")
+            raise ConfigError(f"{self} are not valid limits of a plan: no number may be negative, and the margin must be at least 1")
 
     @property
     def n_ranked(self) -> int:
@@ -116,7 +116,7 @@ def _swap(ranking: Ranking, home: _Home, n_free: int, n_held: int, n_done: int, 
     least = 0.0
     if n_held and not n_free_left and len(coldest := ranking.coldest(1)):
         least = limits.margin * float(coldest.values[0]) + limits.gain
-    n_swaps = min(256, n_held)  # most plans move few pages: sort more only where all of these swap
+    n_swaps = min(256, n_held)  # most plans move few pages: sort more only if all of these swap
     while True:
         cold = ranking.coldest(min(n_held, n_gone + n_swaps))
         needs = cold.values[n_gone:] * np.float32(limits.margin) + np.float32(limits.gain)
@@ -151,7 +151,7 @@ class _Home:
         return inside & self.mask[rows, heads, np.where(inside, pages, 0)]
 
     def still(self, ids: np.ndarray) -> np.ndarray:
-        """Those of the ids that are HOME, in the same order."""
+        """The ids that are HOME, in the same order."""
         return ids[self.holds(ids)]
 
     def first(self, n: int) -> np.ndarray:

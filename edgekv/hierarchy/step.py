@@ -26,7 +26,7 @@ from edgekv.prefetch import Rope
 
 @dataclass(frozen=True)
 class HierarchySettings:
-    """How a hierarchy decides, and how much it moves. Raises ConfigError for numbers that cannot be."""
+    """Settings of a hierarchy's decisions and moves. Raises ConfigError for impossible numbers."""
 
     page_bytes: int
     """Of a page in the arena."""
@@ -148,13 +148,13 @@ class Hierarchy:
         self.stats.plan_seconds += time.perf_counter() - began
 
     def _ask(self) -> Later[tuple[np.ndarray, Ranking]] | None:
-        """Ask for the scores and the mass that a plan needs; None where there is nothing to plan."""
+        """Ask for the scores and the mass that a plan needs; None if there is nothing to plan."""
         seen = self._observation
         if seen is None or not self._wanted_slots or self._arena_slots != self._wanted_slots:
             return None
         residency = self.table.residency
         wanted = self.prefetcher.wanted(seen, residency, self.limits.max_wanted)
-        # where no page gives way to another, no scores are needed
+        # if no page replaces another, no scores are needed
         scores = self.policy.scores if self.limits.swap else None
         return both(wanted, self.ops.rank(scores, self._pins, residency, self.limits.n_ranked))
 
@@ -184,7 +184,7 @@ class Hierarchy:
         self._observation = None  # its arrays are valid during the run only
 
     def pace(self, bytes_per_run: int) -> None:
-        """Limit the copies that a run begins to so many bytes, or to one page where that is more."""
+        """Limit the copies that a run begins to so many bytes, or to one page if that is more."""
         self.migrator.pages_per_run = max(1, bytes_per_run // self.migrator.page_bytes)
 
     def plan_next(self) -> None:
@@ -195,7 +195,7 @@ class Hierarchy:
 
     def resize(self, n_slots: int) -> None:
         """Change the number of slots: at once, or, where copies are still under way into slots that go, as soon as they end. The
-        coldest pages leave first. Raises ConfigError, or TierError where the arena cannot have so many; it then stays as it
+        coldest pages leave first. Raises ConfigError, or TierError if the arena cannot have so many; it then stays as it
         is."""
         if n_slots < 0:
             raise ConfigError(f"the arena cannot have {n_slots} slots; give 0 for none, or more")
@@ -205,7 +205,7 @@ class Hierarchy:
         self._wanted_slots = n_slots
         self._question = None
         self.migrator.drop()
-        self.migrator.collect()  # a copy that has ended is no reason to wait
+        self.migrator.collect()  # finished copies need no wait
         self._resize_arena()
         self._until_plan = 1
 
@@ -261,7 +261,7 @@ class Hierarchy:
         return self.table.counts()
 
     def why(self) -> list[tuple[State, Reason, int]]:
-        """Which pages live where and why: (state, reason, pages), the most first within a state. FREE pages are left out."""
+        """The pages' places and reasons: (state, reason, pages), the most pages first within a state. FREE pages are left out."""
         table = self.table.why()
         return [(state, Reason(reason), int(table[state, reason])) for state in State if state != State.FREE
                 for reason in np.argsort(-table[state], kind="stable") if table[state, reason]]

@@ -101,7 +101,7 @@ class PageTable:
         self.reasons[reason] += len(pages) * self.shape.n_existing_heads
 
     def _evict(self, pages: np.ndarray) -> None:
-        """Settled pages lose their slots, or where a copy is under way, the prospect of one."""
+        """Settled pages lose their slots, or, if a copy is under way, their future slots."""
         part = self._state[:, :, pages]
         rows, heads, at = np.nonzero(part == State.MOVING)
         self._stale[self._slot[rows, heads, pages[at]]] = True
@@ -141,7 +141,7 @@ class PageTable:
         return fresh
 
     def cancel(self, ids: np.ndarray, reason: Reason = Reason.FAILED) -> None:
-        """MOVING -> where the page's cells are, its copy having ended without success."""
+        """MOVING -> the place of the page's cells, because its copy failed."""
         self._require(ids, State.MOVING, "be cancelled")
         stale = self._stale[self._flat_slot[ids]]
         self._abandon(ids[stale], Reason.CHANGED)

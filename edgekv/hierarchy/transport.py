@@ -1,4 +1,4 @@
-"""What the hierarchy asks of an arena and of the native page table."""
+"""The interface of an arena and of the native page table, as the hierarchy uses it."""
 
 from typing import Protocol
 
@@ -23,7 +23,7 @@ class Transport(Protocol):
     """The page table that the copies are entered in."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
-        """Begin to copy pages from home into slots; returns a ticket. Raises TierError where nothing was begun."""
+        """Begin to copy pages from home into slots; returns a ticket. Raises TierError if nothing was begun."""
 
     def finished(self) -> list[tuple[int, np.ndarray]]:
         """Returns (ticket, bool [n]) for each copy that ended since the last call, in any order. True: the page is complete and

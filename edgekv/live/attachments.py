@@ -58,7 +58,7 @@ def find(address: int) -> Runtime | None:
 
 
 def attach(address: int, options: KvOptions) -> Runtime:
-    """Attach the llama_context at `address`; configure its Runtime anew where it has one. Raises EdgeKVError."""
+    """Attach the llama_context at `address`, or reconfigure its Runtime if it has one. Raises EdgeKVError."""
     handle = core.find(address)
     if handle is None:
         _attaching.options = options
@@ -107,7 +107,7 @@ def defaults(options: KvOptions) -> Iterator[None]:
 
 
 def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
-    """The device's measured rates; None where measuring fails."""
+    """The device's measured rates; None if measuring fails."""
     try:
         return calibration.calibrate(kind, index)
     except EdgeKVError as error:
@@ -121,7 +121,7 @@ def _of(handle: core.Handle) -> Runtime:
 
 
 def effective(options: KvOptions) -> KvOptions:
-    """These options, in mode off where EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: nobody could catch that later,
+    """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
     while a context is attached."""
     policies.check_live(options.placement.policy)
     prefetch.PREFETCHERS.get(options.placement.prefetch)
@@ -129,7 +129,7 @@ def effective(options: KvOptions) -> KvOptions:
 
 
 def _attached(handle: core.Handle) -> None:
-    _attaching.error = None  # nobody asked about the failure of an earlier context
+    _attaching.error = None  # drops the failure of an earlier context
     options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:

@@ -24,7 +24,7 @@ class StreamCells:
     positions: np.ndarray
     """int32 [cell]: position of the token; -1: the cell is empty."""
     sequence_bits: np.ndarray
-    """uint64 [cell, word]: bit s is set where the cell belongs to sequence s."""
+    """uint64 [cell, word]: bit s is set if the cell belongs to sequence s."""
     changed: np.ndarray
     """uint64 [cell]: clock value at the last change of the cell's position, sequences or K/V data."""
     now: int
@@ -81,7 +81,7 @@ class Cells:
                            native.labels)
 
     def stream_of(self, seq_id: int) -> int:
-        """The stream that holds the cells of a sequence. Raises EdgeKVError where there is none."""
+        """The stream that holds the cells of a sequence. Raises EdgeKVError if there is none."""
         stream = core.stream_of(self._handle(), seq_id)
         if stream < 0:
             raise EdgeKVError(f"sequence {seq_id} has no cells here: the context has no KV cache, or fewer sequences")

@@ -69,7 +69,7 @@ class DeviceArena(Transport):
         self._copies: list[_Copy] = []
         self._n_tickets = 0
         self.last_error = ""
-        """Why the last copy failed."""
+        """The reason of the last failed copy."""
 
     def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
         if self.in_prompt:

@@ -115,7 +115,7 @@ def _coverage_of_stream(runtime: Runtime, stream: int) -> float | None:
 
 
 def _arena_pages(runtime: Runtime) -> np.ndarray | None:
-    """int [page]: in how many layers and KV heads the page is in the arena; None where the mode has no tiers."""
+    """int [page]: in how many layers and KV heads the page is in the arena; None if the mode has no tiers."""
     residency = runtime.residency()
     if residency is None:
         return None

@@ -1,9 +1,9 @@
-"""Measures how far off the heads of a model are where they sample: a context reads a text and decodes the tokens behind it, at one resolution
+"""Measures the sampling errors of a model's heads: a context reads a text and decodes the tokens after it, at one resolution
 after the other.
 
-The text is this package's own source: sentences of docstrings and code, on every machine that runs it, and none of the texts that benchmarks
-predict. By head the errors of other texts go along with its errors (correlation of their logarithms 0.89 to 0.95 over SmolLM2-135M's heads; five texts),
-and so do those behind 1,400 and 7,600 tokens of one text (0.87 and 0.90).
+The text is this package's own source: it has sentences of docstrings and code, every machine that runs the package has it, and no benchmark
+predicts it. Its errors by head correlate with those of other texts (logarithms, 0.89 to 0.95 over SmolLM2-135M's heads; five texts),
+and with those after 1,400 and 7,600 tokens of one text (0.87 and 0.90).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from edgekv.vocab import KvMode
 
 RESOLUTIONS = (500.0, 2000.0, 8000.0)
 READ_TOKENS = 4096
-"""They are read before the tokens that count."""
+"""Tokens that are read before the measured ones."""
 STEPS = 64
-"""Tokens that count, at each resolution."""
+"""Measured tokens at each resolution."""
 _TURN = 4
-"""Tokens at a resolution before the next one has its turn: all of them then meet the same parts of the text."""
+"""Tokens at one resolution before the next one takes its turn, so that all resolutions meet the same parts of the text."""
 
 _FOLDERS = ("arrays", "config", "hierarchy", "memory", "pages", "policies")
 _TEXT_BYTES = 1 << 17
-"""More than READ_TOKENS of any vocabulary that reads words in pieces."""
+"""More than READ_TOKENS tokens in any vocabulary with pieces of words."""
 
 N_TOKENS = READ_TOKENS + STEPS * len(RESOLUTIONS)
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, the tokens done and their number."""
+"""Called with the name of the work, the finished tokens and their total."""
 
 
 def own_text() -> str:
-    """Source of this package, always in the same order."""
+    """The source of this package, always in the same order."""
     sources: list[str] = []
     for folder in _FOLDERS:
         sources += _sources(files("edgekv") / folder)
@@ -52,7 +52,7 @@ def text_digest() -> str:
 
 
 def measuring_options(options: KvOptions) -> KvOptions:
-    """Options of a context that is measured: everything else as in one that is used."""
+    """Options of a measured context; all other options are those of a context in use."""
     return options.with_(mode=KvMode.SPARSE, resolution=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1)
 
 
@@ -61,7 +61,7 @@ def measure(run: Runtime, evaluate: Callable[[Sequence[int]], object], tokens: S
     as one call of llama.cpp each time."""
     layers = run.layers
     hooked = [layer for layer in layers if layer.index >= 0]
-    sums = np.zeros((len(RESOLUTIONS), 2, *run.layer_selection().shape))  # errors, and how many they are
+    sums = np.zeros((len(RESOLUTIONS), 2, *run.layer_selection().shape))  # sums of errors, and their counts
     n_read = len(tokens) - STEPS * len(RESOLUTIONS)
     if hooked and n_read > 0:
         run.mode = KvMode.EXACT

@@ -31,7 +31,7 @@ between them are logarithmic."""
 
 @dataclass(frozen=True)
 class PageMap:
-    """Lines are KV heads of a layer, columns are pages. A field, one column of a line, may stand for several of both."""
+    """Lines are KV heads of a layer, columns are pages. A field, one column of a line, may represent several of both."""
 
     layers: tuple[int, ...]
     """[line]: layer of the model."""

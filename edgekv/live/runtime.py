@@ -75,7 +75,7 @@ class Runtime:
 
     @classmethod
     def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
-        """Attach the llama_context at `address`; configure its Runtime anew where it has one. options: None: from the environment. Raises
+        """Attach the llama_context at `address`; or reconfigure its Runtime if it has one. options: None: from the environment. Raises
         EdgeKVError."""
         return attachments.attach(address, options or KvOptions.from_env())
 
@@ -98,7 +98,7 @@ class Runtime:
     @property
     def mode(self) -> KvMode:
         """How the next token attends. Set it on the decoding thread, in an observer, or on any thread while nothing decodes. Raises
-        ConfigError while another thread computes a ubatch, DoesNotFit where there is no memory. On a device mode off frees the arena's memory;
+        ConfigError while another thread computes a ubatch, DoesNotFit if there is no memory. On a device mode off frees the arena's memory;
         another mode takes it again."""
         return core.get_params(self._native_handle())[0]
 
@@ -126,8 +126,8 @@ class Runtime:
             self._tiering = None
 
     def give_back(self, n_bytes: int) -> int:
-        """Free at least `n_bytes` of the arena's GPU memory, or all of it where it has less, for a draft model, a projector or another
-        program. Pages stay at home and the policy begins anew. Returns the bytes that were freed; 0 on the processor. Call it only while
+        """Free at least `n_bytes` of the arena's GPU memory, or all of it if it has less, for a draft model, a projector or another
+        program. Pages stay at home and the policy starts again. Returns the bytes that were freed; 0 on the processor. Call it only while
         nothing decodes."""
         handle = self._native_handle()
         plane = device_calls.plane(handle)
@@ -161,7 +161,7 @@ class Runtime:
         return self._options.with_(mode=self.mode, observe=self.observe)
 
     def configure(self, options: KvOptions) -> None:
-        """Change all options but the page size and the cache types, from the next ubatch on. The policy begins anew where `begins_with`
+        """Change all options but the page size and the cache types, from the next ubatch on. The policy starts again if `begins_with`
         changes. Call it where `mode` may be set; it raises the same errors, and ConfigError for another page size."""
         handle, before = self._native_handle(), self._options
         if options.cache.page_tokens != self.page_tokens:
@@ -197,7 +197,7 @@ class Runtime:
             self.tokens.settings_change(unlabelled)
 
     def _check_evict(self, options: KvOptions) -> None:
-        """Raise ConfigError where the context cannot keep what these options ask of mode evict."""
+        """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
         if options.mode is not KvMode.EVICT:
             return
         handle = self._native_handle()
@@ -212,14 +212,14 @@ class Runtime:
         eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
 
     def _check_errors(self, options: KvOptions) -> None:
-        """Raise ConfigError where nobody knows what resolution the error that was asked for needs."""
+        """Raise ConfigError if the resolutions for the wanted error are unknown."""
         if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
             raise ConfigError("the errors of this model's heads were not measured, so no resolution follows from an error; open the model by "
                               "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
 
     def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
-        """Let each head sample at what follows from the error that was asked for. Another model, such as a draft's beside the one that was
-        measured, samples at `resolution`."""
+        """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one,
+        samples at `resolution`."""
         table = options.selection.resolutions
         hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
         if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
@@ -244,7 +244,7 @@ class Runtime:
 
     @property
     def n_positions(self) -> int:
-        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included. 0 where there are no cells that
+        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included. 0 if there are no cells that
         EdgeKV knows."""
         return 0 if not self.cells.known else int(self.cells.stream().positions.max(initial=-1)) + 1
 
@@ -260,7 +260,7 @@ class Runtime:
         return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
 
     def residency(self) -> Residency | None:
-        """Where each page is: a read-only view, for the decoding thread; None where the mode has no tiers."""
+        """The place of each page: a read-only view, for the decoding thread; None if the mode has no tiers."""
         return None if self._tiering is None else self._tiering.hierarchy.table.residency
 
     def mass(self) -> np.ndarray:
@@ -275,16 +275,16 @@ class Runtime:
         return selection_report(self._native_handle(), len(self._hooked), self._n_heads, stream)
 
     def tiers(self) -> TierReport:
-        """Where pages live; empty where the mode has no tiers."""
+        """The places of pages; empty if the mode has no tiers."""
         return TierReport() if self._tiering is None else self._tiering.tiers()
 
     def layer_selection(self) -> np.ndarray:
-        """What mode sparse read so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
+        """Mode sparse's reads so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
         return paging.selected(self._native_handle(), len(self._hooked), self._n_heads)
 
     def last_rows(self, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """The rows that a query token of the last step read in one KV head of a hooked layer, with the option `keep_rows`: int32 [n] cells of
-        stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty where everything was attended. Raises
+        stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty if everything was attended. Raises
         ConfigError for a layer, head or token that does not exist."""
         return paging.last_rows(self._native_handle(), layer, head, token)
 
@@ -298,7 +298,7 @@ class Runtime:
     def pin(self, first_token: int, last_token: int, seq_id: int = 0, ahead: bool = False) -> int:
         """Pin positions first_token to last_token of a sequence, in whole pages. Until they are unpinned, the tokens at these positions are
         always attended, also where others take their place. The pages that hold them now stay in the arena, in mode evict in the cache, until
-        emptied; returns their number. ahead: the tokens may all come later. Call it only while nothing decodes. Raises ConfigError where the
+        emptied; returns their number. ahead: the tokens may all come later. Call it only while nothing decodes. Raises ConfigError if the
         mode has no tiers or the sequence no such tokens."""
         if self._tiering is None:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
@@ -329,7 +329,7 @@ class Runtime:
             self._pin(tiering, first, last, seq_id)
 
     def raise_failure(self) -> None:
-        """Raise CudaUnavailable where the context's GPU has failed: it decodes no more."""
+        """Raise CudaUnavailable if the context's GPU has failed: it decodes no more."""
         problem = core.device_problem(self._native_handle())
         if problem is not None and device_calls.plane(self._native_handle()) is not None:
             raise problem
@@ -341,7 +341,7 @@ class Runtime:
     # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Follow a ubatch, on the decoding thread: step the hierarchy and count where a run ends, then call the observers."""
+        """Follow a ubatch, on the decoding thread: step the hierarchy and count at the end of a run, then call the observers."""
         began = time.perf_counter()
         seen = self._observation.read()
         self._tell_refused(seen.n_refused)
@@ -358,7 +358,7 @@ class Runtime:
 
     def _tell_refused(self, n_layers: int) -> None:
         if n_layers > self._n_refused:
-            log.warning("there is no memory for what attends %d of %d layers: stock llama.cpp attends all that they see, until there is",
+            log.warning("there is no memory for the nodes of %d of %d layers: stock llama.cpp attends their whole cache until there is",
                         n_layers, len(self._hooked))
         self._n_refused = n_layers
 

@@ -9,7 +9,7 @@ _OF_PROMPTS = ("prompts", "prompt_resolution")
 _ONLY_SHOWN = ("error_every", "keep_rows")
 """These change reports only. Every other field of SelectionOptions counts, new ones too."""
 _BEHIND_RESOLUTIONS = ("error", "head_errors")
-"""These choose resolutions, which count in their place."""
+"""Settings that choose resolutions; the resolutions count instead of them."""
 
 
 def sampled_with(options: KvOptions) -> tuple[Any, ...]:

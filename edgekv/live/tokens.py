@@ -1,8 +1,8 @@
 """K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
 
-A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them; the keys of an index stand
-behind V and count as part of it. A snapshot, uint8 [bytes], is what a sequence keeps besides: the windows of sliding layers, recurrent states.
-A context of states alone has empty blocks. Call everything here on the decoding thread, between two decodes, unless a method says otherwise.
+A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them; the keys of an index follow
+V and count as part of it. A snapshot, uint8 [bytes], is everything else that a sequence keeps: windows of sliding layers, recurrent states.
+A context with only states has empty blocks. Call everything here on the decoding thread, between two decodes, unless a method says otherwise.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ class Tokens:
         self._cells = cells
 
     def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Bytes of a token's K row and V row, for each layer that keeps rows; compressed rows are K alone, and keys of an index count as
-        V. Raises NativeError where the context keeps something else than rows and snapshots."""
+        """Bytes of a token's K row and V row, for each layer that keeps rows; a compressed row has only K, and keys of an index count as
+        V. Raises NativeError if the context keeps anything other than rows and snapshots."""
         return token_rows.token_bytes(self._handle())
 
     def depends_on(self, adapter: int = 0) -> bytes:
@@ -42,7 +42,7 @@ class Tokens:
 
     def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
         """uint32 [m], m <= n: the cells of the first m tokens of a sequence, up to the first gap. at: int32 [3, n], their positions, lines and columns;
-        None: positions count up. A context that keeps states alone has no cells: its tokens go by their numbers."""
+        None: positions count up. A context that keeps only states has no cells: token numbers replace them."""
         if not self._cells.known:
             return np.arange(n, dtype=np.uint32)
         view = self._cells.stream(self._cells.stream_of(seq_id))
@@ -54,7 +54,7 @@ class Tokens:
         return mine[:missing[0]] if len(missing) else mine
 
     def _cells_at(self, seq_id: int, view: StreamCells, at: np.ndarray) -> np.ndarray:
-        """Tokens of one image may all have the same position; its lines and columns tell them apart. A prompt's tokens stand in this order."""
+        """Tokens of one image may all have the same position; lines and columns distinguish them. A prompt's tokens have this order."""
         mine = np.flatnonzero(view.in_sequence(seq_id)).astype(np.uint32)
         lines, columns = token_rows.in_image(self._handle(), self._cells.stream_of(seq_id), mine)
         order = np.lexsort((columns, lines, view.positions[mine]))[: at.shape[1]]
@@ -86,21 +86,21 @@ class Tokens:
 
     def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
         """Keep computed tokens' cells (uint32 [n]) unchanged until they are released: any thread may read them while others are computed.
-        Raises NativeError where their rows are not in host memory, or there are none."""
+        Raises NativeError if their rows are not in host memory, or do not exist."""
         if not self._cells.known:
             raise NativeError("the context keeps states alone: it has no cells to hold")
         return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
 
     def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
         """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
-        on. Raises DoesNotFit where too few cells are empty; the sequence then ends at `first`."""
+        on. Raises DoesNotFit if too few cells are empty; the sequence then ends at `first`."""
         self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
 
     def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
-        """uint32 [n]: cells for n tokens of a sequence, from position `first` on, in place of all that it has from there on. tokens: int32 [n], their
+        """uint32 [n]: cells for n tokens of a sequence, from position `first` on; they replace all its later tokens. tokens: int32 [n], their
         numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`; only with it
-        `first` may be -1: the tokens go on behind what was placed last. Their rows must be written before the next decode, or while it computes
-        (`expect`). Raises as `put`."""
+        `first` may be -1: the tokens follow those placed last. Write their rows before the next decode, or while it computes
+        (`expect`). Raises the errors of `put`."""
         if not self._cells.known:
             return np.arange(first, first + n, dtype=np.uint32)
         return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, at, label)
@@ -113,16 +113,16 @@ class Tokens:
 
     @property
     def keeps_snapshots(self) -> bool:
-        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot behind the last of them."""
+        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot after the last of them."""
         return token_rows.keeps_snapshots(self._handle())
 
     def snapshot(self, seq_id: int) -> np.ndarray:
-        """A sequence's snapshot behind its newest token. Raises NativeError where the context keeps none."""
+        """A sequence's snapshot after its newest token. Raises NativeError if the context keeps none."""
         return token_rows.read_snapshot(self._handle(), seq_id)
 
     def put_snapshot(self, seq_id: int, position: int, snapshot: np.ndarray) -> None:
         """Put in the snapshot that was taken before the token at `position` of a sequence, which ends there; the rows before it are in place. Raises
-        NativeError where the snapshot is of another context; the sequence is empty then."""
+        NativeError if the snapshot is of another context; the sequence is empty then."""
         token_rows.write_snapshot(self._handle(), seq_id, position, snapshot)
 
     def n_layers(self) -> int:

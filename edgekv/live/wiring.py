@@ -42,7 +42,7 @@ DEVICE_MOVES = 16384
 
 
 def operations(handle: core.Handle) -> Ops:
-    """Array operations for the data plane of a context. Raises CudaUnavailable where it runs on a GPU that CuPy cannot use."""
+    """Array operations for the data plane of a context. Raises CudaUnavailable if it runs on a GPU that CuPy cannot use."""
     plane = device_calls.plane(handle)
     if plane is None or plane.kind is not DeviceKind.CUDA:
         return backend.choose()
@@ -55,7 +55,7 @@ def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
-    """How many pages a plan moves. On a device any page may fill an empty slot, which would serve nobody. In mode exact each token reads
+    """How many pages a plan moves. On a device any page may fill an empty slot, which would be useless otherwise. In mode exact each token reads
     every page, so that a page keeps its slot: a swap would cost the link's time and gain nothing."""
     if not on_device:
         return MoveLimits()
@@ -78,12 +78,12 @@ def budget_pages(options: KvOptions, n_visible: int, page_tokens: int, n_slots: 
 
 
 def evicts(options: KvOptions) -> EvictionOptions | None:
-    """What mode evict keeps; None in the other modes."""
+    """The tokens that mode evict keeps; None in the other modes."""
     return options.eviction if options.mode is KvMode.EVICT else None
 
 
 def begins_with(options: KvOptions) -> tuple:
-    """The options that a policy is made with; where one changes, the policy begins anew."""
+    """The options that a policy is made with; if one changes, the policy starts again."""
     chosen, placed = options.selection, options.placement
     return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
 
@@ -178,7 +178,7 @@ class Tiering:
         self._evictor.eviction = evicts(options)
 
     def observation(self, seen: core.RunSums) -> Observation:
-        """A run, as the hierarchy sees it. Where a device reads a prompt, this tells the arena and makes the next step plan."""
+        """A run, as the hierarchy sees it. If a device reads a prompt, this tells the arena and makes the next step plan."""
         if self._link is not None:
             self._measure()
         used = np.flatnonzero(self._newest >= 0)
@@ -209,7 +209,7 @@ class Tiering:
         self._last_run = now
 
     def close(self) -> None:
-        """Wait for the copies under way. Call it before the context is freed or tiered anew."""
+        """Wait for the copies under way. Call it before the context is freed or tiered again."""
         self.hierarchy.close()
 
     # ---- reports ------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What fits into memory, on the host and on a device, and how fast a device is."""
+"""The memory of contexts, on the host and on a device, and the speed of a device."""

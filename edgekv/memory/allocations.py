@@ -18,7 +18,7 @@ UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""
 
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
-"""Where a figure comes from: the header and the options, a formula, or a measurement."""
+"""The source of a figure: the header and the options, a formula, or a measurement."""
 
 HOST, DISK = "host", "disk"
 
@@ -63,7 +63,7 @@ class ContextRequest:
     """Measured bytes of llama.cpp's work buffers; None: use the formula."""
     n_threads: int = 1
     gpu_layers: int = 0
-    """Layers in GPU memory where the processor attends."""
+    """Layers in GPU memory if the processor attends."""
     later_bytes: int = 0
     """Bytes of a draft model or projector that is loaded after the model."""
     from_disk: bool = False

@@ -1,4 +1,4 @@
-"""Free host memory: the machine's, or less where a control group of this process has a limit."""
+"""Free host memory: the machine's, or less if a control group of this process has a limit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left(files: _Files, folder: Path) -> Iterator[int]:
-    """Free bytes by each limit of a group; none where the group is missing or unlimited."""
+    """Free bytes by each limit of a group; none if the group is missing or unlimited."""
     try:
         used = int((folder / files.used).read_text())
     except (OSError, ValueError):

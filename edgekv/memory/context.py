@@ -13,7 +13,7 @@ def choose_context(request: ContextRequest) -> ContextChoice:
     """The context to open, in tokens for each slot.
 
     Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
-    to the trained context. Raises DoesNotFit where the context asked for, before any cut, needs more than is free; ConfigError where the
+    to the trained context. Raises DoesNotFit if the context asked for, before any cut, needs more than is free; ConfigError if the
     arena's budget holds no page.
     """
     model, kv = request.shape, request.kv
@@ -31,7 +31,7 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 
 
 def check_context(request: ContextRequest, n_ctx: int) -> None:
-    """Raise DoesNotFit where a context of `n_ctx` tokens for each slot does not fit in host memory; the message says which would fit."""
+    """Raise DoesNotFit if a context of `n_ctx` tokens for each slot does not fit in host memory; the message says which would fit."""
     n, kv, available = rounded(n_ctx), request.kv, request.available
     needed = request.needed(n, kv)
     if needed <= available:
@@ -93,7 +93,7 @@ def _store(request: ContextRequest, needed: int) -> str:
     kept = request.store_bytes + request.in_flight_bytes
     if not kept or needed - kept > request.available:
         return ""
-    return f"; {size(kept)} of memory are set aside for what was read before (--cache-ram)"
+    return f"; {size(kept)} of memory are set aside for kept prefixes (--cache-ram)"
 
 
 def _check_budget(request: ContextRequest) -> None:

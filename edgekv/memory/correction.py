@@ -16,7 +16,7 @@ FAR = 1.5
 
 
 def correct(kept: KeptRates, model: ModelFile, kv: KvOptions, mode: KvMode, depth: int, seconds: float) -> float | None:
-    """Correct the kept rates by a token that took `seconds` behind `depth` tokens. Where it was at least FAR times as fast as they say, other
+    """Correct the kept rates by a token that took `seconds` after `depth` tokens. If it was at least FAR times as fast as they say, other
     programs were busy when they were measured, and they are raised by that factor. Returns the factor; None: no correction, or no rates."""
     rates = kept_for(model, kv, kept)
     if rates is None:

@@ -108,7 +108,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
 
 
 def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int) -> DeviceBytes:
-    """What these layers take, where the model leaves `left` bytes."""
+    """The bytes that these layers take if the model leaves `left` bytes."""
     from edgekv._native import sizes
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)

@@ -28,14 +28,14 @@ _PLANE = "libedgekv-cuda"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a context's attention should run. A model with layers on the processor runs there in any case."""
+    """The wanted place of a context's attention. A model with layers on the processor runs there in any case."""
 
     kind: DeviceKind
     index: int = 0
     info: DeviceInfo | None = None
     """None: the host."""
     warning: str | None = None
-    """Why a GPU of this machine stays unused; tell it loudly."""
+    """The reason why a GPU of this machine stays unused; tell it loudly."""
 
     @property
     def room(self) -> DeviceRoom | None:
@@ -49,7 +49,7 @@ def room_of(info: DeviceInfo) -> DeviceRoom:
 
 
 def place(kv: KvOptions) -> Placement:
-    """The device for a context of these options. Raises CudaUnavailable where a device was asked for and cannot be used, ConfigError where the
+    """The device for a context of these options. Raises CudaUnavailable if a device was asked for and cannot be used, ConfigError if the
     mode does not run on it."""
     if kv.mode is KvMode.EVICT and kv.placement.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
         raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.device}; use --device cpu")
@@ -69,7 +69,7 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
+    """The default mode: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
     than stock, and several times as fast; exact elsewhere."""
     from edgekv import _native
 
@@ -87,7 +87,7 @@ def devices(kind: DeviceKind) -> list[DeviceInfo]:
 
 
 def native_devices() -> Any | None:
-    """The module that asks libedgekv about devices; None where the library cannot be loaded (others report that)."""
+    """The module that asks libedgekv about devices; None if the library cannot be loaded (others report that)."""
     try:
         return import_module("edgekv._native.device_calls")
     except (ImportError, OSError, NativeError):
@@ -95,12 +95,12 @@ def native_devices() -> Any | None:
 
 
 def why_no_gpu() -> str | None:
-    """Why attention cannot run on a GPU here, as a clause; None: it can."""
+    """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
     return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), nvidia_gpus(), needs_cupy=True)
 
 
 def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
-    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts where none was found."""
+    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts if none was found."""
     if kind is DeviceKind.EMULATED:
         return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
     if found and not found[0].usable:
@@ -116,7 +116,7 @@ def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str],
 
 
 def _driver_problem(seen: str) -> str:
-    """Why CUDA finds no GPU although the build and a GPU are there."""
+    """The reason why CUDA finds no GPU although the build and a GPU are there."""
     version = seen.rpartition("driver ")[2]
     branch = int(version.partition(".")[0]) if version.partition(".")[0].isdigit() else 0
     if branch < max(DRIVER_NEEDED.values()):
@@ -147,7 +147,7 @@ def cupy_version() -> str | None:
 
 
 def has_cuda_build() -> bool:
-    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError where the libraries are missing."""
+    """Whether this build has the data plane for NVIDIA GPUs. Raises NativeError if the libraries are missing."""
     from edgekv import _native
 
     return any(path.name.startswith(_PLANE) for path in _native.lib_dir().iterdir())
@@ -161,7 +161,7 @@ def has_cuda_driver() -> bool:
 
 
 def nvidia_gpus() -> tuple[list[str], str]:
-    """The GPUs that the NVIDIA driver lists, as "name, memory, driver version"; where it lists none, a clause that says why."""
+    """The GPUs that the NVIDIA driver lists, as "name, memory, driver version"; if it lists none, a clause with the reason."""
     command = shutil.which("nvidia-smi")
     driver = has_cuda_driver()
     if command is None:

@@ -18,8 +18,8 @@ COMPUTE_BYTES = 256 * MIB
 """Bytes set aside for llama.cpp's work buffers on the host, where `memory.compute` does not count them."""
 
 PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
-"""Bytes for one page of one layer and KV head beside the library's tables: its state and slot in Python, and where pages are ranked its scores,
-and what is noted of a slot."""
+"""Bytes for one page of one layer and KV head besides the library's tables: its state and slot in Python, its scores if pages are ranked,
+and data about a slot."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DevicePlan:
 
     @property
     def room(self) -> int:
-        """Bytes that the model leaves free; negative where the model itself does not fit."""
+        """Bytes that the model leaves free; negative if the model itself does not fit."""
         return self.free - self.weights - self.compute - self.others
 
     @property
@@ -104,7 +104,7 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class ContextChoice:
-    """The context of one sequence in tokens, the KV bytes of all sequences, and a note where it is not the context asked for."""
+    """The context of one sequence in tokens, the KV bytes of all sequences, and a note if it is not the requested context."""
 
     n_ctx: int
     bytes: KvBytes
@@ -120,7 +120,7 @@ class ContextChoice:
 
 def sparse_layers(model: Geometry) -> list[int]:
     """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and
-    layers that attend what an index lists are served on the processor."""
+    layers that attend the cells of an index are served on the processor."""
     if model.stock:
         return []
     return [il for il in range(model.n_layer - model.n_layer_shared)
@@ -144,8 +144,8 @@ def _served(model: Geometry, il: int, head_dim_k: int, head_dim_v: int) -> bool:
 
 
 def plain_layers(model: Geometry) -> list[int]:
-    """Those of `sparse_layers` whose V has rows of its own, and for which no index lists what they attend: mode evict and a GPU serve no
-    others."""
+    """Those of `sparse_layers` whose V has rows of its own, and which attend without an index: mode evict and a GPU serve only
+    these."""
     return [] if model.mla or model.index_rows else sparse_layers(model)
 
 

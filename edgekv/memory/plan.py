@@ -70,7 +70,7 @@ class Plan:
     """Free bytes by place."""
     parts: tuple[MemoryPart, ...]
     problem: str | None
-    """Why it does not fit; None: it fits."""
+    """The reason if it does not fit; None: it fits."""
     limits: tuple[Limit, ...]
     users: int
     """Conversations of USER_TOKENS whose K and V fit beside everything else."""
@@ -80,7 +80,7 @@ class Plan:
     recommended: str
     why: str
     sentence: str
-    """How EdgeKV changes the limit of this machine, in words."""
+    """EdgeKV's effect on the limit of this machine, in words."""
     flags: tuple[str, ...]
     notes: tuple[str, ...]
     start_bytes: int = 0
@@ -102,10 +102,10 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     n_ctx = choice.n_ctx
     notes = [choice.note] if choice.note else []
     if request.from_disk:
-        notes.append("how long it takes to read weights from the disk is in no speed here")
+        notes.append("the speeds here do not include reading weights from the disk")
     if kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors:
-        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: what an error needs is measured when the model is "
-                     "first opened with it")
+        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: the resolutions for an error are measured when the "
+                     "model is first opened with it")
     parts = tuple(request.parts(n_ctx, kv))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
@@ -250,7 +250,7 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
 
 
 def fitting_context(model: ModelFile, available: int) -> int:
-    """Tokens, up to the trained context, that fit on the host in mode exact; 0 where not even the weights fit."""
+    """Tokens, up to the trained context, that fit on the host in mode exact; 0 if not even the weights fit."""
     exact, n_train = KvOptions(mode=KvMode.EXACT), model.geometry.n_ctx_train
     request = ContextRequest(model, exact, None, Slots(), available, n_threads=default_threads())
     return min(n_train, largest_context(lambda n: request.fits(n, exact), n_train))

@@ -89,7 +89,7 @@ class HostRoofline:
         rates = self._rates.attention
         stock = min(rates.flash.prompt, rates.plain.prompt)
         shape = self._model.geometry
-        all_stock = shape.mla or shape.index_rows > 0  # prompts of compressed rows, and of what an index lists, are stock's in every mode
+        all_stock = shape.mla or shape.index_rows > 0  # stock nodes read prompts of compressed rows, and of an index, in every mode
         per_cell = [n * (stock if all_stock or layer.is_stock(mode) else rates.exact.prompt) * layer.n_head_kv * self._visible(layer, depth)
                     for layer, n in self._layers]
         weights = self._stock_prompt_weights_s if mode is KvMode.OFF else self._prompt_weights_s
@@ -112,7 +112,7 @@ class HostRoofline:
         if not layer.n_head_kv:
             return rates.exact.layer
         listed = self._model.geometry.index_rows if layer.served else 0
-        cells = min(cells, listed or cells)  # stock masks the others, and reads none of them
+        cells = min(cells, listed or cells)  # stock masks the other cells and does not read them
         if layer.is_stock(mode):
             return min(self._attended(layer, kernel, kernel.cells(cells), cells) for kernel in (rates.flash, rates.plain))
         if listed:

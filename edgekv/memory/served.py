@@ -1,4 +1,4 @@
-"""Which layers EdgeKV's attention serves, and why not the others, by a model's header. `edgekv doctor` opens a context to be certain."""
+"""The layers that EdgeKV's attention serves, and the reasons for the others, by a model's header. `edgekv doctor` opens a context to be certain."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from edgekv.models.geometry import Geometry
 class LayerService:
     il: int
     served: bool
-    """By mode sparse."""
+    """Whether mode sparse serves it."""
     whole: bool
     """On the processor EdgeKV attends it whole in every mode."""
     reason: str

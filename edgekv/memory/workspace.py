@@ -1,5 +1,5 @@
-"""What pages, sketches and our kernels take of memory, by the model's header, and which heads have kernels. The library knows, and is loaded
-where it is asked."""
+"""The memory of pages, sketches and our kernels, by the model's header, and the heads that have kernels. The library knows both, and is loaded
+when it is asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def table_bytes(model: Geometry, layers: list[int], n_streams: int, n_cells: int
 
 @cache
 def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool = False) -> bool:
-    """Whether there are kernels for a layer with these heads. v_in_k: the first channels of a row of K are its V."""
+    """Whether kernels serve a layer with these heads. v_in_k: the first channels of a row of K are its V."""
     from edgekv._native import sizes
 
     return sizes.serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
@@ -38,7 +38,7 @@ def sketch_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions
 
 
 def step_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int) -> int:
-    """What the longest step of a stream writes between its nodes. All layers use it in turn."""
+    """Buffers between the nodes for a stream's longest step. All layers use them in turn."""
     from edgekv._native import sizes
 
     return max(map(sizes.step_bytes, set(_sizes(model, layers, n_cells, kv, n_threads))), default=0)

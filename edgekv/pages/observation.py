@@ -16,7 +16,7 @@ class Observation:
     """The same, the maximum over the query heads."""
     n_tokens: int
     observed: bool
-    """False where no mass was kept: stock nodes read a prompt, or the option `observe` or `observe_prompt` is off. The mass is then zero and
+    """False if no mass was kept: stock nodes read a prompt, or the option `observe` or `observe_prompt` is off. The mass is then zero and
     says nothing."""
     changed: np.ndarray
     """int [n]: pages with a cell that changed since the last run, ascending; storing a token is a change."""

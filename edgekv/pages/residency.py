@@ -19,7 +19,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """Why a page came to the state it is in: NAME = value, description."""
+    """The reason of a page's state: NAME = value, description."""
 
     _value_: int
     description: str
@@ -44,7 +44,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Residency:
-    """A read-only view of a page table. It changes with the table: take it anew for each decision."""
+    """A read-only view of a page table. It changes with the table: get a new one for each decision."""
 
     shape: PageShape
     state: np.ndarray

@@ -26,7 +26,7 @@ class PageShape:
             object.__setattr__(self, "pages_per_stream", self.n_pages)
         if min(self.n_layers, self.n_heads, self.n_pages) < 0 or self.n_pages % max(1, self.pages_per_stream):
             raise ConfigError(f"{self.n_layers} layers, {self.n_heads} heads and {self.n_pages} pages in streams of "
-                              f"{self.pages_per_stream} are no shape: no number may be negative, and streams must fill the pages")
+                              f"{self.pages_per_stream} are not a shape: no number may be negative, and streams must fill the pages")
         exists = np.ones((self.n_layers, self.n_heads), bool) if self.exists is None else np.array(self.exists, bool)
         if exists.shape != (self.n_layers, self.n_heads):
             raise ConfigError(f"exists is {exists.shape}; it must be [{self.n_layers} layers, {self.n_heads} heads]")

@@ -42,27 +42,27 @@ POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", 
 POLICIES.add("ema-any", EmaAny, "one moving average for each layer, of the head that attends a page most", "EdgeKV")
 POLICIES.add("anchor", Anchor, "pins the first tokens", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("recent", Recent, "pins the newest tokens", "StreamingLLM, arXiv:2309.17453")
-POLICIES.add("lru", Lru, "what was accessed last", "classic")
-POLICIES.add("lfu", Lfu, "what was accessed most often", "classic")
+POLICIES.add("lru", Lru, "the pages accessed last", "classic")
+POLICIES.add("lfu", Lfu, "the pages accessed most often", "classic")
 POLICIES.add("mlfq", Mlfq, "levels by the number of accesses, sinking without them", "MQ, USENIX 2001")
 POLICIES.add("s3fifo", S3Fifo, "small, main and ghost queue, first in first out", "S3-FIFO, SOSP 2023")
 POLICIES.add("streaming", Streaming, "the first tokens and the newest", "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("streaming-288", Streaming288, "the first 32 tokens and the newest 256, whatever the budget",
              "StreamingLLM, arXiv:2309.17453")
 POLICIES.add("h2o", H2O, "most attention accumulated, and half of the budget for the newest tokens", "H2O, arXiv:2306.14048")
-POLICIES.add("tova", Tova, "what the newest token attends, the same for all heads of a layer", "TOVA, arXiv:2401.06104")
-POLICIES.add("snapkv", SnapKv, "what the end of the prompt attended, and all that is newer", "SnapKV, arXiv:2404.14469")
+POLICIES.add("tova", Tova, "the pages that the newest token attends, the same for all heads of a layer", "TOVA, arXiv:2401.06104")
+POLICIES.add("snapkv", SnapKv, "the pages that the end of the prompt attended, and all newer ones", "SnapKV, arXiv:2404.14469")
 POLICIES.add("pyramidkv", PyramidKv, "snapkv with fewer pages for each further layer", "PyramidKV, arXiv:2406.02069")
 POLICIES.add("adakv", AdaKv, "snapkv with a budget that the heads of a layer share", "Ada-KV, arXiv:2407.11550")
-POLICIES.add("nacl", Nacl, "what the end of the prompt attended, and some pages drawn at random", "NaCl, arXiv:2408.03675")
+POLICIES.add("nacl", Nacl, "the pages that the end of the prompt attended, and some drawn at random", "NaCl, arXiv:2408.03675")
 POLICIES.add("hierarchical", Hierarchical, "four levels by how often a page was among the best of a window",
              "popularity levels in a 40-token window")
-POLICIES.add("morphkv", MorphKv, "what the newest tokens together attend", "MorphKV, arXiv:2503.00979")
+POLICIES.add("morphkv", MorphKv, "the pages that the newest tokens together attend", "MorphKV, arXiv:2503.00979")
 POLICIES.add("treekv", TreeKv, "neighbours compared in turn: sparse at the beginning, dense at the end", "TreeKV, arXiv:2501.04987")
 POLICIES.add("knorm", KNorm, "keys of low norm", "L2 norm, arXiv:2406.11430")
-POLICIES.add("oracle", Oracle, "what the token itself attends: the ceiling, in the simulator only", "classic")
+POLICIES.add("oracle", Oracle, "the pages that the token itself attends: the ceiling, in the simulator only", "classic")
 POLICIES.add("random", Random, "a fixed random order: the least to beat", "classic")
-POLICIES.add("none", NoPolicy, "no opinion: nothing is worth more than anything else", "EdgeKV")
+POLICIES.add("none", NoPolicy, "no opinion: all pages are worth the same", "EdgeKV")
 
 _PART = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<changes>[^()]*)\))?")
 
@@ -79,7 +79,7 @@ def setting_kinds(*policies: type[Policy]) -> dict[str, type]:
 
 
 def check_live(spec: str) -> None:
-    """Raise ConfigError where a live context cannot run the policy, or there is none of that name."""
+    """Raise ConfigError if a live context cannot run the policy, or there is none of that name."""
     if any(kind.clairvoyant for kind in kinds(spec)):
         raise ConfigError(f"the policy {spec!r} needs to see a token's attention before the token, so only `edgekv sim` can run it; "
                           "choose another")

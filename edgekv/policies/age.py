@@ -10,7 +10,7 @@ KEPT = 1024.0
 
 
 def newest(shape: PageShape, observation: Observation) -> np.ndarray:
-    """int32 [stream]: the newest position of each stream, -1 where it is empty."""
+    """int32 [stream]: the newest position of each stream, -1 if it is empty."""
     return observation.page_positions.reshape(-1, max(1, shape.pages_per_stream)).max(axis=1)
 
 

@@ -1,4 +1,4 @@
-"""What all policies share: settings, scores, forgetting. A policy itself only says what a page is worth."""
+"""The common part of all policies: settings, scores, forgetting. A policy itself only scores pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -43,7 +43,7 @@ class Policy:
     scoring = False
     """The policy has scores."""
     split: Split | None = None
-    """How its source divides the page budget; None: the source leaves that open."""
+    """Its source's division of the page budget; None: the source leaves that open."""
     needs_keys = False
     """It reads `Observation.key_norms`."""
     clairvoyant = False
@@ -75,10 +75,10 @@ class Policy:
         return self._pins
 
     def update(self, observation: Observation) -> None:
-        """Take in the tokens since the last run. Every run calls it, also where no mass was observed."""
+        """Take in the tokens since the last run. Every run calls it, even if no mass was observed."""
 
     def most(self, n_budget: int) -> int:
-        """The most pages of a head that the policy keeps, up to `n_budget`; less where its source fixes a number."""
+        """The most pages of a head that the policy keeps, up to `n_budget`; fewer if its source fixes a number."""
         return n_budget
 
     def forget(self, pages: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from edgekv.policies.base import Policy, Settings
 
 
 class Composed(Policy):
-    """Scores add, pins unite. The first member with a split sets the split. Where one member needs something, all get it."""
+    """Scores add, pins unite. The first member with a split sets the split. If one member needs an input, all get it."""
 
     def __init__(self, shape: PageShape, ops: Ops, members: list[Policy], scores: Array | None = None):
         super().__init__(shape, Settings(), ops)

@@ -12,7 +12,7 @@ from edgekv.registry import Registry
 
 PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
 PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone", "EdgeKV")
-PREFETCHERS.add("previous", Previous, "what was attended last", "EdgeKV")
+PREFETCHERS.add("previous", Previous, "the pages attended last", "EdgeKV")
 PREFETCHERS.add("neighbour", Neighbour, "the pages beside the hottest", "classic: read-ahead")
 PREFETCHERS.add("rope", RopeDistance, "a prior by distance, from the model's rotary embedding",
                 "from RoFormer, arXiv:2104.09864")

@@ -1,4 +1,4 @@
-"""What was attended last."""
+"""The pages attended last."""
 
 import numpy as np
 

@@ -1,1 +1,1 @@
-"""How fast this machine is: rates that were measured once and are kept."""
+"""The speed of this machine: rates that were measured once and are kept."""

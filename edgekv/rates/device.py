@@ -22,7 +22,7 @@ log = logging.getLogger("edgekv")
 
 
 class ColdPage(str, Enum):
-    """What to do with an attended page that has no slot."""
+    """The treatment of an attended page without a slot."""
 
     SHIP = "ship"  # copy it into device memory, and attend it there from then on
     READ = "read"  # attend it where it is, in host memory
@@ -40,7 +40,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
     """Rates of a device: measured when this machine first asks (about a second), then from the cache.
 
     They are measured anew with `again`, and where device, driver or EdgeKV are not those of the cached ones, or the cache cannot be
-    read. Raises NativeError where the device cannot be used.
+    read. Raises NativeError if the device cannot be used.
     """
     native = import_module("edgekv._native.device_calls")
     key = _key(native.info(kind, index))
@@ -53,7 +53,7 @@ def calibrate(kind: DeviceKind, index: int = 0, again: bool = False) -> Rates:
 
 
 def cache_file() -> Path:
-    """Where the rates of this machine's devices are kept."""
+    """The file of the rates of this machine's devices."""
     return Path(platformdirs.user_cache_dir("edgekv")) / "rates.json"
 
 
@@ -62,7 +62,7 @@ def _name(kind: DeviceKind, index: int) -> str:
 
 
 def _key(info: DeviceInfo) -> dict[str, Any]:
-    """What the rates are valid for."""
+    """The key of the rates: device, driver, CUDA and EdgeKV's version."""
     return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": __version__}
 
 
@@ -113,7 +113,7 @@ def ship_or_read(page_bytes: int, rates: Rates, uses: float = USES) -> ColdPage:
 
 
 def on_host_slowdown(rates: Rates) -> float:
-    """How many times as long the processor reads the same pages in its memory as the GPU in its own; at least 1."""
+    """The time that the processor needs to read the same pages in its memory, over the GPU's in its own; at least 1."""
     return max(1.0, rates.vram / rates.dram)
 
 

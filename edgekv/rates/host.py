@@ -31,7 +31,7 @@ log = logging.getLogger("edgekv")
 
 
 def memory_gain(n_threads: int) -> float:
-    """How much faster n threads read memory than one: a guess, in which each adds less than the one before."""
+    """The speed-up of reading memory with n threads: a guess, in which each thread adds less than the one before."""
     return n_threads**0.75
 
 
@@ -84,7 +84,7 @@ class AttentionRates:
     flash: KernelRates
     """Stock's, with flash attention."""
     plain: KernelRates
-    """Stock's, without; where it cannot run, the same as `flash`."""
+    """Stock's, without; if it cannot run, the same as `flash`."""
     row: float
     """Mode sparse: reading one more row."""
     scan: float
@@ -99,7 +99,7 @@ class AttentionRates:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What attention's rates depend on."""
+    """The key of attention's rates: all that they depend on."""
 
     head_dim: int
     group: int
@@ -116,11 +116,11 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """What the rates of weights depend on besides the type, because a product begins anew for each row."""
+    """The sizes that the rates of weights depend on besides the type, because a product starts again for each row."""
 
     n_embd: int
     n_ff: int
-    """Of an expert, where there are experts."""
+    """Of an expert, if there are experts."""
 
     @property
     def name(self) -> str:
@@ -174,7 +174,7 @@ class KeptRates:
 
 
 def kept_for(model: ModelFile, kv: KvOptions, kept: KeptRates) -> HostRates | None:
-    """All rates that a model needs; None where one was never measured."""
+    """All rates that a model needs; None if one was never measured."""
     read, attention = kept.read(), kept.attention(attention_shape(model.geometry, kv))
     weights = {kind: rates for kind in measured_types(model) if (rates := kept.weights(kind, matrix_shape(model))) is not None}
     if read is None or attention is None or len(weights) < len(measured_types(model)):

@@ -1,4 +1,4 @@
-"""How far off the heads of models are where they sample, kept by model, kernels and settings."""
+"""The measured sampling errors of models' heads, kept by model, kernels and settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeptHeadErrors:
         self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "head-errors.json"
 
     def find(self, key: str) -> HeadErrors | None:
-        """None where nothing was measured, or the file does not hold what a measurement gives."""
+        """None if nothing was measured, or the file does not hold valid measurements."""
         return _made(json_file.read(self.path).get(key))
 
     def keep(self, key: str, errors: HeadErrors) -> None:
@@ -35,8 +35,8 @@ class KeptHeadErrors:
 
 
 def key_of(model: bytes, kv: KvOptions, kernels: str, text: str) -> str:
-    """What errors are valid for. model: the digest of its files; kernels: where attention runs, and with which instructions; text: what they
-    were measured over."""
+    """The key of a measurement. model: the digest of its files; kernels: the place of attention and its instruction set; text: the text that
+    was read."""
     cache, chosen = kv.cache, kv.selection
     of = f"{cache.type_k.value}/{cache.type_v.value} {chosen.sketch.value} {chosen.sink_tokens}+{chosen.recent_tokens}"
     return f"{model.hex()}; {of}; {kernels}; text {text}; EdgeKV {__version__}"

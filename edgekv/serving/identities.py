@@ -34,7 +34,7 @@ class Identities:
     def wait(self) -> None:
         """Wait for the digest; the log reports a long wait. Not for the decoding thread."""
         if not self._digest.wait(LONG_S):
-            log.warning("all of %s is read once, to know whose prefixes are kept; the next start knows it", self._model)
+            log.warning("all of %s is read once, to identify the model of kept prefixes; the next start knows it", self._model)
             self._digest.wait()
 
     def of(self, runtime: Runtime) -> Built | None:

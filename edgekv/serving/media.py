@@ -1,4 +1,4 @@
-"""Images and sound in prompts: numbers that stand for them in the chains of a store."""
+"""Images and sound in prompts: the numbers that represent them in the chains of a store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Media:
         except ModelError as error:
             why = str(error)
         self._refused.add(projector)
-        log.warning("what stands behind images and sound in prompts is not kept: %s", why)
+        log.warning("prompts are not kept beyond their first image or sound: %s", why)
         return None
 
 

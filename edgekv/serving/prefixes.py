@@ -322,7 +322,7 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
     try:
         conversations.add_blocks(folder, conversation, keys)
     except OSError as error:  # then the folder has no blocks of the conversation either
-        log.warning("what is kept of a conversation is not noted in %s: %s", folder, error.strerror)
+        log.warning("the kept blocks of a conversation are not noted in %s: %s", folder, error.strerror)
 
 
 _LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
@@ -354,7 +354,7 @@ def _worth(hit: PrefixHit) -> PrefixHit:
     if n == len(hit.pieces):
         return hit
     rest = hit.pieces[n:]
-    log.info("%d kept tokens of a prompt are computed: by what was seen that takes %.3g s, and loading them from %s takes longer",
+    log.info("%d kept tokens of a prompt are computed: by measured speeds that takes %.3g s, and loading them from %s takes longer",
              sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
              " and ".join(sorted({piece.source for piece in rest if piece.coming})))
     return hit.first_pieces(n)

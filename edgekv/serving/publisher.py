@@ -26,7 +26,7 @@ WATCHED_MS = 3000
 LIVE_S = 0.2
 """The least time between two sets of figures while a client watches."""
 QUIET_S = 1.0
-"""The least time while nobody watches: the curves still need points."""
+"""The least time without a watching client: the curves still need points."""
 SHARE = 1 / 125
 """Taking figures may use at most this share of the time."""
 AGAIN_S = 0.02

@@ -71,7 +71,7 @@ class Server:
         check_evict(self.options)
         keys = options.api_keys()
         self.options = with_head_errors(self.options)
-        # One of our own besides: for what this process asks, and because llama.cpp logs the end of a key that is the only one.
+        # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
         self.context = self._choose_context()
@@ -233,7 +233,7 @@ class Server:
             "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
-            "--fit", "off",  # what was asked for, or an error: never fewer layers or tokens
+            "--fit", "off",  # never fewer layers or tokens than requested: an error instead
             "--cache-ram", "0",
             "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing without requests

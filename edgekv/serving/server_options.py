@@ -103,7 +103,7 @@ class ServerOptions:
         if not 1 <= self.n_slots <= MOST_SLOTS:
             raise ConfigError(f"there cannot be {self.n_slots} slots; use 1 to {MOST_SLOTS}")
         if self.cors not in (LOCALHOST, "*") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,*]+", self.cors, re.IGNORECASE):
-            raise ConfigError(f"{self.cors!r} is no origin; write one such as https://example.org, without a path, or * for any")
+            raise ConfigError(f"{self.cors!r} is not an origin; write one such as https://example.org, without a path, or * for any")
 
     def api_keys(self) -> tuple[str, ...]:
         """Every key of the server; empty if requests need none. Raises ConfigError if the file of keys cannot be used."""
@@ -141,8 +141,8 @@ def _keys_in(path: Path) -> list[str]:
 
 
 _NOT_WHILE_EVICTING = {
-    **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move what is left to other positions"),
-    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "what is kept (--keep) sets it"),
+    **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move the remaining tokens to other positions"),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--keep sets it"),
     **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), "a draft model's cache has no bound"),
 }
 
@@ -164,7 +164,7 @@ def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str,
     if projector is None:
         return extra
     if set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra}:
-        raise ConfigError("--mmproj stands before the -- and behind it; give one file")
+        raise ConfigError("--mmproj is given before and after the --; give one file")
     return "--mmproj", str(projector), *extra
 
 
@@ -172,7 +172,7 @@ def _check_projector(path: Path) -> None:
     """Check a projector's file. Raises ModelError."""
     reader = open_gguf(path)
     if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
-        raise ModelError(f"{path} is no projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
+        raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
 
 
 def shares_cells(extra: tuple[str, ...]) -> bool:
@@ -245,8 +245,8 @@ def free_port(host: str, port: int) -> int:
 
 
 def with_head_errors(options: ServerOptions) -> ServerOptions:
-    """These options with what is known of the heads of the model, where an error was asked for; it is measured where nobody has. Raises what
-    `edgekv.Llama` raises."""
+    """These options, with the errors of the model's heads if an error is set; missing errors are measured. Raises the errors of
+    `edgekv.Llama`."""
     if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:
         return options
     from edgekv.llama import with_head_errors as measured  # with llama_cpp, which other options do not need

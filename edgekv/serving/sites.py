@@ -33,7 +33,7 @@ def _parse_host(text: str) -> str:
         return str(ipaddress.ip_address(name))
     except ValueError:
         if len(name) > 253 or not _NAME.fullmatch(name):
-            raise ConfigError(f"{text!r} is no host; write a name such as chat.example.org, or an address, without a port") from None
+            raise ConfigError(f"{text!r} is not a host; write a name such as chat.example.org, or an address, without a port") from None
         return name
 
 

@@ -14,7 +14,7 @@ KEY_BYTES = 16
 
 
 class Reading(enum.IntEnum):
-    """What the tokens of a block attended when their K and V were computed. A block is never below its parent."""
+    """The tokens that a block's tokens attended when their K and V were computed. A block is never below its parent."""
 
     EXACT = 0
     SAMPLED = 1
@@ -25,7 +25,7 @@ class Reading(enum.IntEnum):
 
 class ReadWith(NamedTuple):
     """The settings with which tokens were read that were not read exactly, by Reading: digests of at most 32 bytes. Rows read with other settings
-    may be worse, and count as missing. Empty where there is nothing to tell apart."""
+    may be worse, and count as missing. Empty if there is nothing to tell apart."""
 
     exact: bytes = b""
     sampled: bytes = b""
@@ -37,7 +37,7 @@ NOTHING_SAID = ReadWith()
 
 @dataclass(frozen=True)
 class Link:
-    """Where a block stands in its chain, without its rows."""
+    """A block's place in its chain, without its rows."""
 
     key: bytes
     parent: bytes
@@ -45,14 +45,14 @@ class Link:
     n: int
     """Tokens of the block, 1 to BLOCK_TOKENS."""
     read_with: bytes = field(default=b"", compare=False)
-    """The digest of ReadWith where it is known: the key depends on it, but a file's name does not tell it."""
+    """The digest of ReadWith if it is known: the key depends on it, but a file's name does not contain it."""
     snapshot: bool = False
     """The payload is a snapshot: what a sequence keeps besides rows behind these tokens. Nothing follows it, and n may be 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Rows of K and V for the tokens of a link, or the snapshot behind them. A block is never written to."""
+    """Rows of K and V for the tokens of a link, or the snapshot after them. A block never changes."""
 
     link: Link
     tokens: np.ndarray

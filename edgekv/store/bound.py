@@ -1,4 +1,4 @@
-"""Keeps a folder within its bytes, whoever writes into it: the least recently used blocks go first."""
+"""Keeps a folder within its bytes, whichever process writes into it: the least recently used blocks go first."""
 
 import time
 from collections.abc import Callable

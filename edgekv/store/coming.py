@@ -62,7 +62,7 @@ class ComingBlock:
     def __init__(self, link: Link, tokens: np.ndarray, layout: PayloadLayout, fill: Callable[[range, np.ndarray], bool], rate: Rate):
         self.link, self.tokens, self.layout, self._fill, self.rate = link, tokens, layout, fill, rate
         self.payload: np.ndarray | None = None
-        """Where loaded rows stay, uint8 [layout.block_bytes(n)]; None: they do not stay."""
+        """The buffer of loaded rows, uint8 [layout.block_bytes(n)]; None: they do not stay."""
         self.fetched = False
         """All of them are there."""
 
@@ -76,7 +76,7 @@ class ComingBlock:
         self.payload = np.empty(self.layout.block_bytes(self.link.n), np.uint8)
 
     def read(self, layers: range, flight: InFlight | None) -> np.ndarray | None:
-        """The rows of some layers, verified, uint8 [bytes]; None where they cannot be used. On the calling thread. `flight`: None where they stay."""
+        """The rows of some layers, verified, uint8 [bytes]; None if they cannot be used. On the calling thread. `flight`: None if they stay."""
         starts = self.layout.layer_starts(self.link.n)
         first, end = int(starts[layers.start]), int(starts[layers.stop])
         if self.payload is not None:
@@ -92,7 +92,7 @@ class ComingBlock:
         return rows if good else None
 
     def fetch(self, flight: InFlight | None) -> bool:
-        """Read all to where it stays, some layers at a time; whether it can be used."""
+        """Read all into its buffer, some layers at a time; whether it can be used."""
         self.fetched = self.fetched or all(self.read(layers, flight) is not None for layers in layer_groups(self.layout, self.link.n))
         return self.fetched
 
@@ -115,7 +115,7 @@ class BlockReader:
     header: BlockHeader
 
     def read(self, layers: range, out: np.ndarray) -> int:
-        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also where the file is another one by now."""
+        """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
         start = self.header.start + int(self.header.layout.layer_starts(self.header.link.n)[layers.start])
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:

@@ -85,7 +85,7 @@ def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]
 
 
 def _keys(path: Path) -> set[bytes]:
-    """None where the file is missing or not ours."""
+    """None if the file is missing or not ours."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return {bytes.fromhex(key) for key in json.loads(path.read_text())}
     return set()
@@ -93,5 +93,5 @@ def _keys(path: Path) -> set[bytes]:
 
 def _path(folder: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a conversation")
+        raise ValueError(f"{name!r} is not the name of a conversation")
     return folder / "conversations" / f"{name}{_ENDING}"

@@ -25,10 +25,10 @@ _DIGEST_BYTES = 32
 
 
 def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
-    """32 bytes that stand for every byte of the model in `path`, in all of its files where llama.cpp split it.
+    """32 bytes, the digest of every byte of the model in `path`, and of all its files if llama.cpp split it.
 
     A digest that was computed before for a file with the same device, inode, size and times of its last change is taken from `kept_in`, by
-    default a folder of this user's cache. Raises ModelError where a file cannot be read, or changes meanwhile.
+    default a folder of this user's cache. Raises ModelError if a file cannot be read, or changes meanwhile.
     """
     folder = default_folder() if kept_in is None else kept_in
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")
@@ -43,7 +43,7 @@ def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
 
 
 def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:
-    """Where its files lie and when they changed last: others where one of them was replaced or written to. Raises ModelError."""
+    """Its files' places and times of last change, which differ after a file was replaced or written to. Raises ModelError."""
     try:
         return tuple(_stamp(part.stat()) for part in parts(Path(path)))
     except OSError as error:
@@ -131,7 +131,7 @@ def _known(kept: Path) -> bytes | None:
 
 
 def _keep(kept: Path, digest: bytes) -> None:
-    """Keep a digest; where the folder is not writable, the next start computes it again."""
+    """Keep a digest; if the folder is not writable, the next start computes it again."""
     partial = kept.with_name(f".{kept.name}-{os.getpid()}-{threading.get_ident()}")
     with contextlib.suppress(OSError):
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

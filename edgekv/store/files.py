@@ -1,4 +1,4 @@
-"""Where blocks lie in a folder, and what lies there: no index, so that several processes can share it.
+"""The files of blocks in a folder, without an index, so that several processes can share it.
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
     FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
@@ -58,7 +58,7 @@ def open_file(path: Path) -> FileIO:
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for a writer
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Refused("it is no file", damaged=False)
+        raise Refused("it is not a file", damaged=False)
     return file
 
 
@@ -76,7 +76,7 @@ def link_of(parent: bytes, name: str) -> Link | None:
 
 
 def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
-    """Of all files of the blocks and snapshots that follow `parent`; none where there is no folder. Raises OSError."""
+    """The files of all blocks and snapshots that follow `parent`; none if there is no folder. Raises OSError."""
     try:
         names = os.listdir(folder / root.hex() / parent.hex())
     except (FileNotFoundError, NotADirectoryError):
@@ -110,7 +110,7 @@ def first_bytes(file: FileIO) -> bytes:
 
 
 def read_whole(path: Path) -> np.ndarray:
-    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused where it is no plain file,
+    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused if it is no plain file,
     OSError."""
     with open_file(path) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
@@ -124,7 +124,7 @@ def read_whole(path: Path) -> np.ndarray:
 
 
 def remove_file(path: Path) -> bool:
-    """Remove a block's file, and its folder where it was the last one; False where it was gone. Raises OSError."""
+    """Remove a block's file, and its folder if it was the last one; False if it was gone. Raises OSError."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def remove_file(path: Path) -> bool:
 
 
 def remove_temporaries(folder: Path) -> int:
-    """Remove the temporaries of processes that were killed while they wrote: nobody has them locked. Returns their number. Raises OSError."""
+    """Remove the unlocked temporary files, whose processes were killed while they wrote. Returns their number. Raises OSError."""
     n = 0
     for root in _folders(folder):
         for parent in _folders_in(root):

@@ -118,7 +118,7 @@ class FolderPlace:
         return ComingBlock(reader.header.link, reader.header.tokens, reader.header.layout, fill, self._rate)
 
     def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
-        """The result of `read` on a file; None where it is gone, refused or unreadable."""
+        """The result of `read` on a file; None if it is gone, refused or unreadable."""
         try:
             return read(path)
         except FileNotFoundError:
@@ -164,7 +164,7 @@ class FolderPlace:
         self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
 
     def _refuse(self, path: Path, refused: Refused) -> None:
-        """Skip a file from now on, and remove it where it is a damaged block of ours. The log tells of the first one."""
+        """Skip a file from now on, and remove it if it is a damaged block of ours. The log reports the first one."""
         with self._lock:
             if path in self._refused:
                 return
@@ -205,7 +205,7 @@ class FolderPlace:
             return Outcome.DECLINED
         try:
             if self._made and not self._folder.is_dir():
-                log.warning("the folder %s vanished with its prefixes; it is made anew, and what is in RAM is written again when it is used",
+                log.warning("the folder %s vanished with its prefixes; it is created again, and blocks in RAM are written again when they are used",
                             self._folder)
             self._make_folder()
             if path in self._refused or not path.exists():

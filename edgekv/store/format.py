@@ -45,7 +45,7 @@ class BlockHeader:
     checksums: tuple[int, ...]
     """CRC-32 of the rows of each layer, or of the snapshot."""
     start: int
-    """Where the rows begin."""
+    """The offset of the rows."""
 
     @property
     def n_bytes(self) -> int:
@@ -77,7 +77,7 @@ def encode_header(block: Block, identity: ModelIdentity) -> bytes:
 def header_bytes(first: bytes) -> int:
     """The number of bytes of the header, by the first 20 or more. Raises Refused."""
     if not MAGIC.startswith(first[: len(MAGIC)]):
-        raise Refused("it is no block of EdgeKV's", damaged=False)
+        raise Refused("it is not a block of EdgeKV's", damaged=False)
     if len(first) < _PREFIX.size:
         raise Refused("it is truncated", damaged=True)
     _, version, n_text, _ = _PREFIX.unpack_from(first)
@@ -136,7 +136,7 @@ def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None =
 
 
 def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
-    """Raises Refused where the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
+    """Raises Refused if the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
     starts = header.layout.layer_starts(header.link.n)
     first = int(starts[layers.start])
     for layer in layers:

@@ -68,7 +68,7 @@ class ModelIdentity:
     """The model's name, for people."""
 
     def root_key(self) -> bytes:
-        """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block where there is no other."""
+        """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block if there is no other."""
         layout = np.array([self.layout.k_bytes, self.layout.v_bytes], dtype="<i8").tobytes()
         return hashlib.blake2b(_framed(self.fingerprint, layout), digest_size=16, person=b"edgekv-root").digest()
 
@@ -93,5 +93,5 @@ def fingerprint(*pieces: bytes) -> bytes:
 
 
 def _framed(*pieces: bytes) -> bytes:
-    """Each piece behind its length, so that different lists never give the same bytes."""
+    """Each piece after its length, so that different lists never give the same bytes."""
     return b"".join(len(piece).to_bytes(8, "little") + piece for piece in pieces)

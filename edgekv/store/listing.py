@@ -78,7 +78,7 @@ class Checked:
 
 
 def list_chains(folder: Path) -> list[Chain]:
-    """Every conversation in a folder, the one that was used last first. Raises EdgeKVError where the folder cannot be read."""
+    """Every conversation in a folder, the one that was used last first. Raises EdgeKVError if the folder cannot be read."""
     files, pins = _scan(folder), read_pins(folder)
     names: dict[bytes, str] = {}
     found: list[tuple[BlockFile, list[BlockFile]]] = []
@@ -102,7 +102,7 @@ def _pins_on(chain: list[BlockFile], pins: list[Pin]) -> tuple[Pin, ...]:
 
 
 def find_chain(chains: list[Chain], start: str) -> Chain:
-    """The chain whose ID begins with `start`. Raises ConfigError where there is none, or more than one."""
+    """The chain whose ID begins with `start`. Raises ConfigError if there is none, or more than one."""
     found = [chain for chain in chains if start and chain.leaf.link.key.hex().startswith(start.lower())]
     if len(found) == 1:
         return found[0]
@@ -112,7 +112,7 @@ def find_chain(chains: list[Chain], start: str) -> Chain:
 
 
 def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
-    """Remove the blocks of `doomed` that no other of `chains` has, the last of each first, and every snapshot that may be behind them; bytes removed.
+    """Remove the blocks of `doomed` that no other of `chains` has, the last of each first, and every snapshot that may follow them; bytes removed.
     Raises EdgeKVError."""
     doomed = list(doomed)
     leaves = {chain.leaf.path for chain in doomed}
@@ -153,7 +153,7 @@ def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
 
 
 def first_tokens(chain: Chain, n: int) -> list[int]:
-    """The first tokens of a conversation. Raises EdgeKVError where its first block cannot be read."""
+    """The first tokens of a conversation. Raises EdgeKVError if its first block cannot be read."""
     file = chain.files[0]
     try:
         return read_header(file.path).tokens[:n].tolist()

@@ -39,7 +39,7 @@ def write_pin(folder: Path, pin: Pin) -> None:
 
 
 def remove_pin(folder: Path, name: str) -> bool:
-    """Remove a pin; False where there is none. Raises OSError."""
+    """Remove a pin; False if there is none. Raises OSError."""
     try:
         _path(folder, name).unlink()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
 
 
 def snapshots_on(chain: Iterable[BlockFile], files: Iterable[BlockFile]) -> list[BlockFile]:
-    """The snapshots among some files that may be of a chain: they hang on its blocks, or beside one of them."""
+    """The snapshots among some files that may belong to a chain: they follow its blocks, or the parent of one of them."""
     beside = {(file.root, key) for file in chain for key in (file.link.key, file.link.parent)}
     return [file for file in files if file.link.snapshot and (file.root, file.link.parent) in beside]
 

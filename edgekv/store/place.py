@@ -44,7 +44,7 @@ class Place(Protocol):
     name: str
     """As in BlockPiece.source."""
     ahead: int
-    """How many blocks of a chain to ask for in one call of `have`: 1 where calls are cheap."""
+    """The number of a chain's blocks to ask for in one call of `have`: 1 if calls are cheap."""
     stats: PlaceStats
 
     @property

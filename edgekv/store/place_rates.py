@@ -1,4 +1,4 @@
-"""How fast a place delivers rows, as measured so far."""
+"""The measured speed at which a place delivers rows."""
 
 import time
 from collections.abc import Callable

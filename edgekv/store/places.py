@@ -21,7 +21,7 @@ SHARED: dict[str, Callable[[ModelIdentity, StoreSettings], Place]] = {"redis": _
 
 
 def shared_scheme(url: str) -> str:
-    """The scheme of a shared place's address. Raises ConfigError where there is no such place."""
+    """The scheme of a shared place's address. Raises ConfigError if there is no such place."""
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in SHARED:
         raise ConfigError(f"the shared cache's address {url.split('@')[-1]!r} must begin with {' or '.join(f'{known}://' for known in SHARED)}, "

@@ -45,7 +45,7 @@ class Ram:
         return [Child(block.link, block.tokens) for block in blocks]
 
     def snapshots(self, parent: bytes) -> list[Block]:
-        """Those behind a whole block, or behind a root, and fewer than BLOCK_TOKENS more tokens."""
+        """Snapshots after a whole block or a root, and fewer than BLOCK_TOKENS further tokens."""
         return [self._blocks[key] for key in sorted(self._snapshots.get(parent, ()))]
 
     def put(self, block: Block) -> list[Link]:

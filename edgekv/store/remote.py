@@ -51,12 +51,12 @@ class RedisPlace:
     ahead = 512
 
     def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S):
-        """Does not connect yet. Raises ConfigError where `url` is none, or redis-py is not installed."""
+        """Does not connect yet. Raises ConfigError if `url` is none, or redis-py is not installed."""
         self.stats = PlaceStats()
         self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
         self._client = _client(url, timeout_s)
         self._loading_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
-        # Writes keep nobody waiting, so their socket's timeout covers a whole block.
+        # No request waits for writes, so their socket's timeout covers a whole block.
         self._writing_client = _client(url, timeout_s + identity.layout.block_bytes(BLOCK_TOKENS) / LEAST_RATE)
         where = self._client.connection_pool.connection_kwargs
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
@@ -163,7 +163,7 @@ class RedisPlace:
         return self._listed(client, [parent], CHILDREN)[0]
 
     def _listed(self, client: Any, parents: Sequence[bytes], kind: str) -> list[list[Child]]:
-        """What the lists of some blocks name and the server still has. Where it has forgotten many of a list, they are taken out of it."""
+        """The listed successors of some blocks that the server still has. If it has forgotten many of a list, they are removed from it."""
         pipeline = client.pipeline(transaction=False)
         for parent in parents:
             pipeline.hgetall(self._name(parent, kind))
@@ -192,7 +192,7 @@ class RedisPlace:
         return self._try(expire, self._writing) or []
 
     def pass_over(self, links: Sequence[Link]) -> None:
-        """Nothing: the server forgets what nobody renews."""
+        """Does nothing: blocks that are not renewed expire on the server."""
 
     def write(self, block: Block) -> Outcome:
         if block.payload.nbytes > MOST_BLOCK_BYTES:
@@ -219,7 +219,7 @@ class RedisPlace:
     # ---- a server that fails ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """The answer; None where it did not come in time."""
+        """The answer; None if it did not come in time."""
         if not self.working:
             return None
         try:
@@ -233,7 +233,7 @@ class RedisPlace:
         return None if done is None else done[0]
 
     def _try(self, call: Callable[[], T], outage: Outage) -> T | None:
-        """The result of `call`. A failure is an outage of the server, or, where the server only refuses, the named one."""
+        """The result of `call`. A failure is an outage of the server, or, if the server only refuses, the named one."""
         from redis import exceptions
 
         try:

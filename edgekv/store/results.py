@@ -27,7 +27,7 @@ class BlockPiece:
     source: str
     """ram, disk or remote."""
     read: Callable[[range], np.ndarray | None]
-    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None where they cannot be used."""
+    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None if they cannot be used."""
     block: Block | ComingBlock
 
     @property
@@ -43,7 +43,7 @@ class BlockPiece:
 
 
 def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]:
-    """What pieces have of the first n tokens."""
+    """The part of the pieces that covers the first n tokens."""
     return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
 
 
@@ -64,7 +64,7 @@ class NearMiss:
     n_lost: int
     """At least: what is only on a remote server is not counted."""
     goes_on_alike: bool
-    """Behind the difference both go on with the same tokens, so what differs is an insertion such as a date, and not a new question."""
+    """After the difference both continue with the same tokens, so the difference is an insertion such as a date, and not a new question."""
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Holds:
 
 @dataclass(frozen=True, eq=False)
 class KeptSnapshot:
-    """What a sequence keeps besides rows, as it was behind exactly `position` tokens."""
+    """A sequence's data besides rows, after exactly `position` tokens."""
 
     position: int
     source: str
@@ -91,7 +91,7 @@ class KeptSnapshot:
         return self.block.link
 
     def read(self) -> np.ndarray | None:
-        """Its bytes, uint8 [bytes], which are read and verified by the first call; None where they cannot be used."""
+        """Its bytes, uint8 [bytes], which are read and verified by the first call; None if they cannot be used."""
         if isinstance(self.block, ComingBlock):
             if self.block.payload is None:
                 self.block.stay()
@@ -113,10 +113,10 @@ class PrefixHit:
     n_asked: int = 0
     """Tokens."""
     snapshot: KeptSnapshot | None = None
-    """Of a model that keeps more than rows: the pieces end where it stands, and none of them is of use without it."""
+    """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
 
     def first_pieces(self, n: int) -> PrefixHit:
-        """The first n pieces; without a snapshot, and so without a piece, where that leaves out rows before the snapshot."""
+        """The first n pieces; no snapshot, and so no piece, if that leaves out rows before the snapshot."""
         if self.snapshot is not None and n < len(self.pieces):
             return replace(self, pieces=(), snapshot=None)
         return replace(self, pieces=self.pieces[:n])
@@ -148,22 +148,22 @@ class PrefixHit:
 
     @property
     def end(self) -> int:
-        """Position behind the last token; 0 where there is none."""
+        """Position behind the last token; 0 if there is none."""
         return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
 
     @property
     def reaches(self) -> int:
-        """Position behind which a sequence goes on with this hit; 0 where it has nothing."""
+        """The position at which a sequence continues with this hit; 0: the hit is empty."""
         return self.end if self.snapshot is None else self.snapshot.position
 
     def up_to(self, n: int) -> PrefixHit:
-        """The part before the first n tokens' end; without a piece where there is a snapshot behind that."""
+        """The part that covers the first n tokens; empty if its snapshot lies after them."""
         if self.snapshot is not None:
             return self if self.snapshot.position <= n else replace(self, pieces=(), snapshot=None)
         return replace(self, pieces=pieces_up_to(self.pieces, n))
 
     def behind(self, n_have: int) -> PrefixHit:
-        """The part that continues the first n_have tokens; without a piece where none does."""
+        """The part that continues the first n_have tokens; no piece if none continues them."""
         rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
         if rest and rest[0].first < n_have:
             n_cut = n_have - rest[0].first
@@ -189,7 +189,7 @@ class Saved:
 
 @dataclass
 class PlaceStats:
-    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, where the place knows them."""
+    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, if the place knows them."""
 
     n_blocks: int = 0
     n_bytes: int = 0

@@ -47,7 +47,7 @@ class Search:
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
     def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None]:
-        """The chain that goes furthest, whose steps but the last are whole blocks; and the near miss behind it."""
+        """The longest chain, whose steps except the last are whole blocks, and the near miss after it."""
         ends = self._whole_blocks(root)
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
@@ -112,7 +112,7 @@ class Search:
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
 
     def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
-        """The near miss: the chain that goes on furthest behind the first token that differs."""
+        """The near miss: the chain that continues furthest after the first token that differs."""
         asked, nearest = self._tokens[position:], None
         seen: set[bytes] = set()
         for n, child in siblings:
@@ -144,7 +144,7 @@ class Search:
 
 
 def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
-    """A child, with the settings that read its tokens in its link; None where those are other settings."""
+    """A child, with the settings that read its tokens in its link; None if those are other settings."""
     link = child_link(child.link.parent, child.link.reading, child.tokens, read_with[child.link.reading])
     return Child(link, child.tokens) if link == child.link else None
 
@@ -155,6 +155,6 @@ def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
 
 
 def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:
-    """Whether both have the same `n` tokens again, at most `shift` tokens behind the first."""
+    """Whether both have the same `n` tokens again, at most `shift` tokens after the first."""
     runs = {stored[i : i + n].tobytes() for i in range(1, shift + 1) if len(stored) >= i + n}
     return any(asked[i : i + n].tobytes() in runs for i in range(1, shift + 1) if len(asked) >= i + n)

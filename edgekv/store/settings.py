@@ -1,4 +1,4 @@
-"""Where prefixes are kept, and how many bytes."""
+"""The places of kept prefixes, and their bounds in bytes."""
 
 from dataclasses import dataclass
 from pathlib import Path

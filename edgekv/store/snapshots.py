@@ -65,7 +65,7 @@ class Snapshots:
 
     def cut(self, hit: PrefixHit, tokens: np.ndarray, n_have: int, goes_on: int, root: bytes, accepts: Reading,
             read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
-        """The hit up to the snapshot that lies furthest: behind `goes_on` tokens, before the last token, and not behind the rows."""
+        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
         places = [place for place in self._places if place.working and not (near and place.ahead > 1)]
@@ -86,7 +86,7 @@ class Snapshots:
         return replace(hit, pieces=())
 
     def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
-        """What hangs on the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
+        """The snapshots of the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
         with self._shared.lock:
             below = [Candidate(Child(block.link, block.tokens), None) for block in self._ram.snapshots(parents[i])]
         for place in places:
@@ -97,7 +97,7 @@ class Snapshots:
         return below
 
     def _open(self, one: Candidate, hit: PrefixHit) -> Block | ComingBlock | None:
-        """None where it is gone, or cannot be used."""
+        """None if it is gone, or cannot be used."""
         if one.place is not None:
             return one.place.open([one.child.link])[0]
         with self._shared.lock:
@@ -116,7 +116,7 @@ class Snapshots:
     def _chain(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> list[Link]:
         """The links of the whole blocks before the snapshot, as a save of their rows gives them, and its own."""
         if len(tokens) != len(readings) or not len(tokens):
-            raise ValueError(f"a snapshot is behind one token or more, and {len(tokens)} tokens have {len(readings)} readings")
+            raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         chain: list[Link] = []
         parent, least, n_whole = root, Reading.EXACT, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -141,7 +141,7 @@ class Snapshots:
         return parents
 
     def _pass(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes) -> list[Link]:
-        """Note which snapshots of the chain in RAM have N_NEWEST others behind them, with the new one: they are the least useful. Returns those that
+        """Note the snapshots of the chain in RAM that N_NEWEST others follow, counting the new one: they are the least useful. Returns those that
         were not noted before."""
         on_chain: dict[int, list[Link]] = defaultdict(list)
         for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):

@@ -27,7 +27,7 @@ MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
 
 UNDER_WAY_BYTES = 128 << 20
-"""Bytes that may wait in RAM for the writer where the bound of RAM is 0."""
+"""Bytes that may wait in RAM for the writer if the bound of RAM is 0."""
 
 
 class PrefixStore:
@@ -61,7 +61,7 @@ class PrefixStore:
         """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
         read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
         whose answer comes quickly are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the
-        sequence can go on by itself; then the hit ends at the last snapshot behind them, and has no pieces where there is none.
+        sequence can go on by itself; then the hit ends at the last snapshot after them, and has no pieces if there is none.
 
         The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
         are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
@@ -135,7 +135,7 @@ class PrefixStore:
             self._let_go(hit.holds)
 
     def came(self, hit: PrefixHit, n_pieces: int) -> None:
-        """The rows of the first `n_pieces` are in place, and nobody asks for more. Blocks that were to stay in RAM do, and the chain counts as the
+        """The rows of the first `n_pieces` are in place, and no more are needed. Blocks that were to stay in RAM do, and the chain counts as the
         most recently used one everywhere. From any thread."""
         keys = {link.key for link in hit.chain}
         with self._lock:
@@ -160,7 +160,7 @@ class PrefixStore:
                     next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
 
     def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
-        """Keep what came from below and is in memory, where RAM has room beside the chain. With the lock held."""
+        """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
         if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
             return
         if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
@@ -168,7 +168,7 @@ class PrefixStore:
             self._below.add(block.link.key)
 
     def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
-        """The block of each step, and the tier that it came from; None where it is not needed or cannot be had. Blocks in RAM stay there."""
+        """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
@@ -347,7 +347,7 @@ class PrefixStore:
             self._forget(link.key)
 
     def forget(self, keys: set[bytes]) -> None:
-        """Remove blocks and all that follow them from RAM, and every snapshot that may be behind them. When this returns no write of them goes on."""
+        """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
         pending = list(keys)
         with self._lock:
             while pending:
@@ -364,7 +364,7 @@ class PrefixStore:
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until every block is written that can be; False where `timeout_s` was not enough."""
+        """Wait until every block is written that can be; False if `timeout_s` was not enough."""
         with self._lock:
             return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
 

@@ -1,4 +1,4 @@
-"""Writes to a place behind its store's back, on a thread of its own."""
+"""Writes to a place in the background, on its own thread."""
 
 import threading
 from collections import OrderedDict, deque
@@ -121,5 +121,5 @@ class Writer:
         self.place.stats.n_errors += 1
         if not self._said:
             self._said = True
-            log.exception("writing prefixes to %s failed in a way that nobody expected; it goes on with the next block, and more such "
+            log.exception("writing prefixes to %s failed unexpectedly; it goes on with the next block, and more such "
                           "failures are not reported", self.place.name)

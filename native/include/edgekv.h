@@ -13,10 +13,10 @@
  *
  * Threads. A llama_context is decoded by one thread at a time, as upstream demands. Callbacks run on that thread (or on the one that
  * creates or frees the context). edgekv_set_observe() may be called from any thread and takes effect at the next ubatch. Every other
- * function that takes a handle belongs to the decoding thread, which is in the ubatch callback or between two ubatches, or to any thread
- * while nothing decodes. Those that change what is attended, edgekv_set_mode(), edgekv_set_selection() and edgekv_set_resolutions(), allocate
- * and may wait for a device; from another thread they are refused with EDGEKV_INVALID while a ubatch is under way. Between the ubatches of one
- * llama_decode() nobody can see that, and the caller must.
+ * function that takes a handle belongs to the decoding thread, in the ubatch callback or between two ubatches, or to any thread
+ * while nothing decodes. edgekv_set_mode(), edgekv_set_selection() and edgekv_set_resolutions() allocate; the first two may wait for a
+ * device. While a ubatch is under way, they refuse other threads with EDGEKV_INVALID. They cannot detect a call between two ubatches of one
+ * llama_decode(): the caller must avoid it.
  * The graph nodes run on the threads of ggml's compute pool and touch no caller.
  *
  * Errors. A function that can fail returns an edgekv_status; edgekv_last_error() then gives the sentence, per thread. No function throws,

@@ -10,7 +10,7 @@ extern "C" {
 
 /* cffi: begin */
 
-/* Arrays by page: [n_layers][n_heads][n_pages], as in the observation. They live until the arena or the sketches are set anew or the
+/* Arrays by page: [n_layers][n_heads][n_pages], as in the observation. They live until the arena or the sketches are set again or the
    context is freed. The caller writes priority, between ubatches; the library writes the others. */
 typedef struct {
     float * priority;          /* a page's worth to the policy, in attention mass per token */

@@ -94,7 +94,7 @@ typedef struct {
     void * user;
 } edgekv_prefixes;
 
-/* null: nobody keeps prefixes. Call it only while no server runs. */
+/* null: no prefixes are kept. Call it only while no server runs. */
 EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
 
 /* The file with which the running server computes embeddings of media; empty: it has none, or is loading. Lives as long as the server runs. */

@@ -72,9 +72,9 @@ EDGEKV_API edgekv_status edgekv_set_observe(edgekv_context * ctx, bool observe, 
 EDGEKV_API edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, int n);
 /* Takes effect at the next ubatch, which also builds all sketches if their kind is new. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_selection(edgekv_context * ctx, const edgekv_selection * selection);
-/* From the next ubatch on, mode sparse with sketches samples each KV head of each hooked layer at a resolution of its own: resolutions
-   [n_layers][n_heads], as many as the observation has; 0: the selection's. null: the selection's for all, as before the first call. The array
-   is copied. Decoding thread. */
+/* From the next ubatch on, mode sparse with sketches samples each KV head of each hooked layer at its own resolution: resolutions
+   [n_layers][n_heads], shaped like the observation; 0: the selection's resolution. null: the selection's for all heads, as before the first
+   call. The function copies the array. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_resolutions(edgekv_context * ctx, const float * resolutions, int n_layers, int n_heads);
 EDGEKV_API edgekv_params edgekv_get_params(const edgekv_context * ctx);
 

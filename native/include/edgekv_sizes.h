@@ -17,7 +17,7 @@ typedef struct {
     int n_head;
     int n_head_kv;
     int head_dim;    /* of K */
-    int v_in_k;      /* 0: V has rows of its own. Else the first v_in_k channels of a row of K are its V: compressed KV (MLA) */
+    int v_in_k;      /* 0: V has rows of its own. Otherwise the first v_in_k channels of a row of K are its V: compressed KV (MLA) */
     int n_listed;    /* cells that an index lists for a token; the layer attends them in every mode; 0: no index */
     int n_cells;     /* of a stream */
     int page_tokens;
@@ -26,21 +26,21 @@ typedef struct {
 
 /* The pages of a context on the host. */
 typedef struct {
-    int n_layers;    /* attended by pages */
-    int n_heads;     /* the most KV heads of any of these */
+    int n_layers;    /* layers attended by pages */
+    int n_heads;     /* the maximum number of KV heads over these layers */
     int n_streams;
     int n_cells;     /* of a stream */
     int page_tokens;
     int n_slots;     /* of the arena */
 } edgekv_pages_size;
 
-/* Page table, priorities, attention mass, and what is known of cells and pins: the same in every mode. */
+/* Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode. */
 EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
 
-/* Whether there are kernels for a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
+/* Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
 EDGEKV_API bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k);
 
-/* Sketches of the layer and one stream. 0 with EDGEKV_SKETCH_NONE, and for lists of an index. */
+/* Sketches of the layer for one stream. 0 with EDGEKV_SKETCH_NONE, and if an index lists cells. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn. */
 EDGEKV_API size_t edgekv_step_bytes(const edgekv_layer_size * of);
@@ -67,13 +67,13 @@ typedef struct {
     int page_tokens;
     int n_sm;             /* multiprocessors of the device: scratch grows with them */
     size_t total_bytes;   /* of the device's memory */
-    size_t free_bytes;    /* of that, beside weights, work buffers and whatever else llama.cpp keeps there */
+    size_t free_bytes;    /* of these, free besides weights, work buffers and all else that llama.cpp keeps there */
     size_t budget_bytes;  /* 0: the free bytes, less edgekv_device_margin() */
     int n_layers;
     const edgekv_device_heads * layers;
 } edgekv_device_size;
 
-/* What such a context takes of the device's memory. */
+/* The bytes that such a context takes of the device's memory. */
 typedef struct {
     size_t budget;
     size_t sketches;
@@ -81,14 +81,14 @@ typedef struct {
     size_t scratch; /* of selection and attention; all layers use it in turn */
     size_t staging; /* K and V of n_staged layers: prompts are attended there */
     size_t ring;    /* mode exact streams cold pages through it */
-    size_t arena;   /* whole slots in the rest of the budget, at most one for each page and those of pages that are being filled */
+    size_t arena;   /* whole slots in the rest of the budget: at most one for each page, and further slots for pages that are being filled */
     int n_staged;
-    int n_slots;    /* of the arena, without those of pages that are being filled */
+    int n_slots;    /* of the arena, without the slots for pages that are being filled */
 } edgekv_device_bytes;
 
-/* No device is needed, nor a build with CUDA. */
+/* Needs no device and no build with CUDA. */
 EDGEKV_API void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out);
-/* What an automatic budget leaves to the driver, CUDA graphs and other programs. */
+/* The bytes that an automatic budget leaves to the driver, CUDA graphs and other programs. */
 EDGEKV_API size_t edgekv_device_margin(size_t total_bytes);
 
 /* cffi: end */

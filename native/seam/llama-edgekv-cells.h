@@ -212,7 +212,7 @@ private:
     uint64_t forgotten = 0;  // the log has lost the touches up to this time
 };
 
-// waits until nobody reads any cell of these streams
+// waits until no thread reads any cell of these streams
 template <typename Cells>
 void llama_edgekv_wait_for_all(std::vector<Cells> & streams) {
     for (auto & cells : streams) {

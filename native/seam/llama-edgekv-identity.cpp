@@ -192,7 +192,7 @@ bool llama_edgekv_describe(llama_context * lctx, llama_adapter_lora * adapter, l
     add_hparams(description, lctx->get_model().hparams);
     description.add(lctx->get_model().build_graph(params));
     if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_WHOLE) {
-        description.add(kv ? n_streams : lctx->n_seq_max());  // llama.cpp's writers of states count streams
+        description.add(kv ? n_streams : lctx->n_seq_max());  // llama.cpp writes the number of streams into a state
     }
     if (adapter) {
         description.add(adapter->alora_invocation_tokens.data(), adapter->alora_invocation_tokens.size()*sizeof(llama_token));

@@ -40,7 +40,7 @@ bool llama_edgekv_get_rows(const llama_context * lctx, int il, llama_edgekv_rows
     const auto * layer = kv ? llama_edgekv_access::layer(*kv, il) : nullptr;
     const auto * keys  = index ? llama_edgekv_access::layer(*index, il) : nullptr;
     *out = {};
-    if (!layer || static_cast<int>(layer->il) != il || (layer->v && llama_edgekv_access::v_transposed(*kv))) {  // those of an earlier layer, or in pieces
+    if (!layer || static_cast<int>(layer->il) != il || (layer->v && llama_edgekv_access::v_transposed(*kv))) {  // an earlier layer's, or in pieces
         return false;
     }
     *out = { layer->k, layer->v, keys ? keys->k : nullptr };
@@ -85,7 +85,7 @@ void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos) 
         kv->seq_rm(seq_id, first_pos, -1);
     }
     if (lctx->get_model().hparams.indexer_kpool > 0) {
-        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by 0 makes pools of keys form anew from here on
+        lctx->get_memory()->seq_add(seq_id, first_pos, -1, 0);  // a shift by 0 makes pools of keys form again from here on
     }
 }
 

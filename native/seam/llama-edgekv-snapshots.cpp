@@ -1,5 +1,5 @@
-// What a sequence keeps besides rows, taken out and put back: windows of sliding layers and recurrent states, or all that there is, by llama.cpp's
-// own writers of states. A snapshot is the number of bytes of the windows, the windows, the states, all.
+// Snapshots: a sequence's windows of sliding layers and its recurrent states, or the whole sequence, read and put back by llama.cpp's own code
+// for states. A snapshot holds the windows' number of bytes, the windows, the states, then the whole sequence; parts may be absent.
 #include "llama-edgekv-access.h"
 
 #include "llama-impl.h"
@@ -86,7 +86,7 @@ struct stream_counts {
     size_t behind;
 };
 
-// what a snapshot of a context has
+// the memories that a context's snapshot reads; null: not part of it
 struct snapshot_parts : llama_edgekv_besides {
     explicit snapshot_parts(llama_context * lctx) : llama_edgekv_besides(llama_edgekv_access::besides(lctx)) {
         if (llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_WHOLE) {

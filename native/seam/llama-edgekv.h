@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// raised whenever a struct or function of this header changes; both sides compare it before they talk
+// Raise it with every change of a struct or function of this header; both sides compare it before any other call.
 #define LLAMA_EDGEKV_ABI 17
 
 #ifdef __cplusplus
@@ -116,13 +116,13 @@ LLAMA_API const char * llama_edgekv_upstream(void);  // the upstream version tha
 // the table must outlive its use; null removes it
 LLAMA_API void llama_edgekv_set_hooks(const struct llama_edgekv_hooks * hooks);
 
-// Makes the context's next ubatch build its graph anew. Call it on the decoding thread, or while nothing decodes.
+// Makes the context's next ubatch rebuild its graph. Call it on the decoding thread, or while nothing decodes.
 LLAMA_API void llama_edgekv_invalidate_graph(struct llama_context * lctx);
 
 // the backend that runs a context's nodes on a device, null: it has none
 LLAMA_API ggml_backend_t llama_edgekv_backend(struct llama_context * lctx, ggml_backend_dev_t device);
 
-// Reserves the context's compute buffers anew, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
+// Reserves the context's compute buffers again, for graphs with the hooks' nodes if hooks->plans() says so. false: out of
 // memory, and the context is unusable. Call it while nothing decodes.
 LLAMA_API bool llama_edgekv_reserve(struct llama_context * lctx);
 
@@ -215,7 +215,7 @@ LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_contex
 LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);
 LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 
-// Waits until nobody holds these cells. Call it before you write their rows.
+// Waits until no thread holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
 // Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks.
@@ -223,13 +223,13 @@ LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
 
 // the data that a context keeps of its tokens
 enum llama_edgekv_keeps {
-    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // rows in caches of its own. Those that were computed once can be put back, and nothing else is needed
-    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // besides, or alone, what can be taken out only behind the newest token: windows of sliding layers, recurrent states
-    LLAMA_EDGEKV_KEEPS_WHOLE     = 2,  // what can be taken out all together, behind the newest token: rows of several tokens, a transposed V
-    LLAMA_EDGEKV_KEEPS_OTHER     = 3,  // something that cannot be put back: another context has it
+    LLAMA_EDGEKV_KEEPS_ROWS      = 0,  // only rows in caches of its own: computed rows can be put back, and nothing else is needed
+    LLAMA_EDGEKV_KEEPS_SNAPSHOTS = 1,  // windows of sliding layers or recurrent states, with or without rows; readable only after the newest token
+    LLAMA_EDGEKV_KEEPS_WHOLE     = 2,  // data readable only as a whole, after the newest token: rows of several tokens, or a transposed V
+    LLAMA_EDGEKV_KEEPS_OTHER     = 3,  // nothing that can be put back: another context has the data, or this one has no memory
 };
 LLAMA_API enum llama_edgekv_keeps llama_edgekv_what_is_kept(const struct llama_context * lctx);
-LLAMA_API bool llama_edgekv_keeps_snapshots(const struct llama_context * lctx);  // some are, or all is
+LLAMA_API bool llama_edgekv_keeps_snapshots(const struct llama_context * lctx);  // KEEPS_SNAPSHOTS or KEEPS_WHOLE
 
 // A layer's rows, one for each token: [bytes of a row, n_cells, n_stream]; null: the layer keeps none.
 struct llama_edgekv_rows {
@@ -252,10 +252,10 @@ LLAMA_API bool llama_edgekv_add_cells(
 // a text token both are its position. Zeros if positions have one dimension.
 LLAMA_API void llama_edgekv_in_image(const struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns);
 
-// A snapshot is what a sequence keeps besides rows, as it is behind its newest token. Its bytes do not depend on the numbers of slots and cells;
-// those of a whole sequence depend on how many slots there are, and so does llama_edgekv_describe().
-// Call these on the thread that decodes, or while nothing is decoding.
-// The number of its bytes; out, unless null, gets them where they are at most `capacity`. 0: there is none.
+// A snapshot is everything that a sequence keeps besides rows, after its newest token, or the whole sequence (KEEPS_WHOLE). Its bytes do not
+// depend on the numbers of slots and cells, except that a whole sequence's depend on the number of slots; so does llama_edgekv_describe() then.
+// Call these functions on the decoding thread, or while nothing decodes.
+// Returns the snapshot's number of bytes; out, unless null, gets the bytes if they are at most `capacity`. 0: there is none.
 LLAMA_API size_t llama_edgekv_get_snapshot(struct llama_context * lctx, int seq_id, void * out, size_t capacity);
 // Puts in a snapshot that was taken before the token at `position`. Rows of earlier tokens must be there; rows from `position` on are removed.
 // false: the snapshot does not fit this context, and the sequence is now empty.

@@ -240,7 +240,7 @@ def test_a_session_that_comes_back(terminal, endpoint, tmp_path):
     chat.say("/chats rm", "needs a name after it")
     chat.say("/chats rm something-else", "removed something-else")
     chat.say("/memory", "does not say what its memory holds")
-    chat.say("/pin last", "does not let a chat pin")
+    chat.say("/pin last", "a chat cannot pin messages")
     chat.leave("kept as what-is-a-cache; `edgekv chat --resume` goes on")
     assert [path.name for path in folder.iterdir()] == ["what-is-a-cache.json"]
     endpoint.requests.clear()

@@ -94,7 +94,7 @@ def test_hosts_come_one_by_one_in_lists_and_from_elsewhere(tmp_path, monkeypatch
 def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):
     model = synthetic("llama")
     kept = StoreSettings(ram_bytes=1 << 50)
-    with pytest.raises(DoesNotFit, match="are set aside for what was read before .--cache-ram") as caught:
+    with pytest.raises(DoesNotFit, match="are set aside for kept prefixes .--cache-ram") as caught:
         Server(ServerOptions(model, n_ctx=256, store=kept))
     assert caught.value.exit_code == EXIT_DOES_NOT_FIT
     assert Server(ServerOptions(model, n_ctx=256)).context.n_ctx == 256

@@ -76,7 +76,7 @@ def test_lists_ranges_and_repeated_options(synthetic):
     (["-d", "4096-0"], "ends before it begins"), (["-p", "many"], "512"), (["-pg", "5"], "512,128"), (["-o", "sql"], "sql"),
     (["--fill", "holes"], "holes"), (["-r", "0"], "0"), (["-ctk", "q9"], "q9"), (["--kv-budget", "lots"], "lots"),
     (["-p", "8", "serve"], "before 'serve'"),
-    (["kv"], "--kld adds predictions, -p N -n 0 takes the place of --prefill"), (["kv", "--prefill", "-d", "8"], "--kld adds"),
+    (["kv"], "--kld adds predictions, and -p N -n 0 replaces --prefill"), (["kv", "--prefill", "-d", "8"], "--kld adds"),
     (["-d", "many"], "512"), (["-ctk", "q2_k"], "q2_k"), (["--page-tokens", "0"], "0"), (["-ub", "x"], "512"), (["-d", "1-8*1"], "never ends"),
 ])
 def test_bad_usage(arguments, said):
@@ -151,7 +151,7 @@ def test_a_peer_is_asked_the_same(synthetic, tmp_path):
 
 
 @pytest.mark.parametrize("lines, said", [
-    (["echo hello world"], "no JSON, so it is no llama-bench: hello world"), (["echo wrong >&2", "exit 3"], "exit code 3: wrong"),
+    (["echo hello world"], "no JSON, so it is not llama-bench: hello world"), (["echo wrong >&2", "exit 3"], "exit code 3: wrong"),
     (["echo '[{}]'"], "not llama-bench's"), (["echo '[]'"], "not llama-bench's"), (["true"], "it said nothing"),
 ])
 def test_a_peer_that_talks_rubbish_is_a_row(synthetic, tmp_path, lines, said):

@@ -70,12 +70,12 @@ def test_every_row_says_how_far_above_the_weights_alone_it_is(synthetic, monkeyp
     rewind = Decoder.rewind
 
     def watched(self, position):
-        emptied.append((position, self.kv is not None and self.kv.mode))
+        emptied.append((position, self.kv and self.kv.mode))
         rewind(self, position)
 
     monkeypatch.setattr(Decoder, "rewind", watched)
     rows = decode(synthetic(), depths=(40, 300), n_gen=(6,), n_rounds=2)
-    assert emptied.count((0, False)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins with an empty cache, in a context of its own"
+    assert emptied.count((0, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins with an empty cache and our kernels"
     for row in rows:
         assert row["limit_ms"] > 0 and row["limit_ratio"] > 0
         assert row["limit_ratio"] == pytest.approx(1000 / row["tg_ts_p50"] / row["limit_ms"])

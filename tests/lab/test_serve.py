@@ -62,7 +62,7 @@ def test_what_cannot_be_measured(synthetic):
         ServeBench(None, Load(), ("fast",))
     with pytest.raises(ConfigError, match="n_clients is 0"):
         Load(n_clients=0)
-    with pytest.raises(ConfigError, match="no address of a server"):
+    with pytest.raises(ConfigError, match="not an address of a server"):
         Endpoint("localhost")
     with pytest.raises(EdgeKVError, match="off-flash did not start"):
         run(ServeBench(synthetic("bert"), Load(1, 10, 2), ("off-flash",)), TEXT)

@@ -142,7 +142,7 @@ def test_what_is_no_trace(tmp_path):
 
 
 @pytest.mark.parametrize(("old", "new", "match"), [
-    ('"version": 2', '"version": 1', "version 1 and this EdgeKV reads version 2; record it anew"),
+    ('"version": 2', '"version": 1', "version 1 and this EdgeKV reads version 2; record it again"),
     ("edgekv-trace", "another", "is not a trace"),
     ('"n_steps": 40', '"n_steps": 90', "is damaged"), ('"n_steps"', '"steps"', "is damaged"),
     ('"n_heads": 2', '"n_heads": 1', "is damaged"), ('"resolution"', '"sketches"', "is damaged")])

@@ -82,7 +82,7 @@ def test_cells_that_an_index_lists(synthetic, n_head: int, n_top_k: int, types: 
     assert (step_logits(llama, prompt, steps, "sparse") == ours).all() and not llama.kv.memory().sketch_bytes
     every = step_logits(open_model(synthetic("deepseek32", **shape, n_top_k=4096), **types), prompt, steps, "off")
     assert (kld(every, ours).max() > 0.05) == (n_top_k < N_PROMPT), "its lists are shorter than the context"
-    with pytest.raises(EdgeKVError, match="mode evict does not serve layers that attend what an index lists"):
+    with pytest.raises(EdgeKVError, match="mode evict does not serve layers that attend the cells of an index"):
         llama.kv.mode = "evict"
 
 

@@ -65,7 +65,7 @@ def test_each_head_samples_at_its_own(synthetic):
 
 
 @pytest.mark.parametrize(("table", "said"), [
-    (np.zeros((2, 4)), "resolutions of 2 layers and 4 KV heads, and this context has 3 and 4"), (np.zeros((3, 5)), "has 3 and 4"),
+    (np.zeros((2, 4)), "resolutions are for 2 layers and 4 KV heads, but this context has 3 and 4"), (np.zeros((3, 5)), "has 3 and 4"),
     (np.full((3, 4), 0.5), "must be a number from 1 on, or 0"), (np.full((3, 4), np.nan), "from 1 on"), (np.full((3, 4), -1), "from 1 on"),
     (np.full((3, 4), np.inf), "from 1 on")])
 def test_what_is_no_table_of_resolutions(synthetic, table, said):

@@ -109,6 +109,6 @@ def test_what_has_no_memory_says_so(synthetic, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     n = len(found["hooked"])
     assert found["said"] == ["sparse", f"sparse on 0 of {n} layers, no memory for {n}", "sparse"]
-    assert not any(found["hooked"]) and found["reasons"] == ["there is no memory for what attends it; stock llama.cpp does until there is"]
-    assert done.stderr.count(f"there is no memory for what attends {n} of {n} layers") == 1
+    assert not any(found["hooked"]) and found["reasons"] == ["there is no memory for its nodes; stock llama.cpp attends it until there is"]
+    assert done.stderr.count(f"there is no memory for the nodes of {n} of {n} layers") == 1
     assert found["labels"] == [2] + [0] * 16 + [2] * 16, "what stock attends is exact, and labelled so"

@@ -94,7 +94,7 @@ def test_of_a_whole_sequence_the_number_of_slots_matters(synthetic):
         check_alike(read(context, P, N), stayed, unified=False)
     with opened(synthetic, TRANSPOSED, {"mode": "exact"}, n_seq=2) as (_, run):
         assert run.tokens.depends_on() != before
-        with pytest.raises(NativeError, match="none of this context"):
+        with pytest.raises(NativeError, match="does not fit this context"):
             put(run, 0, P, *kept)
 
 
@@ -107,7 +107,7 @@ def test_what_is_no_snapshot_of_this_context_leaves_an_empty_sequence(synthetic,
         _, other = take(run, 2, 90)
         rubbish = np.full(100, 255, np.uint8)
         for bad in (snapshot[:20], snapshot[:-1], rubbish, other, np.zeros(8, np.uint8)):
-            with pytest.raises(NativeError, match="none of this context"):
+            with pytest.raises(NativeError, match="does not fit this context"):
                 put(run, 1, P, rows, np.ascontiguousarray(bad))
             assert llama_cpp.llama_memory_seq_pos_max(context.memory, 1) == -1
             assert not run.cells.known or not len(run.tokens.cells_of(1, P))
@@ -121,5 +121,5 @@ def test_a_plain_cache_has_none(synthetic):
         assert not run.tokens.keeps_snapshots
         with pytest.raises(NativeError, match="no snapshots"):
             run.tokens.snapshot(0)
-        with pytest.raises(NativeError, match="none of this context"):
+        with pytest.raises(NativeError, match="does not fit this context"):
             run.tokens.put_snapshot(0, 10, np.zeros(8, np.uint8))

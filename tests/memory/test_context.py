@@ -129,7 +129,7 @@ def test_an_impossible_budget_gets_a_possible_one(model):
 
 def test_what_is_set_aside_is_named_where_it_is_the_reason(model):
     available = needed(model, EXACT, 1024)
-    assert "17.0 MiB of memory are set aside for what was read before (--cache-ram)" in refusal(
+    assert "17.0 MiB of memory are set aside for kept prefixes (--cache-ram)" in refusal(
         request(model, EXACT, 1024, available, store_bytes=MIB)), "and what is in flight while it is loaded"
     assert "--cache-ram" not in refusal(request(model, EXACT, 65_536, needed(model, EXACT, 65_536) - 1, store_bytes=16)), "nor would it fit without"
 

@@ -245,13 +245,13 @@ def test_what_cannot_be_used_is_said_in_a_sentence(sees, tmp_path: Path):
         marker = server.get("/props")["media_marker"]
         ends = {"prompt": {"prompt_string": f"ab{marker}", "multimodal_data": [base64.b64encode(picture(1)).decode()]}, "n_predict": 4}
         for path, body, why in (
-            ("/completion", ends, "the prompt ends with an image or a sound; put text behind it"),
+            ("/completion", ends, "the prompt ends with an image or a sound; put text after it"),
             (CHAT, request([user("x", b"no image", "y")]), "Failed to load image or audio file"),
         ):
             reply = send(server.url, path, body)
             assert reply.status == 400 and reply.body["error"]["message"] == why
         assert ask(server, about(seeing, 1, 1)).n_read > 1
-    for file, why in ((seeing.model, "is no projector"), (tmp_path / "none.gguf", "there is no file"),
+    for file, why in ((seeing.model, "is not a projector"), (tmp_path / "none.gguf", "there is no file"),
                       (vision.llava(tmp_path / "small.gguf", n_out=64), "mismatch between text model")):
         with pytest.raises(EdgeKVError, match=why):
             seeing._replace(projector=file).serve().start()

@@ -160,7 +160,7 @@ def test_mode_evict_is_told_as_it_is(synthetic, browser):
         assert "for good" in text(browser, "#moved-what") and "what was dropped" in text(browser, "#column-order")
         assert "being filled" in text(browser, "#legend")
         with answering(server):  # for a second at least: a point of a curve
-            until(lambda: "nobody knows what share" in text(browser, "#curve-error"))
+            until(lambda: "share of the attention is unknown" in text(browser, "#curve-error"))
 
 
 def test_a_cache_that_slots_share_is_called_one(synthetic, browser):

@@ -51,10 +51,10 @@ def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
         ask(server, conversation(4))
         first = ask(server, conversation(1))  # the rate is not known yet
         n_reads = len(reads)
-        assert n_reads >= 3 and n_read(first) <= 2 and "are computed: by what was seen" not in caplog.text
+        assert n_reads >= 3 and n_read(first) <= 2 and "are computed: by measured speeds" not in caplog.text
         second = ask(server, conversation(2))
         assert len(reads) == n_reads and n_read(second) >= 699
-        assert "700 kept tokens of a prompt are computed: by what was seen" in caplog.text and "from disk takes longer" in caplog.text
+        assert "700 kept tokens of a prompt are computed: by measured speeds" in caplog.text and "from disk takes longer" in caplog.text
         assert n_read(ask(server, conversation(1))) <= 2  # RAM does not crawl
     assert [first["tokens"], second["tokens"]] == computed
 

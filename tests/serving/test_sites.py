@@ -60,7 +60,7 @@ def test_a_host_that_is_no_name_is_said_at_the_start(synthetic, monkeypatch):
     from edgekv.serving import server
 
     monkeypatch.setattr(server, "free_port", lambda host, port: 1)
-    with pytest.raises(ConfigError, match="'a b' is no host"):
+    with pytest.raises(ConfigError, match="'a b' is not a host"):
         Server(options(synthetic("llama"), host="a b")).start()
     assert server.active() is None
 
@@ -155,5 +155,5 @@ def test_who_is_let_in():
     assert {"box.lan", own} <= set(admitted("Box.lan", (), True).names)
     assert parse_hosts("A.example, b ,[::1],10.0.0.1,") == ("a.example", "b", "::1", "10.0.0.1") and parse_hosts("") == ()
     for wrong in ("https://a.example", "a.example:80", "a/b", "*", "a b", "ü.example", "a..b", "-a", "[::1]:80"):
-        with pytest.raises(ConfigError, match="is no host"):
+        with pytest.raises(ConfigError, match="is not a host"):
             parse_hosts(wrong)

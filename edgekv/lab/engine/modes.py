@@ -102,8 +102,8 @@ def find_mode(name: str) -> BenchMode:
 
 def errors_for(modes: Iterable[BenchMode], model: Path, cache: Mapping[str, Any], n_threads: int,
                progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> HeadErrors | None:
-    """The errors of the model's heads where one of the modes has an error in place of a resolution. cache: the options that its context is
-    created with. Raises what `edgekv.Llama` raises."""
+    """The errors of the model's heads, if one of the modes has an error instead of a resolution. cache: the options that its context is
+    created with. Raises the errors of `edgekv.Llama`."""
     asked = [options for mode in modes if (options := mode.options(KvOptions.from_env(**cache), 0)).selection.error is not None]
     if not asked:
         return None
@@ -148,7 +148,7 @@ def check_counts(counts: Mapping[str, Sequence[int]]) -> None:
 
 _FIXED = {option.name for option in fields(CacheOptions)} | {"head_errors"}
 CHANGEABLE = tuple(name for name in option_names() if name not in _FIXED)
-"""A mode may change these options; the others are fixed when a context is created, or measured."""
+"""Options that a mode may change; the others are fixed when a context is created, or measured."""
 
 
 def _reader(key: str) -> Callable[[str], Any]:

@@ -39,7 +39,7 @@ class Room:
         return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores + self._empty()
 
     def problem(self, n_ctx: int, second: int | None = None) -> str | None:
-        """Why a first context of `n_ctx` tokens and a second one of `second` do not fit; None: they fit."""
+        """The reason if a first context of `n_ctx` tokens and a second one of `second` do not fit; None: they fit."""
         needed = self.first(n_ctx) + (self.second(second) if second is not None else 0)
         if needed <= self.free:
             return None

@@ -52,7 +52,7 @@ class Caches:
     """None: as EDGEKV_PAGE_TOKENS says, else the default."""
 
     def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
-        """Why a context of `n_ctx` tokens does not fit, or None."""
+        """The reason if a context of `n_ctx` tokens does not fit, or None."""
         needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
         free = available_bytes()
         if needed <= free:
@@ -75,7 +75,7 @@ def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence
             decoder.decode([token])
         return
     options = mode.options(base, decoder.position + len(tokens))
-    runtime.configure(options.with_(policy="none"))  # a policy begins anew when it changes
+    runtime.configure(options.with_(policy="none"))  # a changed policy starts again
     runtime.configure(options)
     runtime.configure(options.with_(mode=KvMode.EXACT, observe=True))
     for token in tokens:
@@ -182,13 +182,13 @@ class Passes:
         return self._prompt(decoder, self.opened.token(test.depth, test.n_empty))
 
     def limit(self, n_threads: int) -> list[float]:
-        """Seconds of tokens with an empty cache: the weights alone."""
+        """Seconds of tokens with an empty cache, in mode exact: the weights alone, in the kernels that multiply them fastest."""
         decoder = self.opened.of(flash_attn=True, empty=True)
         if decoder is None:
             return []
         decoder.set_threads(n_threads)
         if decoder.kv is not None:
-            set_mode(decoder, KvMode.OFF, observe=False)
+            set_mode(decoder, KvMode.EXACT, observe=False)
         return weights_alone(decoder, self.opened.token(0, LIMIT_TOKENS + 1))
 
     def targets(self, test: BenchTest) -> list[int]:

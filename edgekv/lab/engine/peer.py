@@ -69,7 +69,7 @@ def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any
     try:
         rows = json.loads(said)
     except ValueError:
-        raise PeerError(f"{peer.name} printed no JSON, so it is no llama-bench: {_said(said, errors)}") from None
+        raise PeerError(f"{peer.name} printed no JSON, so it is not llama-bench: {_said(said, errors)}") from None
     if not isinstance(rows, list) or not rows or not all(_whole(row) for row in rows):
         raise PeerError(f"{peer.name} printed JSON that is not llama-bench's: {_said(said)}")
     return rows

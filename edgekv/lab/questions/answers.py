@@ -164,7 +164,7 @@ class _Asking:
 
     def apart(self) -> list[list[str]]:
         """Ask each question as if it were the only one. If the context goes cold first, that happens once, unless the mode drops
-        cells and cannot go back; then the same tokens are decoded anew before each question."""
+        cells and cannot go back; then the same tokens are decoded again before each question."""
         said, sample = [], self.sample
         done = 0  # decoded tokens of other text
         for i, question in enumerate(sample.questions):

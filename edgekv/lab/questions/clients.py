@@ -87,7 +87,7 @@ class Endpoint:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 1800.0):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url!r} is no address of a server; write one such as http://127.0.0.1:8080")
+            raise ConfigError(f"{url!r} is not an address of a server; write one such as http://127.0.0.1:8080")
         self._parts, self._timeout = parts, timeout_s
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}

@@ -55,7 +55,7 @@ class Folder:
         """Add a document. Raises ConfigError for one that a report does not show."""
         target = _place(self, document)
         if target is None:
-            raise ConfigError("that is nothing a report shows")
+            raise ConfigError("a report cannot show it")
         target.append(_known(document))
 
     @property
@@ -122,7 +122,7 @@ def identity(trace: Path) -> str:
 
 
 class Cache:
-    """Results by key, in `CACHE_FILE`. Unreadable results are computed anew; in a folder that cannot be written, none are
+    """Results by key, in `CACHE_FILE`. Unreadable results are computed again; in a folder that cannot be written, none are
     kept."""
 
     def __init__(self, folder: Path):

@@ -81,7 +81,7 @@ def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: floa
 
 @drawn
 def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: int, page_tokens: int) -> Figure:
-    """Draw the pages that policies choose in one head over time: bool [step, page] by name, coloured where chosen. Behind them, only
+    """Draw the pages that policies choose in one head over time: bool [step, page] by name, coloured where chosen. After them, only
     in the first panel, is the head's attention [step, page]."""
     from matplotlib.colors import ListedColormap, LogNorm
 

@@ -17,14 +17,14 @@ def read_document(path: Path) -> Any:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; name a file that -o json or -o jsonl wrote") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not JSON (it is no text); name a file that -o json or -o jsonl wrote") from None
+        raise ConfigError(f"{path} is not JSON (it is not text); name a file that -o json or -o jsonl wrote") from None
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         lines = [line for line in text.splitlines() if line.strip()]
         if len(lines) > 1 and lines[0].lstrip().startswith("{") and lines[0].rstrip().endswith("}"):
             return _lines(path, lines)
-        raise ConfigError(f"{path} is not JSON ({error}); write it anew with -o json") from None
+        raise ConfigError(f"{path} is not JSON ({error}); write it again with -o json") from None
 
 
 def _lines(path: Path, lines: list[str]) -> list[Any]:
@@ -33,7 +33,7 @@ def _lines(path: Path, lines: list[str]) -> list[Any]:
         try:
             found.append(json.loads(line))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"line {number} of {path} is not JSON ({error}); write it anew with -o jsonl") from None
+            raise ConfigError(f"line {number} of {path} is not JSON ({error}); write it again with -o jsonl") from None
     return found
 
 

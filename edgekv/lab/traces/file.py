@@ -167,7 +167,7 @@ class TraceFile:
             self.header = self._header()
             missing = _members(self.header) - set(self._zip.namelist())
             if missing:
-                raise ConfigError(f"{path} is damaged: {min(missing)} is missing in it; record the trace anew")
+                raise ConfigError(f"{path} is damaged: {min(missing)} is missing in it; record the trace again")
         except BaseException:
             self._zip.close()
             raise
@@ -187,11 +187,11 @@ class TraceFile:
             raise ConfigError(f"{self.path} is not a trace; record one with `edgekv trace record`")
         if version != VERSION:
             raise ConfigError(f"{self.path} is a trace of version {version} and this EdgeKV reads version {VERSION}; "
-                              "record it anew")
+                              "record it again")
         try:
             return TraceHeader(**{name: value for name, value in values.items() if name != "format"})
         except (TypeError, ConfigError) as error:
-            raise ConfigError(f"{self.path} is damaged: {error}; record the trace anew") from None
+            raise ConfigError(f"{self.path} is damaged: {error}; record the trace again") from None
 
     def chunk(self, kind: str, start: int) -> np.ndarray:
         """[step, layer, head, page] from step `start` on, of the stored type."""
@@ -219,7 +219,7 @@ class TraceFile:
             raise self._damaged(name, error) from None
 
     def _damaged(self, name: str, why: object) -> ConfigError:
-        return ConfigError(f"{self.path} is damaged: {name} cannot be read ({why}); record the trace anew")
+        return ConfigError(f"{self.path} is damaged: {name} cannot be read ({why}); record the trace again")
 
 
 class TraceWriter:

@@ -1,4 +1,4 @@
-"""What counts as an access."""
+"""The definition of a page's access."""
 
 from dataclasses import dataclass
 

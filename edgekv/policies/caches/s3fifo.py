@@ -26,7 +26,7 @@ class S3Fifo(Policy):
 
     - the oldest page of the small queue leaves it, if that has more than a tenth: with two hits or more it moves to the main queue. Otherwise
       it goes; its ghost is remembered until as many others as the main queue holds have gone with it or after it;
-    - else the oldest page of the main queue goes, or with a hit enters the queue anew with one hit less.
+    - else the oldest page of the main queue goes, or with a hit enters the queue again with one hit less.
 
     A run accesses many pages at once. They enter together, in the order of pages, and then all surplus pages go: the loop over single
     accesses would do the same. Where the budget is not known, everything fits.
@@ -91,7 +91,7 @@ class S3Fifo(Policy):
 
     def _leave_main(self, main: Array, hits: Array, entered: Array, now: np.int32, n: Array) -> None:
         """Drop the n pages that a loop over the oldest would drop: those with the fewest hits, the oldest first. A survivor loses a hit each
-        time that the loop passes it, and enters anew."""
+        time that the loop passes it, and enters again."""
         xp, order = self.ops.xp, self._order(entered)
         key = hits * np.int32(_HIT) + order
         last = xp.maximum(self._smallest(key, main, n), np.int32(0))

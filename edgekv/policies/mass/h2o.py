@@ -15,7 +15,7 @@ from edgekv.vocab import Split
 @dataclass(frozen=True)
 class H2OSettings(Settings):
     recent_tokens: int = at_least(0, 64)
-    """Newest tokens that are pinned where the budget is not known."""
+    """Newest tokens that are pinned if the budget is unknown."""
 
 
 class H2O(Policy):
@@ -40,7 +40,7 @@ class H2O(Policy):
         self._n_tokens = 0
 
     def update(self, observation: Observation) -> None:
-        """Pins follow positions, also where no mass was observed."""
+        """Pins follow positions, even if no mass was observed."""
         self._pins = within(self.shape, observation, self._recent_tokens(observation))
         if not observation.observed:
             return

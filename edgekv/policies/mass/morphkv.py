@@ -25,7 +25,7 @@ class MorphKvSettings(Settings):
 class MorphKv(Policy):
     """MorphKV, "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs" (arXiv:2503.00979): each head keeps the R
     newest tokens (`n_window`) and the distant tokens that these attend most, summed over their queries ("sum fusion", the source's default
-    for long prompts). Each run ranks them anew:
+    for long prompts). Each run ranks them again:
 
         score = sum over the last R tokens of mass / R
 
@@ -47,7 +47,7 @@ class MorphKv(Policy):
         self._free: list[Array] = []
 
     def update(self, observation: Observation) -> None:
-        """Pins follow positions, also where no mass was observed."""
+        """Pins follow positions, even if no mass was observed."""
         self._pins = within(self.shape, observation, self.settings.n_window)
         if not observation.observed:
             return
@@ -63,7 +63,7 @@ class MorphKv(Policy):
         scores *= np.float32(1 / n_window)
 
     def _slide(self, n_tokens: int) -> None:
-        """Begin a chunk; the oldest chunks leave the window where it is too long then."""
+        """Begin a chunk; the oldest chunks leave the window if it is then too long."""
         self._full.append((self._filling, self._n_filling))
         while self._full and sum(n for _, n in self._full) + n_tokens > self.settings.n_window:
             self._free.append(self._full.popleft()[0])
@@ -71,7 +71,7 @@ class MorphKv(Policy):
         self._filling[...] = 0
         self._n_filling = 0
         self._older[...] = 0
-        for chunk, _ in self._full:  # summed anew: subtracting would leave rounding errors behind
+        for chunk, _ in self._full:  # sums again: subtraction would leave rounding errors
             self._older += chunk
 
     def forget(self, pages: np.ndarray) -> None:

@@ -16,8 +16,8 @@ LEAST = 1e-12
 
 
 class TreeKv(Policy):
-    """TreeKV, "Smooth Key-Value Cache Compression with Tree Structures" (arXiv:2501.04987): where the cache is full, two kept neighbours are
-    compared, and the one with less attention goes. The next comparison takes the pair behind them; after the last pair it begins at the left
+    """TreeKV, "Smooth Key-Value Cache Compression with Tree Structures" (arXiv:2501.04987): when the cache is full, two kept neighbours are
+    compared, and the one with less attention goes. The next comparison takes the pair after them; after the last pair it begins at the left
     again. So an old page has survived many comparisons, like the top of a tree, a new page few:
 
         score = mean mass per token since the page is known + LEAST;  a page that went: 0;  each stream's newest page: KEPT

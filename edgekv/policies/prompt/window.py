@@ -14,7 +14,7 @@ PROMPT_TOKENS = 16
 class PromptWindow:
     """Sums mass over the last `n_window` tokens of a prompt, then stays as it is until the next prompt. All streams share one window.
 
-    Only the last tokens of a long part of a prompt are observed. So the window begins anew with each long part, and with each prompt; short
+    Only the last tokens of a long part of a prompt are observed. So the window starts again with each long part, and with each prompt; short
     parts, observed as a whole, continue it until it is full. Where the end of the prompt was too short, or not observed (a recording's
     warm-up), the first tokens of the answer follow. A run counts with all its tokens: the window may be that much longer.
     """

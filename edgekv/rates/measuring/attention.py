@@ -34,7 +34,7 @@ _SKETCH_BITS = 3
 """Bits of a key's channel in the default sketches."""
 
 _FLOOR = 1e-3
-"""Where noise makes a rate zero or negative, it becomes this share of another."""
+"""A rate that noise makes zero or negative becomes this share of another rate."""
 
 
 def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> AttentionRates:

@@ -1,4 +1,4 @@
-"""How busy other programs are while something is measured."""
+"""The load of other programs during a measurement."""
 
 import time
 

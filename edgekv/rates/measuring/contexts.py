@@ -19,10 +19,10 @@ from edgekv.rates.measuring.steps import set_mode
 from edgekv.vocab import KvMode
 
 BATCH_TOKENS = 512
-"""Computed at once where nothing else is asked."""
+"""Tokens computed at once by default."""
 
 COMPUTED = 128
-"""Tokens at the beginning that are computed even where the others are made up: these are made like them."""
+"""Tokens at the beginning that are computed even if the others are synthetic: they serve as the model for these."""
 
 _SINKS = 16
 """The first of these are not like any others."""
@@ -37,7 +37,7 @@ class ContextError(Exception):
 
 @contextmanager
 def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
-    """An empty context with these options of `Llama`. Raises ContextError where it cannot be created, ModelError where the model cannot
+    """An empty context with these options of `Llama`. Raises ContextError if it cannot be created, ModelError if the model cannot
     be loaded."""
     try:
         llama = Llama(str(model), verbose=False, **options)
@@ -55,7 +55,7 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
 
 @contextmanager
 def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: bool = False) -> Iterator[Decoder]:
-    """`Decoder.beside`, closed at the end. Raises ContextError where it cannot be made."""
+    """`Decoder.beside`, closed at the end. Raises ContextError if it cannot be made."""
     try:
         other = decoder.beside(n_ctx, flash_attn, takes_states)
     except EdgeKVError as error:
@@ -76,7 +76,7 @@ def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int =
 
 @dataclass(frozen=True)
 class Opening:
-    """How contexts are opened. `tokens`: the first n of what is read, of a model. `options`: more of `Llama`."""
+    """The way to open contexts. `tokens`: gives the first n tokens of the text for a model. `options`: further ones of `Llama`."""
 
     model: Path
     tokens: Callable[[Llama, int], Sequence[int]]
@@ -90,7 +90,7 @@ class Opening:
     """Tokens that are read into an empty cache, beside those behind a depth; 0: one by one alone; None: none."""
     n_computed: int = COMPUTED
     n_back: int = 0
-    """Tokens before a depth that are decoded again in front of a pass."""
+    """Tokens before a depth that are decoded again before a pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,9 +108,9 @@ class Contexts:
     """None: tokens cannot be put into these contexts, only be computed."""
     base: KvOptions
     problem: str | None = None
-    """Why there is no second one, where there should be."""
+    """The reason if a wanted second context is missing."""
     lost: str | None = None
-    """Why an empty one is missing, where there should be one."""
+    """The reason if a wanted empty context is missing."""
     _bank: Bank | None = field(default=None, init=False)
 
     def of(self, flash_attn: bool, empty: bool = False) -> Decoder | None:
@@ -120,11 +120,11 @@ class Contexts:
         return [self.first, *([self.second] if self.second else [])]
 
     def token(self, position: int, n: int) -> list[int]:
-        """The tokens of the text at `position` and on; behind its end it begins anew."""
+        """The tokens of the text from `position` on; after its end it starts again."""
         return [self.tokens[i % len(self.tokens)] for i in range(position, position + n)]
 
     def fill_to(self, depth: int, said: Said = lambda done, total: None) -> None:
-        """Let each context hold `depth` tokens; only what is not there yet is computed or made up. What a model keeps besides rows is marked
+        """Let each context hold `depth` tokens; only missing tokens are computed or synthesised. Windows and states are marked
         at the depth and `n_back` tokens before it, so that passes can go back there."""
         n_threads = self.first.n_threads
         back = max(0, depth - self.opening.n_back)
@@ -169,7 +169,7 @@ class Contexts:
             self._put_made_up(decoder, depth if decoder is self.first else min(depth, self.opening.second or 0), said)
 
     def _make_up_before(self, depth: int, said: Said) -> None:
-        """Windows and states cannot be made up: the last tokens before the depth are computed, behind rows that are made up."""
+        """Windows and states cannot be synthesised: the last tokens before the depth are computed, after synthetic rows."""
         n = max(self.opening.n_computed, self.first.window)
         if depth <= n:
             return
@@ -196,7 +196,7 @@ class Contexts:
 
 @contextmanager
 def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
-    """Opened, and the weights brought into memory. Raises ContextError where one cannot be had, ModelError where the model cannot be
+    """Opened, and the weights brought into memory. Raises ContextError if one cannot be had, ModelError if the model cannot be
     loaded."""
     with ExitStack() as stack:
         first = stack.enter_context(decoder_of(
@@ -217,8 +217,8 @@ def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
                 problem = str(error)
         empty, lost = {}, None
         for flash_attn in () if opening.n_empty is None else (True, False) if second and opening.n_empty else (True,):
-            try:  # EdgeKV's modes read prompts in the first of them
-                with runtime.defaults(first.kv.options) if flash_attn and opening.n_empty else nullcontext():
+            try:  # EdgeKV's modes read prompts and measure the limit in the first of them
+                with runtime.defaults(first.kv.options) if flash_attn else nullcontext():
                     empty[flash_attn] = stack.enter_context(beside(first, max(CONTEXT_STEP, rounded(opening.n_empty or 0)), flash_attn))
             except ContextError as error:
                 lost = str(error)

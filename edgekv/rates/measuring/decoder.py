@@ -21,7 +21,7 @@ _SPARE = 1
 """The sequence that states are loaded into."""
 
 _STATE_HEAD = 8
-"""Bytes before what a saved sequence keeps: a magic number and the sequence."""
+"""Bytes before the data of a saved sequence: a magic number and the sequence."""
 
 _BESIDES_ROWS = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -35,7 +35,7 @@ class Snapshot:
 
 
 class Decoder:
-    """One sequence of a context, decoded token by token; `position` is where the next token goes."""
+    """One sequence of a context, decoded token by token; `position` is the next token's."""
 
     def __init__(self, llama: Llama, ctx: llama_cpp.llama_context_p | None = None):
         """`ctx`: a context of that model which is the decoder's own, and freed with it; None: the one of `llama`."""
@@ -53,7 +53,7 @@ class Decoder:
 
     def beside(self, n_ctx: int, flash_attn: bool, takes_states: bool = False) -> Decoder:
         """A decoder of a second context on the same weights, with the same cache types. EdgeKV is not attached to it: it runs stock
-        whatever mode the first one is in. takes_states: `append` works. Raises EdgeKVError where llama.cpp cannot create it."""
+        whatever mode the first one is in. takes_states: `append` works. Raises EdgeKVError if llama.cpp cannot create it."""
         params = type(self.llama.context_params).from_buffer_copy(self.llama.context_params)
         params.n_ctx = n_ctx
         if takes_states:
@@ -66,7 +66,7 @@ class Decoder:
 
     @property
     def kv(self) -> Runtime | None:
-        """The Runtime of this context; None where EdgeKV is not attached to it."""
+        """The Runtime of this context; None if EdgeKV is not attached to it."""
         return runtime.find(ctypes.cast(self._ctx, ctypes.c_void_p).value or 0)
 
     def close(self) -> None:
@@ -115,18 +115,18 @@ class Decoder:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether the context keeps more than rows, windows or recurrent states: it goes back to positions that were marked, or to 0."""
+        """Whether the context keeps windows or recurrent states besides rows: then it goes back only to marked positions, or to 0."""
         model = self.llama.model
         return self.window > 0 or llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
 
     def mark(self) -> None:
-        """Let `rewind` come back here: keep what the sequence has besides rows."""
+        """Let `rewind` come back here: save the sequence's windows and states."""
         if self.keeps_more and self.position and self.position not in self._marks:
             self._marks[self.position] = self._besides_rows(0)
 
     def rewind(self, position: int) -> None:
-        """Forget every token from `position` on. A mark is put back even if nothing is behind it: cells then lie as after any other rewind, and
-        sums are the same. Raises EdgeKVError where the model keeps more than rows and the position is neither marked nor within reach of
+        """Forget every token from `position` on. A mark is put back even if no token follows it: cells then lie as after any other rewind, and
+        sums are the same. Raises EdgeKVError if the model keeps more than rows, and the position is neither marked nor within reach of
         its window."""
         mark = self._marks.get(position)
         if position == self.position and mark is None:
@@ -151,8 +151,8 @@ class Decoder:
 
     def append(self, state: np.ndarray, n_tokens: int) -> None:
         """Put the next `n_tokens` into the cache as a saved sequence has them (uint8, as llama_state_seq_get_data writes it). It comes in
-        as a sequence of its own, because a sequence is emptied before a state is loaded into it. Where the model keeps more than rows, these
-        are rows alone: what is decoded behind them has no window and no state."""
+        as a sequence of its own, because a sequence is emptied before a state is loaded into it. If the model keeps more than rows, these
+        are only rows: tokens decoded after them have no window and no state."""
         if self.keeps_more:
             state = np.concatenate([state, self._besides_rows(_SPARE)[_STATE_HEAD:]])
         self._take(state, _SPARE)

@@ -35,7 +35,7 @@ _STATE_MAGIC = 0xAF143CD8
 
 
 class Fill(str, Enum):
-    """What stands in the cache before a test."""
+    """The content of the cache before a test."""
 
     TEXT = "text"
     """A text, which is read once."""
@@ -45,18 +45,18 @@ class Fill(str, Enum):
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """How a context keeps a token: bytes of its key and of its value in each layer."""
+    """The layout of a token in a context: bytes of its key and of its value in each layer."""
 
     k_bytes: tuple[int, ...]
     v_bytes: tuple[int, ...]
     type_k: CacheType
     type_v: CacheType
     more_positions: int = 0
-    """Numbers that a saved cell has besides: M-RoPE's two other positions and the token."""
+    """Further numbers of a saved cell: M-RoPE's two other positions and the token."""
 
     @classmethod
     def of(cls, decoder: Decoder) -> TokenLayout:
-        """Raises EdgeKVError where a context keeps something else than rows, or something else beside them than windows and states."""
+        """Raises EdgeKVError if a context keeps anything other than rows, windows and states."""
         assert decoder.kv is not None
         shape = geometry(Path(decoder.llama.model_path))
         if shape.index_rows or any(shape.index_dims):
@@ -90,7 +90,7 @@ class TokenLayout:
         for (keys, _), width in zip(parts, self.k_bytes):
             pieces += [np.array([self.type_k.ggml_type], np.int32), np.array([width], np.uint64), keys]
         for (_, values), width in zip(parts, self.v_bytes):
-            if not width:  # compressed rows are K alone
+            if not width:  # compressed rows have only K
                 continue
             pieces += [np.array([self.type_v.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
         return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])

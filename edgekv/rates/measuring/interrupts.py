@@ -1,6 +1,6 @@
 """Ctrl-C while a context decodes: it is noticed between two decodes.
 
-Native code calls Python after each ubatch, and what is raised there nobody above could catch.
+Native code calls Python after each ubatch, and no caller could catch an exception raised there.
 """
 
 from __future__ import annotations

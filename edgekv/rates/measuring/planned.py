@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 class Measuring:
-    """What a plan may measure. compute: llama.cpp's work buffers too. again: kept rates anew. say: called with what is measured."""
+    """The measurements of a plan. compute: also llama.cpp's work buffers. again: measure kept rates again. say: called with each measurement's name."""
 
     def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
         self.say, self.compute, self.again = say, compute, again
@@ -33,7 +33,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What a person asks of a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
+    """A person's wishes for a context. n_ctx None: as long as memory allows. n_threads None: `machine.default_threads`."""
 
     kv: KvOptions
     n_ctx: int | None = None
@@ -46,7 +46,7 @@ class PlanQuestion:
 def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = None) -> Plan:
     """The plan for a model's header. measuring None: measure nothing, and estimate speeds from kept rates only.
 
-    Raises ModelError for a file that is no model, CudaUnavailable where a GPU was asked for and cannot be used.
+    Raises ModelError for a file that is not a model, CudaUnavailable if the requested GPU cannot be used.
     """
     model = open_model(path, whole=False)
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
@@ -86,7 +86,7 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
 
 
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:
-    """The rates for a model; None where one was never measured."""
+    """The rates for a model; None if one was never measured."""
     from edgekv import _native
     from edgekv.rates.host import KeptRates, kept_for
 

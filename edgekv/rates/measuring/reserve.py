@@ -20,7 +20,7 @@ _NO_MMAP = 0
 
 
 def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) -> int:
-    """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError where llama.cpp
+    """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError if llama.cpp
     cannot read the header."""
     heard = _Heard()
     upstream, printed = (logging.getLogger(name) for name in ("edgekv.llama.cpp", "llama-cpp-python"))
@@ -42,7 +42,7 @@ def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) 
 
 
 class _Heard(logging.Handler):
-    """What llama.cpp said, line by line."""
+    """llama.cpp's messages, line by line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Heard(logging.Handler):
 
 
 def _with_holes(model: ModelFile, folder: Path) -> Path:
-    """The file itself where it is whole; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is
+    """The file itself if it is whole; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is
     too short, and reads no weight here."""
     path, end = model.geometry.path, max(tensor.end for tensor in model.tensors)
     if path.stat().st_size >= end or model.header.value("split.count", 0):

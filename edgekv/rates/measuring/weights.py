@@ -1,5 +1,5 @@
 """Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in about a second for each. Files of zeros
-and of a few heads stand for the model: a multiplication takes as long whatever it multiplies."""
+and of a few heads represent the model: the time of a multiplication does not depend on the values."""
 
 import tempfile
 import time
@@ -53,7 +53,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all.
 
     While other programs are busy, threads that wait for each other wait for those programs too, up to hundreds of times as long. Then one thread
-    is measured by its processor time, the others are guessed from it, and nothing is kept. Raises EdgeKVError where EdgeKV is off.
+    is measured by its processor time, the others are guessed from it, and nothing is kept. Raises EdgeKVError if EdgeKV is off.
     """
     if not _native.info()["enabled"]:
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
@@ -77,7 +77,7 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
                 return measured
         if n_threads > 1:
             measured = spread(measure(1), n_threads)
-        say(f"other programs kept {busy:.1f} cores busy meanwhile: this is not kept, and measured again the next time")
+        say(f"other programs kept {busy:.1f} cores busy: this is not kept, and measured again the next time")
         most_busy = max(busy, most_busy)
         return measured
 

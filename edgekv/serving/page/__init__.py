@@ -1,4 +1,4 @@
-"""The page at /edgekv: one document, with its style and scripts in it, that asks the server it came from and nobody else."""
+"""The page at /edgekv: one document, with its style and scripts in it, that sends requests only to its own server."""
 
 import base64
 import hashlib

@@ -65,7 +65,7 @@ function drawCurves(past, state) {
   const short = "So far everything was read: the context is short.";
   const hits = state.served && state.pages.arena_slots ? short : `Mode ${state.mode} has no arena here.`;
   const error = { off: "Stock llama.cpp reads everything.", exact: "Mode exact reads everything: there is no error to estimate.",
-    evict: "Mode evict reads all that is kept; what it dropped is gone, and nobody knows what share of the attention it would have." }[state.mode] ?? short;
+    evict: "Mode evict reads all kept rows; dropped rows are gone, and their share of the attention is unknown." }[state.mode] ?? short;
   const of = (name, values, tone, more) => ({ name, values, tone, say: percent, ...more });
   drawCurve(at("curve-speed"), past.at, [of("tokens a second", past.tokens_per_second, "good", { say: speed })], 1, "–");
   drawCurve(at("curve-hits"), past.at, [of("of rows", past.hit_rate, "arena"), of("of attention", past.hit_rate_mass, "home", { dashed: true })], 1, hits);

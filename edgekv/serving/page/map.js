@@ -117,7 +117,7 @@ class PageMap {
   }
 }
 
-// what the colours mean; without tiers there is no arena, and stock llama.cpp tells nobody where attention goes
+// what the colours mean; without tiers there is no arena, and stock llama.cpp does not report attention
 function drawLegend(hasArena, hasAttention) {
   const ramp = (place) => {
     const made = make("canvas");

@@ -17,7 +17,7 @@ const ORDERS = {
   evict: "in the order of the cache: what was dropped makes room for new ones",
 };
 const MOVED = {
-  evict: "The policy drops tokens for good, so that what is kept stays within its bound.",
+  evict: "The policy drops tokens for good, so that the kept ones stay within their bound.",
   other: "Copies into the arena since the start. Home keeps everything, so that leaving the arena copies nothing.",
 };
 const PLACES = { resident: ["in the arena", "arena"], moving: ["moving", "moving"], home: ["only at home", "home"], filling: ["filling", "filling"] };
@@ -51,7 +51,7 @@ function showHeader(state) {
   at("mode-description").textContent = `Mode ${state.mode}: ${state.mode_description}.`;
   at("pulse").className = `pulse${state.busy ? " busy" : ""}`;
   at("status").textContent = state.busy ? `computing${state.tokens_per_second ? `, ${speed(state.tokens_per_second)} tokens a second` : ""}` : "idle";
-  const note = !state.served ? "Nothing of EdgeKV hangs on this model's context: stock llama.cpp serves it, and there is nothing to show but its size."
+  const note = !state.served ? "EdgeKV is not attached to this model's context: stock llama.cpp serves it, and only its size can be shown."
     : state.mode === "off" ? "Mode off: stock llama.cpp computes attention. There are no tiers; the map shows only what is filled."
       : state.n_layers_served < state.n_layers ? `${state.n_layers_served} of ${state.n_layers} layers are served; the others run in stock llama.cpp and are not on the map.` : "";
   at("note").hidden = !note;

@@ -105,7 +105,7 @@ bool GpuEngine::init() {
             return false;
         }
     }
-    const std::vector<int32_t> none(mirrors.end - mirrors.open);  // open, pinned, and with a resolution of its own
+    const std::vector<int32_t> none(mirrors.end - mirrors.open);  // clears `open`, `pins` and `resolutions`
     std::vector<EdgekvDeviceLayer> table;  // edgekv_device_layer, see move_device.cu
     for (const EngineLayer & layer : shape.layers) {
         table.push_back(home_of(layer));
@@ -270,11 +270,11 @@ EngineBytes GpuEngine::bytes() const {
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
 bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool has_lists) {
-    // for the whole context, so that it need not grow with it
+    // sized for the whole context, so that it never grows during decode
     EngineView whole = view;
     whole.n_cells = shape.n_cells;
     AttendProblem p = problem(layer, whole, {}, 0);
-    p.n_tokens = std::min(p.n_tokens, kMaxQueryTokens);  // of a group
+    p.n_tokens = std::min(p.n_tokens, kMaxQueryTokens);  // in a group
     if (!attend_device_supports(p)) {
         return fail_with("the kernels do not serve this graph");
     }

@@ -110,13 +110,13 @@ public:
     bool wait_for_step() override { return wait_for(main); }
     bool read(void * dst, const void * src, size_t n_bytes) override;
     const char * sketches(int layer, int stream) override;
-    size_t together_bytes = kTogetherBytes;  // tests take less
+    size_t together_bytes = kTogetherBytes;  // tests set less
 
     size_t sketch_stream_bytes(int layer) override { return layer_sketches[layer].stream_bytes; }
     const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
-    // Host arrays as the kernels see them: one array of numbers, the mirrors behind each other.
+    // The device's copies of host arrays lie one after the other in one buffer; these are their offsets.
     struct Mirrors {
         size_t newest, positions, slots, open, pins, resolutions, end;
     };
@@ -168,7 +168,7 @@ private:
     void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
     Ring ring_of(int layer, int half, const EngineView & view, int chunk) const;
-    // A TokenGroup with its part of the graph.
+    // A TokenGroup and its part of the graph.
     struct Group {
         EngineView view;
         EngineAttend args;

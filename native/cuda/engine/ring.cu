@@ -22,7 +22,7 @@ void GpuEngine::begin_graph(const EngineGraph & now) {
     forget_ring();
 }
 
-// Forgets which halves were used: the side stream joins the next graph anew and so follows all earlier work of the main one.
+// Forgets which halves were used: the side stream joins the next graph and so follows all earlier work of the main one.
 void GpuEngine::forget_ring() {
     side_joined  = false;
     half_used[0] = half_used[1] = false;

@@ -68,7 +68,7 @@ bool GpuEngine::upload_step(const EngineStep & step) {
         return false;
     }
 
-    // a ubatch that was given up may have left its copies behind
+    // an abandoned ubatch may have left its copies
     if (staged_layer >= 0 && !event_wait(main, staged)) {
         return false;
     }

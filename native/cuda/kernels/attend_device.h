@@ -49,8 +49,8 @@ struct AttendPart {
 // (strides, and addresses that are not null), rows of q8_0 on 2-byte boundaries.
 bool attend_device_supports(const AttendProblem & problem);
 
-// attend_device_workspace_bytes() and attend_device_splits() (kernels/device_sizes.h) tell the workspace and n_splits.
-// `n_partials`: of all parts of the problem, the same in every launch that shares the workspace.
+// attend_device_workspace_bytes() and attend_device_splits() (kernels/device_sizes.h) give the workspace's size and n_splits.
+// `n_partials`: the partials of all parts together, the same in every launch that shares the workspace.
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
 // `first_page`, `end_page`: all pages that the parts covered; read only without lists. Adds to mass and hits in the

@@ -300,7 +300,7 @@ struct Kernel {
                 shared.max_sum[warp][lane/kStrip + 2*j] = make_float2(top[j], sum[j]);
             }
         }
-        __syncthreads();  // nobody needs the queries any more
+        __syncthreads();  // no thread needs the queries any more
 
         const auto max_of = [&](int in_block, int head) {
             float max = -INFINITY;

@@ -7,8 +7,7 @@
 
 namespace edgekv::gpu {
 
-// All pointers but none of the numbers are device memory. List l = (stream * n_tokens + token) * n_head_kv + head, with `stream`
-// counted in the graph.
+// All pointers are to device memory. List l = (stream * n_tokens + token) * n_head_kv + head; `stream` counts in the graph.
 struct ListBatch {
     int n_streams, first_stream;
     int n_tokens;  // of one stream

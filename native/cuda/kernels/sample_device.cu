@@ -5,7 +5,7 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kEach = 4;  // neighbouring cells of a thread
+constexpr int kEach = 4;  // neighbouring cells per thread
 constexpr int kChunkGroups = kSampleChunkGroups;
 static_assert(kChunkGroups * kGroupCells == kThreads * kEach, "a chunk is a block's cells");
 constexpr int kMaxHeads = 16;
@@ -41,13 +41,13 @@ __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
     return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), reinterpret_cast<Sums *>(b.scratch + at.sums)};
 }
 
-// That the list's KV head samples at.
+// The resolution of the list's KV head.
 __device__ inline float resolution_of(const SampleBatch & b, int list) {
     const float own = b.resolutions != nullptr ? b.resolutions[list % b.n_head_kv] : 0.0f;
     return own > 0.0f ? own : b.resolution;
 }
 
-// A warp for each row: the top and the sum of all that it sees, and for each list how its walk begins.
+// One warp per query row finds the top and the sum of all cells that it sees, and for each list the start of the walk.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {

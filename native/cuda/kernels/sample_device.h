@@ -16,8 +16,8 @@ struct SampleBatch : ListBatch {
     Shares shares;       // [list][group] rows, as launch_sketch_scan() leaves them
     const float * sinks; // [n_head_kv * group], or null
     float resolution;
-    const float * resolutions;  // [n_head_kv] in place of it, 0: it; or null
-    // whose walk it is: see walk_offset()
+    const float * resolutions;  // [n_head_kv] of each head, 0: `resolution`; null: `resolution` for all
+    // the walk's offset follows from these: see walk_offset()
     int layer;
     const int64_t * k_idxs;     // [stream * n_tokens + token] the token's cell, counted through all streams of the cache
     const int32_t * positions;  // of these cells

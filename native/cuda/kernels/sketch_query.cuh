@@ -54,7 +54,7 @@ __device__ inline void prepare_row(const float * q, float scale, char * row, int
     }
 }
 
-// The rows of one warp, one behind the other in shared memory.
+// The rows of one warp, one after the other in shared memory.
 template <int D>
 struct ScanRows {
     static constexpr int kQuads = D / 4;

@@ -22,7 +22,7 @@ void add_to_slots(json & slots);
 // appends the document "metrics" to a text in Prometheus' format
 void add_to_metrics(std::string & text);
 
-// Lets the publisher publish anew. Decoding thread, between two batches. idle: nothing is left to do.
+// Lets the publisher update its texts. Decoding thread, between two batches. idle: nothing is left to do.
 void refresh(bool idle);
 
 // Says that there is work from now on, until refresh(true). Decoding thread.

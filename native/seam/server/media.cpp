@@ -65,7 +65,7 @@ void projector_in(const std::string & path) { g_projector = path; }
 
 void check_media(const server_tokens & prompt) {
     if (!prompt.empty() && prompt[prompt.size() - 1] == LLAMA_TOKEN_NULL) {
-        throw std::invalid_argument("the prompt ends with an image or a sound; put text behind it");
+        throw std::invalid_argument("the prompt ends with an image or a sound; put text after it");
     }
 }
 

@@ -72,7 +72,7 @@ static bool edgekv_come() {
     }
     edgekv_server::set_cached(load.slot.task, load.cached);
     *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
-    SRV_WRN("slot %d: what is kept of its prompt is damaged, or cannot be read, from token %d on; %d tokens are read again\n",
+    SRV_WRN("slot %d: the kept rows of its prompt are damaged or cannot be read from token %d on; %d tokens are read again\n",
             load.slot.seq_id, first, end - first);
     const auto at = load.slot.held->pos_next(first);
     llama_memory_seq_rm(memory, load.slot.seq_id, at, -1);
@@ -283,9 +283,9 @@ int edgekv_prefix_begin(
             g_load = { true, false, slot, &prompt, cached };
         }
         if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
-            SRV_WRN("a kept conversation goes on differently at token %d; %d tokens behind it are read again\n",
+            SRV_WRN("a kept conversation goes on differently at token %d; %d tokens after it are read again\n",
                     nearly.position, nearly.n_lost);
-            SRV_DBG("at token %d there is '%s' in it, and '%s' now\n",
+            SRV_DBG("token %d was '%s' in it and is '%s' now\n",
                     nearly.position, edgekv_piece(slot.lctx, nearly.stored).c_str(), edgekv_piece(slot.lctx, nearly.asked).c_str());
         }
     }

@@ -138,15 +138,15 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     const std::string host = req.get_header_value("Host");
     // a health check may name no host; a browser always does
     if (req.has_header("Host") && !is_ours(host_of(host))) {
-        return refuse(res, 403, "permission_error", "this server is not asked under the name " + shown(host) +
-                      "; where that name is its own, start it with --allow-host");
+        return refuse(res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
+                      "; if the name is its own, start it with --allow-host");
     }
     if (req.method == "GET" || req.method == "HEAD" || req.method == "OPTIONS") {
         return false;
     }
     const std::string origin = req.get_header_value("Origin");
     if (req.has_header("Origin") && !may_send(origin, host, origins)) {
-        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not ask this server; where they should, start it with "
+        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not use this server; to allow them, start it with "
                       "--cors");
     }
     if (req.method == "POST" && !has_right_type(req)) {

@@ -63,9 +63,9 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
         return;
     }
     std::vector<int> wanted = { last_user, n_prompt - BEFORE_END };
-    const bool whole = llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_WHOLE;  // each has all that is before it
+    const bool whole = llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_WHOLE;  // each snapshot holds the sequence up to its place
     for (int at = spacing; !whole && spacing > 0 && at < n_prompt; at += spacing) {
-        if (at >= last_user || at + LEAST <= last_user) {  // else it would take the place of the message's
+        if (at >= last_user || at + LEAST <= last_user) {  // otherwise it would replace the message's snapshot
             wanted.push_back(at);
         }
     }

@@ -126,12 +126,12 @@ const char * edgekv_layer_state_text(edgekv_layer_state state) {
         case EDGEKV_LAYER_CACHE_TYPE:   return "no kernel for this cache type (f16 and q8_0 are served)";
         case EDGEKV_LAYER_DEVICE:       return "K and V lie in device memory";
         case EDGEKV_LAYER_GRAPH:        return "its attention has an input the kernel does not serve";
-        case EDGEKV_LAYER_INDEX:        return "an index or compressed rows beside its cache say what it attends: not served yet";
-        case EDGEKV_LAYER_LISTED:       return "what an index lists is attended on the processor only, and not in mode evict";
+        case EDGEKV_LAYER_INDEX:        return "its attention follows an index or compressed rows beside its cache: not served yet";
+        case EDGEKV_LAYER_LISTED:       return "the cells of an index are attended on the processor only, and not in mode evict";
         case EDGEKV_LAYER_WINDOW:       return "attended by EdgeKV: a sliding window, whole";
         case EDGEKV_LAYER_BIASED:       return "attended by EdgeKV: with ALiBi, whole";
         case EDGEKV_LAYER_IDLE:         return "no attention: it keeps nothing";
-        case EDGEKV_LAYER_NO_MEMORY:    return "there is no memory for what attends it; stock llama.cpp does until there is";
+        case EDGEKV_LAYER_NO_MEMORY:    return "there is no memory for its nodes; stock llama.cpp attends it until there is";
     }
 
     return "unknown";

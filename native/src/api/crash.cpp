@@ -102,9 +102,9 @@ void on_terminate() {
         try {
             std::rethrow_exception(error);
         } catch (const std::exception & e) {
-            tell("native code ended by an exception that nobody caught", e.what());
+            tell("native code ended by an uncaught exception", e.what());
         } catch (...) {
-            tell("native code ended by an exception that nobody caught", nullptr);
+            tell("native code ended by an uncaught exception", nullptr);
         }
     } else {
         tell("native code ended the process (std::terminate)", nullptr);

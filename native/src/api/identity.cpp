@@ -13,7 +13,7 @@ edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t adapter, edg
     const std::string build = std::string(EDGEKV_VERSION) + "\n" + llama_edgekv_upstream() + "\n" + EDGEKV_SOURCES + "\n";
     sink(user, build.data(), build.size());
     if (!llama_edgekv_describe(ctx->lctx, reinterpret_cast<llama_adapter_lora *>(adapter), sink, user)) {
-        return fail(EDGEKV_UNSUPPORTED, "the context keeps something of its tokens that cannot be put back");
+        return fail(EDGEKV_UNSUPPORTED, "the context keeps data of its tokens that cannot be put back");
     }
     return EDGEKV_OK;
 }

@@ -50,8 +50,8 @@ edgekv_status edgekv_set_resolutions(edgekv_context * ctx, const float * resolut
     const auto fits = [](float x) { return x == 0.0f || (x >= 1.0f && std::isfinite(x)); };
     const size_t n = resolutions ? static_cast<size_t>(ctx->shape.n_layers) * ctx->shape.n_heads : 0;
     if (resolutions && (n_layers != ctx->shape.n_layers || n_heads != ctx->shape.n_heads)) {
-        return fail(EDGEKV_INVALID, "there are resolutions of " + std::to_string(n_layers) + " layers and " + std::to_string(n_heads) +
-                                    " KV heads, and this context has " + std::to_string(ctx->shape.n_layers) + " and " +
+        return fail(EDGEKV_INVALID, "the resolutions are for " + std::to_string(n_layers) + " layers and " + std::to_string(n_heads) +
+                                    " KV heads, but this context has " + std::to_string(ctx->shape.n_layers) + " and " +
                                     std::to_string(ctx->shape.n_heads));
     }
     if (!std::all_of(resolutions, resolutions + n, fits)) {

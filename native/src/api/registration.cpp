@@ -152,7 +152,7 @@ uint32_t on_kv_cells(uint32_t n_cells) {
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (edgekv_context * ctx = find_active(lctx)) {
         if (edgekv_set_prompts(ctx, seq_ids, n) != EDGEKV_OK) {
-            ctx->thrown = "it is not known which sequences are prompts; make the context anew";
+            ctx->thrown = "EdgeKV could not note which sequences are prompts; make the context anew";
         }
     }
 }

@@ -15,7 +15,7 @@ namespace {
 
 bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE; }
 
-// Attention of the longest step to all cells. Only whether there is an address for mass counts.
+// The longest step's attention to all cells. Of the address for mass, only its presence matters.
 AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
     static float mass;
 
@@ -72,7 +72,7 @@ size_t widest_layer_bytes(const edgekv_device_size & of) {  // K and V of all ce
     return static_cast<size_t>(of.n_streams) * of.n_cells * most;
 }
 
-size_t buffers(std::initializer_list<size_t> n_bytes) {  // as an engine takes them
+size_t buffers(std::initializer_list<size_t> n_bytes) {  // rounded as in DeviceBuffer
     size_t sum = 0;
     for (const size_t n : n_bytes) {
         sum += gpu::align256(n);
@@ -173,7 +173,7 @@ void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes 
             out->sketches += buffers({ engine_sketch_stream_bytes(shape, i, static_cast<SketchKind>(of->sketch)) * shape.n_stream });
         }
     } else {
-        const size_t taken = out->staging + out->tables + out->scratch;  // before the ring
+        const size_t taken = out->staging + out->tables + out->scratch;  // allocated before the ring
         ring      = engine_ring(shape, of->free_bytes > taken ? of->free_bytes - taken : 0);
         ring      = { gpu::align256(ring.pages), gpu::align256(ring.held) };
         out->ring = ring.pages + ring.held;

@@ -56,7 +56,7 @@ void for_each_run(const uint32_t * cells, int n, Act act) {
 
 edgekv_status check_kept(const edgekv_context * ctx) {
     return llama_edgekv_what_is_kept(ctx->lctx) == LLAMA_EDGEKV_KEEPS_OTHER
-        ? fail(EDGEKV_UNSUPPORTED, "the context keeps something of its tokens that cannot be put back") : EDGEKV_OK;
+        ? fail(EDGEKV_UNSUPPORTED, "the context keeps data of its tokens that cannot be put back") : EDGEKV_OK;
 }
 
 edgekv_status check(const edgekv_context * ctx, int stream, const uint32_t * cells, int n) {
@@ -159,7 +159,7 @@ edgekv_status edgekv_hold_tokens(edgekv_context * ctx, int stream, const uint32_
 
 edgekv_status edgekv_read_held_tokens(const edgekv_hold * hold, int first, int n, void * block) {
     if (first < hold->n_released || n < 1 || n > static_cast<int>(hold->cells.size()) - first) {
-        return fail(EDGEKV_INVALID, "the cells are not held any more, or never were");
+        return fail(EDGEKV_INVALID, "the cells are no longer held, or never were");
     }
     char * out = static_cast<char *>(block);
     const uint32_t * cells = hold->cells.data() + first;
@@ -207,7 +207,7 @@ edgekv_status edgekv_write_snapshot(edgekv_context * ctx, int seq_id, int positi
 
     return guarded([&]() -> edgekv_status {
         return llama_edgekv_set_snapshot(ctx->lctx, seq_id, position, snapshot, n_bytes)
-            ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, "the snapshot is none of this context; the sequence is empty now");
+            ? EDGEKV_OK : fail(EDGEKV_UNSUPPORTED, "the snapshot does not fit this context; the sequence is empty now");
     });
 }
 
@@ -256,7 +256,7 @@ edgekv_status edgekv_write_tokens(edgekv_context * ctx, int stream, const uint32
         return status;
     }
     if (n < 1 || from->skip < 0 || from->skip + n > from->n_block) {
-        return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " behind its first " +
+        return fail(EDGEKV_INVALID, "a block of " + std::to_string(from->n_block) + " tokens has no " + std::to_string(n) + " after its first " +
                                     std::to_string(from->skip));
     }
 

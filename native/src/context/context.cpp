@@ -27,7 +27,7 @@ void edgekv_context::place() {
     }
     auto device = std::make_unique<DevicePlane>(*this);
     DevicePlane & on_device = *device;
-    plane = std::move(device);  // llama.cpp reserves its buffers for graphs with its nodes
+    plane = std::move(device);  // before place(), where llama.cpp reserves its buffers for graphs with this plane's nodes
 
     if (const Failure why = on_device.place()) {
         pages.shape(shape, kEngineTokens);
@@ -47,11 +47,11 @@ const char * edgekv_context::failure() {
         return thrown;
     }
     if (arrivals.failed()) {
-        return "rows that were loaded meanwhile are damaged, or cannot be read";
+        return "rows that were loaded during the computation are damaged or cannot be read";
     }
     const char * sentence = plane->failure();
     if (sentence && problem.sentence.empty()) {
-        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; what it was told since then is lost: make the context anew" };
+        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; changes since then are lost: make the context anew" };
     }
     return sentence ? problem.sentence.c_str() : nullptr;
 }
@@ -78,7 +78,7 @@ Failure edgekv_context::set_selection(const edgekv_selection & selection) {
 bool edgekv_context::can_wait_for_rows() const {
     const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
     for (const auto & layer : layers) {
-        // stock nodes read prompts of compressed rows, and the keys of an index
+        // stock nodes read compressed rows in prompts, and the keys of an index
         const auto kind = layer->seam.kind;
         if (kind == LLAMA_EDGEKV_LAYER_MLA || kind == LLAMA_EDGEKV_LAYER_INDEX || (kind == LLAMA_EDGEKV_LAYER_ATTENTION && !layer->serves())) {
             return false;
@@ -105,16 +105,16 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
         llama_edgekv_invalidate_graph(lctx);
     }
     if (arrivals.pending()) {
-        llama_edgekv_invalidate_graph(lctx);  // a new graph asks every layer for its nodes; a layer without one waits while the graph is built
+        llama_edgekv_invalidate_graph(lctx);  // a rebuild asks every layer for its nodes; a layer without ours waits for its rows then
     }
     params.mode            = mode;
     params.observe         = observe;
     params.observe_prompts = observe_prompts;
     if (find_whole(tokens)) {
-        llama_edgekv_invalidate_graph(lctx);  // the graph says which tokens select
+        llama_edgekv_invalidate_graph(lctx);  // the graph depends on the tokens that select
     }
     if (n_refused() > 0) {
-        llama_edgekv_invalidate_graph(lctx);  // there may be memory for the refused nodes by now
+        llama_edgekv_invalidate_graph(lctx);  // the refused nodes may get memory now
     }
 
     if (!can_wait_for_rows()) {
@@ -125,7 +125,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
 }
 
 bool edgekv_context::end_ubatch(bool ok) {
-    arrivals.wait_for_all();  // nobody writes into cells between ubatches
+    arrivals.wait_for_all();  // no loading thread may write into cells between ubatches
     const UbatchDone done = plane->end(ok);
     if (ok && done.sketched) {
         pages.stale.built();
@@ -137,7 +137,7 @@ bool edgekv_context::end_ubatch(bool ok) {
     return ubatches.run_ended() || (ok && ubatches.watched);
 }
 
-// Whether the next llama_decode may find no cells for a batch, though the context has tokens left.
+// Whether the next llama_decode may find no cells for a batch although the context has room for more tokens.
 bool edgekv_context::lacks_room() const {
     if (shape.n_cells >= static_cast<int>(llama_n_ctx_seq(lctx))) {
         return false;

@@ -1,5 +1,5 @@
-// What the kernels of a device (native/cuda/kernels) leave in its memory between launches, and how launches divide a problem where that depends on
-// it. No CUDA: the sizes are asked for where there is no device too.
+// The sizes of the memory that a device's kernels (native/cuda/kernels) keep between launches, and the division of a problem among launches that
+// these sizes depend on. No CUDA: `edgekv plan` needs the sizes on machines without a device too.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -11,18 +11,18 @@ inline size_t align256(size_t n) { return (n + 255)/256*256; }
 
 // ---- attention ---------------------------------------------------------------------------------------------------------------
 
-// Cells are weighed in strips of 16, whatever a page holds; a strip is read by one warp.
+// Cells are weighed in strips of 16, whatever the page size; one warp reads a strip.
 constexpr int kStrip = 16;
-constexpr int kAttendWarps = 4;  // of a block
+constexpr int kAttendWarps = 4;  // warps of a block
 
 EDGEKV_HOST_AND_DEVICE inline int view_pages(const AttendProblem & p) { return (p.n_cells + p.page_tokens - 1)/p.page_tokens; }
 EDGEKV_HOST_AND_DEVICE inline bool has_lists(const AttendProblem & p) { return p.rows.stride != 0; }
 
-// How a launch spreads (token, heads) units: of one KV head, `heads` query heads of one token.
+// The division of a launch into units: `heads` query heads of one token that share a KV head.
 struct Units {
-    int n_chunks;       // units of a token
-    int n_units;        // that read the same rows: of one token with lists, else of all
-    int n_together;     // in one block: 1, 2 or 4
+    int n_chunks;       // units of a token and KV head
+    int n_units;        // units that read the same rows: with lists those of one token, else of all tokens
+    int n_together;     // units in one block: 1, 2 or 4
     int grid_z;
 };
 
@@ -36,25 +36,25 @@ EDGEKV_HOST_AND_DEVICE inline Units units_of(const AttendProblem & p, int heads)
     return u;
 }
 
-// Heads of a unit. K and V of different types are rare: they have one kernel for every group.
+// Query heads of a unit. K and V of different types are rare: one kernel serves them for every group.
 inline int heads_of(const AttendProblem & p) {
     const int group = p.n_head/p.n_head_kv;
     return p.k_type != p.v_type ? 4 : group <= 2 ? 2 : group <= 4 ? 4 : 8;
 }
 
-// Blocks that a multiprocessor holds: 168 registers for a thread, or 255, which eight heads need.
+// Blocks that a multiprocessor holds: a thread has 168 registers, or 255 for eight heads.
 constexpr int resident_blocks(int heads) { return heads == 8 ? 2 : 3; }
 
 // Splits that keep `n_sm` multiprocessors busy if each list or part has up to `n_pages` pages; 1 or more.
 inline int attend_device_splits(const AttendProblem & p, int n_pages, int n_sm) {
-    // one wave of blocks; a strip for each warp at least
+    // one wave of blocks, with at least a strip for each warp
     const int blocks = p.n_head_kv*units_of(p, heads_of(p)).grid_z;
     const int most = (n_pages*(p.page_tokens/kStrip) + kAttendWarps - 1)/kAttendWarps;
     const int n = resident_blocks(heads_of(p))*n_sm/blocks;
     return n > most ? (most > 1 ? most : 1) : n > 1 ? n : 1;
 }
 
-// The workspace: where its parts begin (see attend_workspace.h), and its bytes with what a view leaves for mass and errors.
+// The workspace: the offsets of its parts (see attend_workspace.h), and its bytes including the notes for mass and errors.
 struct AttendScratch {
     size_t out, noted, observed_bytes;
 };
@@ -82,16 +82,16 @@ inline size_t attend_device_workspace_bytes(const AttendProblem & p, int n_parti
 // The sums of a KV head over query tokens.
 struct SampleTotals {
     unsigned long long n_tokens, n_visible, n_certain;
-    unsigned long long n_covered;  // tokens for which sketches told shares
-    unsigned long long missed;     // estimated shares of the attention on rows that these did not read, in steps of 2^-40
+    unsigned long long n_covered;  // tokens with shares estimated by sketches
+    unsigned long long missed;     // the estimated shares of attention on the rows that these tokens did not read, in steps of 2^-40
 };
 
-// The scratch of sampling: numbers of each query head, of each list, and of each chunk of its cells.
+// The scratch of sampling: numbers for each query head, for each list, and for each chunk of its cells.
 constexpr int kSampleChunkGroups = 16;
 constexpr size_t kSampleNormBytes = 8, kSampleDrawBytes = 8, kSampleSumsBytes = 16;
 
 struct SampleScratch {
-    size_t draws, sums, bytes;  // where they begin
+    size_t draws, sums, bytes;  // the offsets of two parts, and the whole size
 };
 
 EDGEKV_HOST_AND_DEVICE inline int sample_chunks(int n_groups) { return (n_groups + kSampleChunkGroups - 1) / kSampleChunkGroups; }
@@ -108,7 +108,7 @@ inline size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) 
     return sample_scratch(static_cast<size_t>(n_lists), n_groups, group).bytes;
 }
 
-// The scratch of choosing pages: a key of each page and list.
+// The scratch of choosing pages: a key for each page and list.
 inline int choose_keys(int n_pages) { return (n_pages + 3) / 4 * 4; }
 inline size_t choose_device_scratch_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * choose_keys(n_pages) * sizeof(uint32_t); }
 

@@ -1,7 +1,7 @@
 // The memory layout of rows of K and V and of masks, and the limits of a problem.
 #pragma once
 
-// Before what a device's kernels call too.
+// Marks functions that a device's kernels call too.
 #if defined(__CUDACC__)
 #    define EDGEKV_HOST_AND_DEVICE __host__ __device__
 #else

@@ -12,7 +12,7 @@ class Arena {
 public:
     explicit Arena(size_t slot_bytes) : slot_bytes(slot_bytes) {}
 
-    bool reserve(int n_slots);  // slots that remain keep their pages; false: out of memory, nothing changed
+    bool reserve(int n_slots);  // remaining slots keep their pages; false: out of memory, nothing changed
     char * slot(int i) const {
         assert(i >= 0 && i < n);
         return memory.data() + static_cast<size_t>(i) * slot_bytes;

@@ -6,11 +6,11 @@
 
 namespace edgekv {
 
-// 64-byte aligned, zeroed; grows, never shrinks. Pages that were never written take addresses and no memory, so that a buffer may be as
+// 64-byte aligned, zeroed; grows, never shrinks. The system backs a page with memory only when it is written, so a buffer may be as
 // large as the worst case.
 class Buffer {
 public:
-    bool reserve(size_t n_bytes);  // contents are lost when it grows; false: out of memory, nothing changed
+    bool reserve(size_t n_bytes);  // growing loses the contents; false: out of memory, nothing changed
     void zero(size_t offset, size_t n_bytes);
     // The bytes are zeros again, and whole pages among them take no memory until they are written.
     void give_back(size_t offset, size_t n_bytes);

@@ -7,7 +7,7 @@
 
 namespace edgekv {
 
-static constexpr int kMaxRanges = 1024;  // of cells that changed since the last sync; with more all cells are looked at
+static constexpr int kMaxRanges = 1024;  // ranges of changed cells; with more ranges, all cells are examined
 
 void Cells::shape(const PageShape & shape) {
     assert(shape.page_tokens > 0 && shape.n_pages == shape.n_stream * shape.pages_per_stream);
@@ -20,7 +20,7 @@ void Cells::shape(const PageShape & shape) {
     ranges.resize(kMaxRanges);
 }
 
-// Ascending, each once: the pages of a stream with every cell that changed since the last sync.
+// The pages of a stream that may have cells changed since the last sync, ascending, each once.
 const std::vector<int32_t> & Cells::pages_to_look_at(const llama_context * lctx, int stream, const llama_edgekv_cells & cells) {
     candidates.clear();
     if (now[stream] == cells.now) {

@@ -1,4 +1,4 @@
-// The contents of llama.cpp's cells, by page, and the cells that changed since the last look.
+// The contents of llama.cpp's cells, by page, and the changes since the previous sync.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -14,25 +14,25 @@ class StaleGroups;
 
 struct ChangedPage {
     int page;
-    int32_t newest;  // position in it, -1: it is empty
-    bool whole;      // it has no cell from before
+    int32_t newest;  // newest position in the page, -1: it is empty
+    bool whole;      // every occupied cell changed
 };
 
 class Cells {
 public:
     void shape(const PageShape & shape);  // forgets all; throws std::bad_alloc
 
-    // Decoding thread, before a ubatch is computed. It finds the cells that changed since the call before, and its cost grows with their number
-    // alone. Groups with such a cell are marked in `stale`.
+    // Decoding thread, before a ubatch is computed. Finds the cells that changed since the previous call, at a cost that depends only on their
+    // number, and marks their groups in `stale`.
     void sync(const llama_context * lctx, StaleGroups & stale);
     const std::vector<ChangedPage> & changed_now(int stream) const {  // in the last sync
         assert(dims.has_stream(stream));
         return found[stream];
     }
     int n_cells_changed() const { return n_changed; }  // in the last sync
-    uint64_t n_looked() const { return looked; }       // cells, in all calls
+    uint64_t n_looked() const { return looked; }       // cells examined by all calls
 
-    const std::vector<int32_t> & changed_pages() const { return changed; }  // since they were delivered, ascending
+    const std::vector<int32_t> & changed_pages() const { return changed; }  // since the last delivery, ascending
     void changes_delivered() { delivered = true; }
 
     // null before the first sync

@@ -1,4 +1,4 @@
-// The tokens that another one reads for certain in mode sparse. They follow from positions alone, wherever a conversation's cells lie.
+// The tokens that a query token reads for certain in mode sparse. They follow from positions alone, wherever a conversation's cells lie.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@ struct CertainPositions {
     bool may_hold(int32_t oldest, int32_t newest) const { return oldest < sink_end || newest >= recent_begin; }
 };
 
-// The whole runs of page_tokens positions that hold one of the first sink_tokens, or one of the newest recent_tokens up to `position`, itself
-// at least.
+// The whole runs of page_tokens positions that hold one of the first sink_tokens, or one of the newest recent_tokens up to and including `position`
+// (at least `position` itself).
 inline CertainPositions certain_positions(int sink_tokens, int recent_tokens, int page_tokens, int32_t position) {
     const int32_t first = std::max(0, position + 1 - std::max(recent_tokens, 1));
     return { (sink_tokens + page_tokens - 1) / page_tokens * page_tokens, first / page_tokens * page_tokens };

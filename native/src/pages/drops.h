@@ -1,4 +1,4 @@
-// Mode evict: the pages that a head attends no more.
+// Mode evict: the pages that a head no longer attends.
 #pragma once
 
 #include "edgekv.h"
@@ -16,7 +16,7 @@ public:
     void shape(const PageShape & shape);  // nothing is dropped; throws std::bad_alloc
 
     void drop(const edgekv_move & move);
-    void undrop(int page);  // for all layers and heads: the page has another content now
+    void undrop(int page);  // for all layers and heads: the page has new content
 
     bool any() const { return total > 0; }
     bool any(int layer) const { assert(layer >= 0 && layer < dims.n_layers); return of_layer[layer] > 0; }

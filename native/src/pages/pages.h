@@ -1,4 +1,4 @@
-// The pages of a context without their bytes, whichever plane attends them.
+// The pages of a context without their bytes, for either plane.
 #pragma once
 
 #include "pages/cells.h"
@@ -22,7 +22,7 @@ struct Pages {
         table.shape(shape, step_tokens);
     }
 
-    // Decoding thread, before a ubatch is computed. It finds what changed since the call before. `n_stored`: see Table; `sketches`: whether the
+    // Decoding thread, before a ubatch is computed. Finds the changes since the previous call. `n_stored`: see Table; `sketches`: whether the
     // ubatch builds sketches.
     void sync(const llama_context * lctx, int n_stored, bool sketches) {
         cells.sync(lctx, stale);
@@ -37,7 +37,7 @@ struct Pages {
 
     uint64_t n_looked() const { return cells.n_looked() + stale.n_looked(); }
     size_t bytes() const { return cells.bytes() + stale.bytes() + pins.bytes() + table.bytes(); }
-    static size_t most_bytes(const PageShape & shape, int n_slots) {  // where something is pinned
+    static size_t most_bytes(const PageShape & shape, int n_slots) {  // if anything is pinned
         return Cells::bytes_of(shape) + StaleGroups::bytes_of(shape) + Pins::most_bytes(shape) + Table::bytes_of(shape, n_slots);
     }
 };

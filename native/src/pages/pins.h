@@ -1,4 +1,4 @@
-// Pinned spans of positions of sequences, and the cells that hold them now.
+// Pinned spans of positions in sequences, and their present cells.
 #pragma once
 
 #include "edgekv.h"
@@ -10,11 +10,11 @@
 
 namespace edgekv {
 
-// A span means whole runs of page_tokens positions, so that the same tokens are pinned wherever a conversation's cells lie.
+// A span is widened to whole runs of page_tokens positions, so the same tokens are pinned wherever a conversation's cells lie.
 class Pins {
 public:
     void shape(const PageShape & shape);  // forgets all
-    void set(const edgekv_span * spans, int n);  // in place of all before, from the next sync on; throws std::bad_alloc
+    void set(const edgekv_span * spans, int n);  // replaces all spans from the next sync on; throws std::bad_alloc
 
     // Decoding thread, before a ubatch, after the cells' sync.
     void sync(const llama_context * lctx, const Cells & cells);
@@ -23,7 +23,7 @@ public:
         assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
         return bits.empty() ? 0 : bits[static_cast<size_t>(stream) * dims.n_groups() + group];
     }
-    const std::vector<int32_t> & changed() const { return changed_groups; }  // stream*groups + group, by the last sync
+    const std::vector<int32_t> & changed() const { return changed_groups; }  // stream*groups + group, in the last sync
     size_t bytes() const { return bits.size() * sizeof(uint64_t); }
     static size_t most_bytes(const PageShape & shape) { return static_cast<size_t>(shape.n_stream) * shape.n_groups() * sizeof(uint64_t); }
 
@@ -32,8 +32,8 @@ private:
 
     PageShape dims = {};
     std::vector<edgekv_span> spans;
-    bool anew = false;  // the spans are others
-    std::vector<uint64_t> bits;  // [stream][group]; empty: nothing was pinned yet
+    bool anew = false;  // the spans were replaced since the last sync
+    std::vector<uint64_t> bits;  // [stream][group]; empty: nothing was ever pinned
     std::vector<int32_t> changed_groups;
 };
 

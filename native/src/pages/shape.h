@@ -1,4 +1,4 @@
-// The axes of every per-page array of a context: [layer][head][page], and the pages of a stream lie side by side.
+// The axes of every per-page array of a context: [layer][head][page]. The pages of a stream lie side by side.
 #pragma once
 
 #include "kernels/sketch/sketch.h"
@@ -7,12 +7,12 @@
 
 namespace edgekv {
 
-inline size_t slot_bytes(size_t row_bytes, int page_tokens) {  // of K and V of a token in a head
+inline size_t slot_bytes(size_t row_bytes, int page_tokens) {  // row_bytes: K and V of one token and head
     return (row_bytes * page_tokens + 63) / 64 * 64;
 }
 
 struct PageShape {
-    int n_layers, n_heads;    // hooked layers, the most KV heads of any
+    int n_layers, n_heads;    // hooked layers; the maximum number of KV heads over these
     int n_stream, n_cells;    // cells of a stream
     int page_tokens;
     int pages_per_stream, n_pages;

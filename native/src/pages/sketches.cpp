@@ -87,7 +87,7 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
             if (is_stale || valid == 0) {
                 continue;
             }
-            // rebuilt in a copy, which must not change by it
+            // rebuilds the group in a copy, which must stay the same
             std::memcpy(rebuilt.data(), mine.data, n_bytes);
             Sketch copy = mine;
             copy.data   = rebuilt.data();

@@ -1,4 +1,4 @@
-// The sketches of all layers in host memory.
+// All layers' sketches in host memory.
 #pragma once
 
 #include "pages/buffer.h"
@@ -10,12 +10,12 @@ namespace edgekv {
 
 class Sketches {
 public:
-    void shape(const PageShape & shape);  // no layer has any
+    void shape(const PageShape & shape);  // frees the sketches of all layers
 
-    // Memory for sketches of a kind for `layer`. made: the kind or the layer is new, and all of them must be built. false: out of memory
+    // Reserves memory for a layer's sketches of a kind. made: the kind or the layer is new, and all sketches must be built. false: out of memory
     bool reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made);
-    Sketch of(int layer, int stream) const;  // data null: there are none
-    void give_back(int stream, int first, int end);  // of groups that hold no keys
+    Sketch of(int layer, int stream) const;  // data null: there is none
+    void give_back(int stream, int first, int end);  // the memory of groups that hold no keys
     size_t bytes() const;
 
 private:
@@ -30,8 +30,8 @@ private:
     std::vector<OfLayer> layers;
 };
 
-// Counts the groups of `own`, a layer's sketches [stream] in host memory, that differ from a rebuild out of `keys`, [stream]. It leaves out
-// groups that hold no keys, that are stale now, or that the next sync would mark. -1: out of memory.
+// Counts the groups of `own`, a layer's sketches [stream] in host memory, that differ from a rebuild from `keys`, [stream]. It leaves out
+// groups that hold no keys, are stale now, or would be marked by the next sync. -1: out of memory.
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
                          const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared);
 

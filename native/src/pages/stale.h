@@ -1,4 +1,4 @@
-// Stale groups of cells: some K in them is newer than their sketch.
+// Stale groups of cells: some of their keys are newer than their sketch.
 #pragma once
 
 #include "pages/cells.h"
@@ -17,7 +17,7 @@ struct StaleGroup {
 
 class StaleGroups {
 public:
-    void shape(const PageShape & shape);  // none is stale; throws std::bad_alloc
+    void shape(const PageShape & shape);  // no group is stale then; throws std::bad_alloc
 
     void mark(int stream, int group) {
         assert(dims.has_stream(stream) && group >= 0 && group < dims.n_groups());
@@ -26,13 +26,13 @@ public:
     void mark_all();
     bool is_stale(int stream, int group) const { return bits[static_cast<size_t>(stream) * dims.n_groups() + group]; }
 
-    // Before a ubatch. A ubatch that builds sketches builds those of to_build(): of all stale groups but the open ones. The open group of a
-    // stream is being filled: it is the highest stale group that holds keys, and not in every cell. A group without keys has no sketch, and its
+    // Before a ubatch. to_build() are the groups whose sketches the ubatch builds: all stale groups except open ones. A stream's open group is
+    // being filled: it is the highest stale group that holds keys, but not in every cell. A group without keys has no sketch, and its
     // memory is not touched. find_none(): the ubatch builds none.
     void find(const Cells & cells);
     void find_none() { building.clear(); }
     const std::vector<StaleGroup> & to_build() const { return building; }
-    void built();  // all of to_build()
+    void built();  // the ubatch has built all of to_build()
 
     int open_group(int stream) const { assert(dims.has_stream(stream)); return open[stream]; }  // -1: none
     bool is_open(int stream, int group) const { return open[stream] == group; }
@@ -51,7 +51,7 @@ private:
     }
 
     PageShape dims = {};
-    std::vector<uint8_t> bits;  // [stream][group]: in `ids`
+    std::vector<uint8_t> bits;  // [stream][group] whether `ids` has the group
     std::vector<int32_t> ids;
     std::vector<StaleGroup> building;
     std::vector<int> open;      // [stream]

@@ -39,13 +39,13 @@ void Table::drop_page(int page) {
     }
 }
 
-// ---- what changed ------------------------------------------------------------------------------------------------------------
+// ---- changes -----------------------------------------------------------------------------------------------------------------
 
-// Tail slots follow the newest pages, which this ubatch fills. Their rows are written through, and so were the rows before them, if any.
+// Moves the tail slots to the newest pages, which this ubatch fills. A page gets one if all its rows are, or were, written through.
 void Table::follow_tail(int stream, const std::vector<ChangedPage> & changed) {
     newest_last = changed;
     std::sort(newest_last.begin(), newest_last.end(), [](const ChangedPage & a, const ChangedPage & b) { return a.newest < b.newest; });
-    const size_t n = std::min(newest_last.size(), static_cast<size_t>(n_tail_pages()) - 1);  // the one before them keeps its slot
+    const size_t n = std::min(newest_last.size(), static_cast<size_t>(n_tail_pages()) - 1);  // the page before them keeps its slot
 
     for (size_t i = newest_last.size() - n; i < newest_last.size(); ++i) {
         const int page = newest_last[i].page;
@@ -73,7 +73,7 @@ void Table::sync(const Cells & cells, int n_stored) {
     if (tail_first == 0) {
         return;
     }
-    // any other change among them may be one of contents
+    // if other cells changed too, their contents may have changed without our nodes
     const bool all_stored = cells.n_cells_changed() == n_stored;
     for (int s = 0; s < dims.n_stream; ++s) {
         if (all_stored) {
@@ -82,7 +82,7 @@ void Table::sync(const Cells & cells, int n_stored) {
         for (const ChangedPage & changed : cells.changed_now(s)) {
             int & held = tails[s][changed.page % n_tail_pages()];
             if (held == changed.page && table[changed.page] != tail_slot(0, changed.page)) {
-                held = -1;  // it left the table with the others
+                held = -1;  // it left the table with other changed pages
             }
         }
     }
@@ -126,7 +126,7 @@ bool Table::publish(const llama_context * lctx, const edgekv_move & move, const 
 
 void Table::release(const edgekv_move & move) { drop(entry_of(move)); }
 
-// ---- pages that a prompt leaves ----------------------------------------------------------------------------------------------
+// ---- slots that a prompt fills -----------------------------------------------------------------------------------------------
 
 void Table::fill(const edgekv_move * moves, int n, const Cells & cells) {
     for (auto it = fills.begin(); it != fills.end();) {

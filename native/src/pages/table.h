@@ -1,4 +1,4 @@
-// The page table: which page has a copy in which slot of the arena. A page whose cells change leaves it at once.
+// The page table: the arena slot that holds each page's copy. A page whose cells change leaves the table at once.
 #pragma once
 
 #include "edgekv.h"
@@ -13,11 +13,11 @@ namespace edgekv {
 
 class Table {
 public:
-    // No page is in a slot. `step_tokens`: the most query tokens of a stream that one step stores; throws std::bad_alloc
+    // Empties the table. `step_tokens`: the most query tokens of a stream that one step stores; throws std::bad_alloc
     void shape(const PageShape & shape, int step_tokens);
 
-    // Decoding thread, after the cells' sync: pages that changed leave the table. `n_stored`: tokens whose rows nodes of ours will store,
-    // also in the arena where the table says so.
+    // Decoding thread, after the cells' sync: changed pages leave the table. `n_stored`: tokens whose rows our nodes will store, also in the
+    // slots of this table.
     void sync(const Cells & cells, int n_stored);
 
     const int32_t * slots(int layer, int stream, int head) const {  // [page of the stream], -1: only in home
@@ -27,32 +27,32 @@ public:
     const int32_t * data() const { return table.data(); }
 
     // ---- the caller's slots ----
-    void set_slots(int n_slots);  // pages in slots behind these leave the table
+    void set_slots(int n_slots);  // pages in higher slots leave the table
     int n_slots() const { return static_cast<int>(slot_copied.size()); }
 
-    void copied(const edgekv_move & move, const Cells & cells);  // begins now
-    // false: another page was copied into the slot last, or this one has changed since
+    void copied(const edgekv_move & move, const Cells & cells);  // a copy begins now
+    // false: another page was copied into the slot later, or the page has changed since its copy
     bool publish(const llama_context * lctx, const edgekv_move & move, const Cells & cells);
     void release(const edgekv_move & move);
 
     // ---- slots that a step fills ----
-    // On a device the pages that a step of a stream fills, and the one before them, have slots of their own, behind the caller's: they are
-    // written through, so that the newest tokens need no copy. first_slot 0: none.
-    static int n_tail_pages(const PageShape & shape, int step_tokens) { return step_tokens / shape.page_tokens + 2; }  // a step may begin within a page
+    // On a device, the pages that a stream's step fills, and the page before them, have slots of their own, after the caller's slots. Rows are
+    // written through to them, so the newest tokens need no copy. first_slot 0: there are none.
+    static int n_tail_pages(const PageShape & shape, int step_tokens) { return step_tokens / shape.page_tokens + 2; }  // a step may start in a page
     static int n_tail_slots(const PageShape & shape, int step_tokens) {
         return shape.n_layers * shape.n_heads * shape.n_stream * n_tail_pages(shape, step_tokens);
     }
     int n_tail_pages() const { return n_tail_pages(dims, step_tokens); }
     int n_tail_slots() const { return n_tail_slots(dims, step_tokens); }
     void set_tail(int first_slot);
-    bool has_slot(int i) const {  // the caller's, or a tail page's
+    bool has_slot(int i) const {  // a slot of the caller, or of a tail page
         return i >= 0 && (i < n_slots() || (tail_first > 0 && i >= tail_first && i < tail_first + n_tail_slots()));
     }
 
-    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these in their slots. They
-    // can be published then, and count as copied now.
+    // On a device: if the next ubatch is a prompt, which brings every page to the device anyway, it leaves these pages in their slots. They
+    // count as copied now, and can be published after it.
     void fill(const edgekv_move * moves, int n, const Cells & cells);
-    // After that ubatch. filled(stream, page of it): whether the page was staged, in every layer
+    // After that ubatch. filled(stream, page of the stream): whether the page was staged in every layer
     template <class Filled>
     void end_fills(const Filled & filled) {
         for (auto & [entry, fill] : fills) {
@@ -64,14 +64,14 @@ public:
             }
         }
     }
-    bool is_over(const edgekv_move & move) const;  // the ubatch, or it was never told to fill the page
+    bool is_over(const edgekv_move & move) const;  // the ubatch is over, or it had no order to fill the page
     bool is_filled(const edgekv_move & move) const;
 
     // ---- for a plane that mirrors the table ----
-    const std::vector<int64_t> & touched() const { return touched_entries; }  // since they were taken; an entry may stand there twice
+    const std::vector<int64_t> & touched() const { return touched_entries; }  // since touched_taken(); entries may repeat
     void touched_taken() { touched_entries.clear(); }
     int32_t slot_of(int64_t entry) const { return table[entry]; }
-    int32_t slot_to_fill(int64_t entry) const;  // in the next ubatch, -1: none
+    int32_t slot_to_fill(int64_t entry) const;  // the slot that the next ubatch fills, -1: none
 
     size_t bytes() const { return table.size() * sizeof(int32_t) + slot_copied.size() * sizeof(Copied); }
     static size_t bytes_of(const PageShape & shape, int n_slots) { return shape.n_entries() * sizeof(int32_t) + n_slots * sizeof(Copied); }
@@ -108,7 +108,7 @@ private:
     std::vector<int64_t> touched_entries;
 
     int tail_first = 0;
-    std::vector<std::vector<int>> tails;    // [stream] the pages in its slots, by page%n_tail_pages(); -1: none
+    std::vector<std::vector<int>> tails;    // [stream] the pages in its tail slots, by page%n_tail_pages(); -1: none
     std::vector<ChangedPage> newest_last;
 };
 

@@ -36,8 +36,8 @@ bool load_backends() {
         ggml_log_callback before;
         void * user;
         ggml_log_get(&before, &user);
-        ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // it would tell each library that it opens
-        ggml_backend_load_all_from_path(library_folder().c_str());  // without a path ggml looks in the current folder
+        ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);  // ggml would log each library that it opens
+        ggml_backend_load_all_from_path(library_folder().c_str());  // without a path, ggml searches the current folder
         ggml_log_set(before, user);
     }
 

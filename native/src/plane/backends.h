@@ -1,4 +1,4 @@
-// ggml's backends where the build made each a library of its own, and the folder in which all libraries of the package lie.
+// ggml's backends, in builds that made each a separate library, and the folder of the package's libraries.
 #pragma once
 
 #include "ggml-cpu.h"
@@ -7,13 +7,13 @@
 
 namespace edgekv {
 
-std::string library_folder();  // with the separator at its end; empty: the system does not tell
+std::string library_folder();  // ends with the separator; empty: the system does not know it
 
-// Loads the backends that lie there, each in its best variant for this processor. Does nothing where backends are linked in. false: none of
-// ours lies there.
+// Loads the folder's backends, each in its best variant for this processor. Does nothing if backends are linked in. false: there is no CPU
+// backend of this build.
 bool load_backends();
 
-// How ggml's CPU backend converts rows of a type; after load_backends().
+// The CPU backend's conversions of rows of a type. Call it after load_backends().
 const ggml_type_traits_cpu * cpu_type_traits(ggml_type type);
 
 }  // namespace edgekv

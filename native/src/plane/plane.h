@@ -1,11 +1,11 @@
-// Where the pages of a context live and its nodes run: the host's memory and cores, or a device. The context owns one, asks nothing about
-// which it is, and reaches whatever is different there through this interface: once a node or a ubatch, never once a row.
+// A plane holds a context's pages and runs its nodes, in the host's memory and cores or on a device. The context owns one plane, does not ask
+// which kind it is, and reaches all differences through this interface: once for a node or a ubatch, never for a row.
 //
 //   HostPlane    plane/host: nodes on the threads of ggml's CPU backend
 //   DevicePlane  plane/device: nodes on a GPU, by an engine that is opened at run time
 //
-// All of it belongs to the decoding thread. Each function says in its first sentence what must hold when it is called, and asserts it. What is
-// known of pages without looking at their bytes is the context's (pages/): cells, stale groups, the page table.
+// A plane belongs to the decoding thread. The first sentence of each function's comment is its precondition, which the function asserts. The
+// context owns all data about pages except their bytes (pages/): cells, stale groups, the page table.
 #pragma once
 
 #include "state/layer.h"
@@ -28,7 +28,7 @@ struct Failure {
     explicit operator bool() const { return status != EDGEKV_OK; }
 };
 
-// [layer][head][page], in the plane's own memory: a device's addresses are of the device
+// [layer][head][page], in the plane's own memory: a device plane gives device addresses
 struct PageArrays {
     float * priority;
     const uint8_t * dropped;  // null: no pages are dropped here
@@ -36,14 +36,14 @@ struct PageArrays {
     const float * mass_sum;
 };
 
-// The rows that a query token read in a KV head.
+// The rows that a query token has read in a KV head.
 struct RowsRead {
     const int32_t * cells = nullptr;
     const float * weights = nullptr;  // null: all 1
     int n_rows = 0;
 };
 
-// Of sparse prompts: blocks that some token saw, and of these those that it attended.
+// For sparse prompts: the number of blocks that some token saw, and the number of attended blocks.
 struct PromptBlocks {
     int64_t seen = 0, attended = 0;
 };
@@ -51,55 +51,55 @@ struct PromptBlocks {
 class Plane {
 public:
     explicit Plane(State & ctx) : ctx(ctx) {}
-    virtual ~Plane() = default;  // waits for what is under way
+    virtual ~Plane() = default;  // waits for work under way
 
     // ======== Questions: the pages and the settings stay as they are ========
 
-    // These may be asked at any time.
-    virtual const char * failure() const = 0;  // for good: no ubatch may be computed any more; null: none. The plane's, as it lives
-    virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that are brought while they run (state/arrivals.h)
-    virtual bool brings_pages() const = 0;     // prompts bring every page to it, and leave some in slots: edgekv_fill_pages()
-    virtual bool plans_graphs() const = 0;     // llama.cpp's buffers are to be reserved for graphs with this plane's nodes
+    // These may be called at any time.
+    virtual const char * failure() const = 0;  // a final one: no further ubatch may be computed; null: none. The text lives as long as the plane
+    virtual bool waits_for_rows() const = 0;   // its nodes wait for rows that come while they run (state/arrivals.h)
+    virtual bool brings_pages() const = 0;     // prompts bring every page to the plane, and leave some in slots: edgekv_fill_pages()
+    virtual bool plans_graphs() const = 0;     // llama.cpp reserves its buffers for graphs with this plane's nodes
     virtual PageArrays arrays() const = 0;
     virtual PromptBlocks prompt_blocks() const = 0;
     virtual void add_memory(edgekv_memory & out) const = 0;
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device
 
-    // The stream exists, or is below 0 and means all of them. What was selected is added to `out`, [layer][head].
+    // The stream exists, or is below 0 and means all streams. Adds the sums of selection to `out`, [layer][head].
     void add_selected(edgekv_selected * out, int stream) const;
-    // The layer is served and has the head, a step may have the token, and the selection keeps rows. Of stream 0.
+    // The layer is served and has the head, the token is below kMaxQueryTokens, and the selection keeps rows. Returns rows of stream 0.
     RowsRead last_rows(const Layer & layer, int head, int token) const;
 
-    // Checks. No ubatch is under way; a device is waited for. `copy` holds what is returned where it is not in host memory anyway.
+    // For checks. No ubatch is under way. They wait for a device, and return a copy in `copy` if the data are not in host memory.
     Sketch sketch(const Layer & layer, int stream, std::vector<char> & copy) const;  // the layer is served, and the stream exists
     const char * slot(int i, std::vector<char> & copy) const;                        // the table may name the slot
 
     // ======== Changes ========
 
-    // No ubatch is under way, and the plane has the mode: evict is the host's. It takes the memory that the mode needs, and gives back what it
-    // does not.
+    // No ubatch is under way, and the plane has the mode: only the host has evict. Takes the memory that the mode needs, and may give back
+    // memory that it does not.
     Failure enter(edgekv_mode mode);
-    // No ubatch is under way, and ctx.params still has the selection before. Where it fails, that one stays in force.
+    // No ubatch is under way, and ctx.params still has the previous selection. On failure, that one stays in force.
     Failure select(const edgekv_selection & selection);
-    // No ubatch is under way, and n_slots is not negative. The arena gets memory for so many slots.
+    // No ubatch is under way, and n_slots is not negative. Gives the arena memory for so many slots.
     Failure set_slots(int n_slots);
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);
 
-    // No ubatch is under way, and the pages and the slots of all moves exist. The bytes only; to a device the caller's own kernels copy them.
+    // No ubatch is under way, and the pages and the slots of all moves exist. Copies only the bytes. A device refuses: its caller has kernels of its own.
     Failure copy_pages(const edgekv_move * moves, int n);
-    // No ubatch is under way, and the pages exist. The host drops pages, in mode evict.
+    // No ubatch is under way, and the pages exist. Only the host drops pages, in mode evict.
     Failure drop_pages(const edgekv_move * moves, int n);
 
     // No ubatch is under way, and the pages are in step with the cells (Pages::sync).
     void begin(const UbatchBegin & ubatch);
-    // The ubatch is the one that began last; one that failed may have failed before it began here.
+    // The ubatch is the last one that began. A failed ubatch may have failed before it began here.
     UbatchDone end(bool ok);
 
-    // The layer is served, and its graph is being built. false or null: the stock nodes serve.
+    // The layer is served, and its graph is being built. false or null: stock nodes serve.
     bool build_store(Layer & layer, const llama_edgekv_store & args);
     ggml_tensor * build_attend(Layer & layer, const llama_edgekv_attend & args);
-    // The layer is attended whole in every mode, and its graph is being built. It has no pages. null: the stock nodes serve.
+    // The layer is attended whole in every mode, and its graph is being built. It has no pages. null: stock nodes serve.
     ggml_tensor * build_whole(const Layer & layer, const llama_edgekv_attend & args);
 
     State & ctx;

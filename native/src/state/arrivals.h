@@ -1,4 +1,4 @@
-// Rows of K and V that a loading thread brings layer by layer, while earlier layers are computed.
+// Rows of K and V that a thread loads layer by layer while earlier layers are computed.
 #pragma once
 
 #include <atomic>
@@ -10,15 +10,15 @@ namespace edgekv {
 class Arrivals {
 public:
     // decoding thread, between ubatches
-    void expect(int n_layers);  // from now on nodes wait for the rows of their layer
-    void expect_none();         // all came, or a failure has been mended
+    void expect(int n_layers);  // from now on nodes wait for their layer's rows
+    void expect_none();         // all rows came, or a failure was repaired
 
-    // the thread that brings them
-    void came(int end_layer);   // the rows of all layers before end_layer are there
-    void fail();                // no more rows come, and nobody waits for them
+    // the loading thread
+    void came(int end_layer);   // the rows of all layers before end_layer are loaded
+    void fail();                // no more rows come; all waits end
 
     // any thread
-    void wait(int layer) {  // until a layer's rows came or failed; returns at once where none are expected
+    void wait(int layer) {  // until a layer's rows came or failed; returns at once if none are expected
         if (layer >= end.load(std::memory_order_acquire)) {
             block(layer);
         }
@@ -36,7 +36,7 @@ private:
 
     std::mutex mutex;
     std::condition_variable moved;
-    std::atomic<int>  end{kAll};  // the rows of the layers before it are there
+    std::atomic<int>  end{kAll};  // the rows of the layers before this one are loaded
     std::atomic<bool> lost{false};
     std::atomic<bool> active{false};
     int n_layers = 0;

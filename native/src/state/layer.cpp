@@ -7,7 +7,7 @@
 
 namespace edgekv {
 
-// Whether there are kernels for the layer's heads.
+// Whether kernels serve the layer's heads.
 static bool served_heads(const llama_edgekv_layer & seam) {
     const CellType k_type = cell_type(seam.k);
     return attend_supports({ seam.n_head, seam.n_head_kv, seam.head_dim_k, seam.head_dim_v, !seam.v, k_type, seam.v ? cell_type(seam.v) : k_type });
@@ -17,7 +17,7 @@ static bool served_type(const ggml_tensor * cache) {
     return cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_Q8_0;
 }
 
-// Says why a layer cannot be served, or EDGEKV_LAYER_HOOKED; or why it is attended whole in every mode.
+// EDGEKV_LAYER_HOOKED, or why the layer cannot be served, or why it is attended whole in every mode.
 static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
     if (!hooks_enabled()) {
         return EDGEKV_LAYER_DISABLED;
@@ -79,7 +79,7 @@ Layer look_at_layer(const llama_context * lctx, int il) {
 static bool storable(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view) {
     const ggml_tensor * cache = view->view_src;
 
-    // store_head() assumes that a token's heads lie side by side, and streams behind each other
+    // store_head() assumes that a token's heads lie side by side, and streams one after the other
     return cur->type == GGML_TYPE_F32 && cur->nb[0] == sizeof(float) && cur->nb[1] == cur->ne[0] * sizeof(float) &&
            idxs->type == GGML_TYPE_I64 && cur->ne[0] * cur->ne[1] == cache->ne[0] &&
            cache->nb[2] == cache->ne[1] * cache->nb[1];

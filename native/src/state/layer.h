@@ -1,4 +1,4 @@
-// One model layer: what the seam says of it, and whether it is served.
+// One model layer: the seam's description of it, and whether it is served.
 #pragma once
 
 #include "kernels/layout.h"
@@ -13,20 +13,20 @@ struct Layer {
     int il = 0;
     edgekv_layer info = {};
     llama_edgekv_layer seam = {};
-    bool refused[2] = {};  // [the graph is a prompt's] there was no memory for the layer's nodes
+    bool refused[2] = {};  // [0: steps, 1: prompts] the layer's nodes got no memory
 
-    bool slides() const { return seam.kind == LLAMA_EDGEKV_LAYER_SWA; }  // its rows lie in a cache of other cells
+    bool slides() const { return seam.kind == LLAMA_EDGEKV_LAYER_SWA; }  // its rows lie in another cache, with other cells
     bool v_in_k() const { return seam.k && !seam.v; }  // the first head_dim_v channels of a row of K are its V
-    bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // the cells to attend come with the query
-    bool whole() const { return info.state == EDGEKV_LAYER_WINDOW || info.state == EDGEKV_LAYER_BIASED; }  // in every mode
-    void leave_whole() { info.state = info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA; }  // to stock nodes
+    bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // an index lists the cells that each query attends
+    bool whole() const { return info.state == EDGEKV_LAYER_WINDOW || info.state == EDGEKV_LAYER_BIASED; }  // attended whole in every mode
+    void leave_whole() { info.state = info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA; }  // leaves it to stock nodes
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
-    void had_memory(bool had, bool of_prompt) {  // for the layer's nodes in the graph that is being built
+    void had_memory(bool had, bool of_prompt) {  // whether the layer's nodes got memory in the graph that is being built
         refused[of_prompt] = !had;
         info.state = refused[0] || refused[1] ? EDGEKV_LAYER_NO_MEMORY : EDGEKV_LAYER_HOOKED;
     }
 
-    // of one head of one cell
+    // a row's bytes, for one head of one cell
     size_t k_row_bytes() const { return ggml_row_size(seam.k->type, seam.head_dim_k); }
     size_t v_row_bytes() const { return v_in_k() ? 0 : ggml_row_size(seam.v->type, seam.head_dim_v); }
 };
@@ -37,7 +37,7 @@ inline CellType cell_type(const ggml_tensor * cache) { return cache->type == GGM
 
 inline MaskType mask_type(const ggml_tensor * mask) { return mask->type == GGML_TYPE_F16 ? MaskType::f16 : MaskType::f32; }
 
-// The stream of the cache with which a view of it begins.
+// The first stream of a view of the cache.
 inline int first_stream(const ggml_tensor * view) { return static_cast<int>(view->view_offs / view->nb[3]); }
 
 // Whether a node of ours can serve the tensors of a graph. Both planes ask.

@@ -30,7 +30,7 @@ State::State(llama_context * lctx, const edgekv_params & params) : lctx(lctx), p
 
 bool State::sketches() const { return params.mode == EDGEKV_MODE_SPARSE && params.selection.sketch != EDGEKV_SKETCH_NONE; }
 
-// A token is a prompt's if one of its sequences is.
+// A token belongs to a prompt if one of its sequences is a prompt.
 bool State::find_whole(const llama_edgekv_tokens & tokens) {
     const bool prompts_are = params.mode == EDGEKV_MODE_SPARSE && (!sketches() || params.selection.prompt_resolution == 0.0f);
 

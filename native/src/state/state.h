@@ -1,4 +1,4 @@
-// What a plane must know of its llama_context: the context itself, its settings, its layers, and its pages without their bytes.
+// A plane's view of its llama_context: the context itself, its settings, its layers, and its pages without their bytes.
 #pragma once
 
 #include "edgekv.h"
@@ -17,7 +17,7 @@ namespace edgekv {
 // of the library
 Isa selected_isa();
 bool hooks_enabled();
-const void * this_thread_name();  // no two living threads have the same
+const void * this_thread_name();  // differs between living threads
 
 struct State {
     State(llama_context * lctx, const edgekv_params & params);  // throws std::bad_alloc
@@ -25,31 +25,31 @@ struct State {
     // of the ubatch
     bool sketches() const;  // whether it builds and reads sketches
     bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
-    bool reads_all(int token) const { return whole[token]; }  // in mode sparse: it is a prompt's, and prompts are read exactly
+    bool reads_all(int token) const { return whole[token]; }  // in mode sparse: the token belongs to a prompt, and prompts are read exactly
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }
-    bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds these tokens, and says whether the ubatch before had others
+    bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds the tokens that read all; true: they differ from the ubatch before
 
-    float resolution(const Layer & layer, int head) const;  // that a hooked layer's KV head samples at
+    float resolution(const Layer & layer, int head) const;  // of a hooked layer's KV head
 
-    int n_refused() const;  // layers that stock nodes attend, because there is no memory for ours
+    int n_refused() const;  // layers that stock nodes attend, because ours got no memory
 
     llama_context * const lctx;
     edgekv_params params;  // of the ubatch
     std::atomic<edgekv_mode> wanted_mode;  // from the next ubatch on
 
-    std::vector<float> resolutions;  // [hooked layer][head], 0: the selection's; empty: that of all
+    std::vector<float> resolutions;  // [hooked layer][head], 0: the selection's; empty: the selection's for all heads
 
-    std::vector<int32_t> prompts;  // sequences whose tokens are a prompt's, from the next ubatch on
+    std::vector<int32_t> prompts;  // sequences that are prompts from the next ubatch on
 
     std::vector<std::unique_ptr<Layer>> layers;
     std::vector<Layer *> hooked;  // [hooked layer]
-    bool sketched = false;        // in mode sparse some of these have sketches
+    bool sketched = false;        // some of these have sketches in mode sparse
     PageShape shape = {};
     Pages pages;
     Arrivals arrivals;
 
 private:
-    std::vector<uint8_t> whole;  // [token of the ubatch] whether it reads all that it sees
+    std::vector<uint8_t> whole;  // [token of the ubatch] whether it reads every visible cell
 };
 
 }  // namespace edgekv

@@ -42,7 +42,7 @@ void Ubatches::end(bool ok, const UbatchDone & done, bool prompt, bool observes,
 void Ubatches::count_runs(int every) {
     assert(every > 0);
     run_every = every;
-    delivered = true;  // nobody asks for the sums so far any more
+    delivered = true;  // drops the sums so far
 }
 
 }  // namespace edgekv

@@ -333,7 +333,7 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
         prepare_prefetch(p, plan, tile_index + 1, head, unit);
         share.attend(tile, unit, head, tile_index * plan.tile_strips);
     }
-    if (share.observed) {  // nobody walks the tiles outside the span
+    if (share.observed) {  // no thread walks the tiles outside the span
         for (int h = 0; h < p.n_head_kv; ++h) {
             for (int t = ith; t < plan.n_tiles; t += plan.n_threads) {
                 if (t < span.first || t >= span.end) {

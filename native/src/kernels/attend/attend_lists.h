@@ -16,7 +16,7 @@ struct RowList {
     int token, head;
 };
 
-// Counted head by head: the tokens of a batch read much the same rows of a head, which stay in the processor's cache from one to the next.
+// Lists are counted head by head: the tokens of a batch read mostly the same rows of a head, which stay in the processor's cache between tokens.
 inline RowList list_of(const AttendProblem & p, int index) {
     const int token = index % p.n_tokens, head = index / p.n_tokens, list = token * p.n_head_kv + head;
     const size_t at = static_cast<size_t>(list) * p.rows.stride;

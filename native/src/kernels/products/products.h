@@ -4,7 +4,7 @@
 // A row's value is d * code + m, with one d and one m for each block of 32 or 16 values; a token's value is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
 // where sums of codes are exact integers, and all other arithmetic is in single precision, block after block. A token's result does not depend
-// on other tokens. A few tokens cost the reading of the weights, and have a kernel of their own, in another order of sums.
+// on other tokens. With a few tokens the cost is the reading of the weights: they have a kernel of their own, with another order of sums.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -59,7 +59,7 @@ bool product_supported(Isa isa);  // false: there is no kernel
 // Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
 
-// The same for at most kFewTokens tokens, each with the bits that it gets alone.
+// The same for at most kFewTokens tokens; each gets the same bits as alone.
 void multiply_few(const ProductProblem & problem, int first, int end, Isa isa);
 
 // Quantises n values of a token, a multiple of kProductBlock (of_256: of kProductChunk), into every `stride`-th chunk of `out`. Codes and factors

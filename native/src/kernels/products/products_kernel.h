@@ -122,22 +122,37 @@ Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     return rows;
 }
 
-// Prefetches the next sixteen rows, which lie in one piece, a part in each step: prefetching many at once would evict the rows being read.
+// Prefetches sixteen rows in the order of their use, kChunksAhead chunks ahead, and behind a row's last chunk the next sixteen. That many chunks of
+// the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB; whole rows ahead would not, and come too late where they are short.
+template <class Type>
 class Ahead {
 public:
-    Ahead(const ProductProblem & p, int row, int n_steps)
-        : at_(p.weights + static_cast<size_t>(row + kProductRows) * p.weight_stride), part_(kProductRows * p.weight_stride / static_cast<size_t>(n_steps)) {}
-    void fetch() {
-        const char * end = at_ + part_;
-        for (; at_ < end; at_ += 64) {
-            Simd::prefetch(at_);
+    Ahead(const ProductProblem & p, int row)
+        : weights_(p.weights), stride_(p.weight_stride), row_(row), n_chunks_((p.n_values + kProductChunk - 1) / kProductChunk) {}
+    // what follows is for the chunk that is kChunksAhead behind `chunk`
+    void at(int chunk) {
+        const int ahead = chunk + kChunksAhead, row = row_ + ahead / n_chunks_ * kProductRows;
+        from_ = weights_ + static_cast<size_t>(row) * stride_ + static_cast<size_t>(ahead % n_chunks_) * kBytes * Type::kSideBySide;
+        next_ = 0;
+    }
+    // the chunk's next n of sixteen rows
+    void fetch(int n) {
+        for (const int end = next_ + n; next_ < end; ++next_) {
+            const int apart = next_ / Type::kSideBySide * Type::kSideBySide;  // rows side by side share an address
+            const char * at = from_ + static_cast<size_t>(apart) * stride_ + static_cast<size_t>(next_ - apart) * kBytes;
+            for (size_t byte = 0; byte < kBytes; byte += 64) {
+                _mm_prefetch(at + byte, _MM_HINT_T0);
+            }
         }
-        at_ = end;
     }
 
 private:
-    const char * at_;
-    size_t part_;  // bytes
+    static constexpr int kChunksAhead = 5;
+    static constexpr size_t kBytes    = (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block) / Type::kSideBySide;  // of a row's chunk
+
+    const char * weights_, * from_ = nullptr;
+    size_t stride_;
+    int row_, n_chunks_, next_ = 0;
 };
 
 template <class Type>
@@ -146,7 +161,7 @@ void multiply_type(const ProductProblem & p, int first, int end) {
     alignas(64) float sums[kPass][kProductRows];
     for (int row = first; row < end; row += kProductRows) {
         const int n_rows = std::min(kProductRows, end - row);
-        Ahead ahead(p, row, (p.n_values + kProductChunk - 1) / kProductChunk);
+        Ahead<Type> ahead(p, row);
         for (int token = 0; token < p.n_tokens; token += kPass) {
             const int n_tokens = std::min(kPass, p.n_tokens - token);
             std::fill(sums[0], sums[n_tokens], 0.0f);
@@ -154,7 +169,8 @@ void multiply_type(const ProductProblem & p, int first, int end) {
                 const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
                 unpack<Type, flipped<Type>()>(rows_at<Type>(p, row, end, chunk), n_blocks, panel);
                 if (token == 0) {
-                    ahead.fetch();
+                    ahead.at(chunk);
+                    ahead.fetch(kProductRows);
                 }
                 const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * p.token_stride + token;
                 all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRowSets = kProductRows / Simd::kLanes;  // a set of kLanes rows has four vectors: of rows r, r + 4 and so on
 
-// What m adds. By eight rows, as factors() stores them: a load of two stores would wait for both.
+// Adds the part from m. By eight rows, as factors() stores them: a load across two stores would wait for both.
 template <class Type>
 inline void add_least(const Panel & panel, const TokenChunk & x, int n_blocks, __m256 (&least)[2]) {
     constexpr int width = Type::kWidth, per_block = kProductBlock / width;
@@ -24,7 +24,7 @@ inline void add_least(const Panel & panel, const TokenChunk & x, int n_blocks, _
     }
 }
 
-// d of a chunk times the token's.
+// Multiplies d of a chunk by the token's d.
 template <class Type>
 inline void with_token(Panel & panel, const TokenChunk & x, int n_blocks) {
     constexpr int per_block = kProductBlock / Type::kWidth;
@@ -44,7 +44,7 @@ inline Simd::F dots(Simd::I sums, Simd::I codes, Simd::I token) {
     return Simd::to_float(Simd::code_sums(Simd::izero(), Simd::code_dot(sums, codes, token)));
 }
 
-// Adds the product of a block's codes with those of a token. The factors, d times the token's, are of the block's halves where the type has two.
+// Adds the product of a block's codes and a token's codes. The factors are d times the token's d, one for each half of the block if the type has two.
 template <class Type>
 [[gnu::always_inline]] inline Simd::F plus_block(CodePair codes, const int8_t * token, Simd::F first, Simd::F second, Simd::F sum) {
     const Simd::I none = Simd::izero(), low = Simd::dup16(token), high = Simd::dup16(token + 16);
@@ -67,7 +67,7 @@ template <class Type, int V>
     return sum;
 }
 
-// Sixteen rows' product with a token.
+// Stores the products of sixteen rows with a token.
 inline void store_sums(const ProductProblem & p, int token, int row, int end, const Simd::F (&sums)[kRowSets][4], const __m256 (&least)[2]) {
     alignas(64) float out[kProductRows];
     for (int set = 0; set < kRowSets; ++set) {
@@ -83,7 +83,7 @@ template <class Type>
 void multiply_sixteen(const ProductProblem & p, int row, int end) {
     alignas(64) Panel panel;  // its factors
     Simd::F sums[kRowSets][4];
-    Ahead ahead(p, row, p.n_values / kProductBlock / Type::kAtOnce);
+    Ahead<Type> ahead(p, row);
     __m256 least[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int set = 0; set < kRowSets; ++set) {
         sums[set][0] = sums[set][1] = sums[set][2] = sums[set][3] = Simd::zero();
@@ -93,11 +93,12 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
         const int n_blocks   = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
         const Rows rows      = rows_at<Type>(p, row, end, chunk);
         const TokenChunk & x = p.tokens[static_cast<size_t>(chunk) * p.token_stride];
+        ahead.at(chunk);
         factors<Type>(rows, n_blocks, panel);
         add_least<Type>(panel, x, n_blocks, least);
         with_token<Type>(panel, x, n_blocks);
         for (int step = 0; step < n_blocks / Type::kAtOnce; ++step) {
-            ahead.fetch();
+            ahead.fetch(kProductRows * Type::kAtOnce / kChunkBlocks);
 #pragma GCC unroll 2
             for (int set = 0; set < kRowSets; ++set) {
                 const int column = set * Simd::kLanes;
@@ -111,9 +112,9 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
     store_sums(p, 0, row, end, sums, least);
 }
 
-// Adds a chunk's blocks of vector V of a set of rows, each with NT tokens: in registers the rows are unpacked once for all of them.
+// Adds a chunk's blocks of vector V of a set of rows, multiplied by NT tokens: the rows are unpacked into registers once for all tokens.
 template <class Type, int V, int NT>
-inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n_steps, const TokenChunk * const (&x)[NT], Ahead & ahead,
+inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n_steps, const TokenChunk * const (&x)[NT], Ahead<Type> & ahead,
                        Simd::F (&sums)[kRowSets][4][NT]) {
     Simd::F (&to)[NT] = sums[column / Simd::kLanes][V];
     Simd::F found[NT];
@@ -122,8 +123,8 @@ inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n
         found[t] = to[t];
     }
     const auto factor = [&](int i) __attribute__((always_inline)) { return Simd::fourth<V>(Simd::load(panel.d[i] + column)); };
+    ahead.fetch(kProductRows / (4 * kRowSets));
     for (int step = 0; step < n_steps; ++step) {
-        ahead.fetch();
         each_block<Type, flipped<Type>()>(rows, column + V, step, [&](int b, CodePair codes) __attribute__((always_inline)) {
             const Simd::F first = factor(Type::kWidth == 16 ? 2 * b : b), second = Type::kWidth == 16 ? factor(2 * b + 1) : first;
 #pragma GCC unroll 4
@@ -139,7 +140,7 @@ inline void plus_chunk(const Panel & panel, const Rows & rows, int column, int n
     }
 }
 
-// The same for up to NT tokens, each with the bits that it gets alone; the last stands in for those that are missing.
+// The same for up to NT tokens; each gets the same bits as alone. With fewer tokens, the last one fills the missing places.
 template <class Type, int NT>
 void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
     alignas(64) Panel panel;  // its factors
@@ -151,7 +152,7 @@ void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
             sums[set][0][t] = sums[set][1][t] = sums[set][2][t] = sums[set][3][t] = Simd::zero();
         }
     }
-    Ahead ahead(p, row, 4 * kRowSets * (p.n_values / kProductBlock / Type::kAtOnce));
+    Ahead<Type> ahead(p, row);
 
     for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
         const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks), n_steps = n_blocks / Type::kAtOnce;
@@ -160,6 +161,7 @@ void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
         for (int t = 0; t < NT; ++t) {
             x[t] = p.tokens + static_cast<size_t>(chunk) * p.token_stride + std::min(t, p.n_tokens - 1);
         }
+        ahead.at(chunk);
         factors<Type>(rows, n_blocks, panel);
         for (int t = 0; t < NT; ++t) {
             add_least<Type>(panel, *x[t], n_blocks, least[t]);

@@ -136,6 +136,7 @@ struct Weights {
     static constexpr int kWidth       = WIDTH;                // of a block
     static constexpr int kPartner     = PARTNER;              // block b + PARTNER has its codes in the same bytes; 0: no block has
     static constexpr int kAtOnce      = PARTNER > 0 ? 2 : 1;  // blocks whose codes are read together
+    static constexpr int kSideBySide  = 1;                    // rows in one of ggml's blocks
 
     // The first block of a step.
     static constexpr int block(int step) { return PARTNER == 2 ? step / 2 * 4 + step % 2 : step * kAtOnce; }
@@ -145,6 +146,7 @@ struct Weights {
 template <class BLOCK, bool INTERLEAVED, CodeRange RANGE, int LEAST>
 struct Of32 : Weights<RANGE, false> {
     using Block = BLOCK;
+    static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
     [[gnu::always_inline]] static CodePair nibbles_of(const Rows & rows, int r, int b) {
         return nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
     }
@@ -202,6 +204,7 @@ struct IQ4_NL : Of32<std::conditional_t<INTERLEAVED, EightIQ4_NL, BlockIQ4_NL>, 
 template <bool INTERLEAVED>
 struct MXFP4 : Weights<CodeRange::u5, false> {
     using Block = std::conditional_t<INTERLEAVED, EightMXFP4, BlockMXFP4>;
+    static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
     [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         alignas(16) static const int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // kMxfp4Values, more by kMxfp4Least
         return looked_up(values, nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0)));
@@ -263,6 +266,7 @@ inline CodePair bits_of(CodePair bytes, int by, uint8_t mask) {
 template <bool INTERLEAVED>
 struct Q4_K : Weights<CodeRange::u4, true, 32, 1> {
     using Block = std::conditional_t<INTERLEAVED, EightQ4_K, BlockQ4_K>;
+    static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
     [[gnu::always_inline]] static CodeCouple codes(const Rows & rows, int r, int b) {
         return nibbles(thirty_two<INTERLEAVED>(rows, r, offsetof(Block, codes), static_cast<size_t>(16 * b)));
     }

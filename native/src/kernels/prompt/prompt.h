@@ -20,7 +20,7 @@ enum class Seen : uint8_t { nothing = 0, some = 1, all = 2 };  // all: visible a
 // The sight of blocks of tokens on blocks of cells, found once for all layers and heads that share a mask.
 inline int prompt_token_blocks(int n_tokens) { return (n_tokens + kPromptTokens - 1) / kPromptTokens; }
 inline int prompt_cell_blocks(int n_cells) { return (n_cells + kPromptCells - 1) / kPromptCells; }
-// The first token of a block. For the block behind the last it is n_tokens.
+// The first token of a block. For the block after the last it is n_tokens.
 inline int prompt_first_token(int n_tokens, int block) {
     const int first = n_tokens - (prompt_token_blocks(n_tokens) - block) * kPromptTokens;
     return first > 0 ? first : 0;

@@ -42,7 +42,7 @@ inline I bf16_row(F first, F second) {  // 32 values side by side
 
 inline F magnitude(F x) { return Simd::as_float(Simd::iand(Simd::as_int(x), Simd::iset1(0x7fffffff))); }
 
-// Channels [i, i + kLanes) of a cell; zeros where there is no cell, and behind the head.
+// Channels [i, i + kLanes) of a cell; zeros for missing cells, and after the head's channels.
 template <CellType T>
 inline F channels_of(const Cells & cells, int cell, int i) {
     if (!cells.has(cell)) {

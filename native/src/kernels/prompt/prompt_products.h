@@ -40,7 +40,7 @@ struct Cells {
     const char * row(int cell) const { return first + static_cast<size_t>(cell) * stride; }
 };
 
-// Packs floats [64][channels]; the padding behind the head's channels may hold anything.
+// Packs floats [64][channels]; the padding after the head's channels may hold anything.
 inline void widen(const Cells & cells, int channels, float * out) {
     for (int c = 0; c < kPromptCells; ++c) {
         cells.fetch_ahead(c);

@@ -1,4 +1,4 @@
-// The begin of a token's draw, the same to the bit on every device. Compiled anew in each translation unit, like all
+// The start of a token's draw, the same to the bit on every device. Compiled separately in each translation unit, like all
 // kernels: see attend_internal.h.
 #pragma once
 

@@ -82,7 +82,7 @@ inline SampleResult sample(const SampleProblem & p) {
             Simd::append(chances + result.n_rows, chance, taken);
             result.n_rows += Simd::append(p.rows + result.n_rows, Simd::icount(first), taken);
         }
-        sum = Simd::iand(sum, Simd::iset1(one - 1));  // whole numbers are behind us
+        sum = Simd::iand(sum, Simd::iset1(one - 1));  // drops passed whole numbers
         missed = Simd::add(missed, Simd::to_float(unread));
     }
     for (int i = 0; i < result.n_rows; i += kLanes) {  // there is room for the rest of a vector after the last row

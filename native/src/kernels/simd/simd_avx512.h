@@ -130,7 +130,7 @@ struct Simd {
 
     // ---- sketches and sampling: a lane is a cell, or four channels ----
 
-    static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses, where the compiler would load anew
+    static void in_register(I & a) { asm("" : "+v"(a)); }  // one load for several uses; otherwise the compiler loads again
     static void istore(void * p, I a) { _mm512_storeu_si512(p, a); }
     static I iset1(int x) { return _mm512_set1_epi32(x); }
     static I idup4(const char * p) {  // 4 bytes, to every lane

@@ -1,4 +1,4 @@
-// Eight f16 values a stride apart, for the x86 instruction sets; compiled anew in each translation unit, like all of the kernel.
+// Eight f16 values a stride apart, for the x86 instruction sets; compiled separately in each translation unit, like the whole kernel.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// Functions on vectors of eight floats for AVX2 and AVX-512 kernels; compiled anew in each translation unit, like all kernels.
+// Functions on vectors of eight floats for AVX2 and AVX-512 kernels; compiled separately in each translation unit, like all kernels.
 #pragma once
 
 #include <immintrin.h>

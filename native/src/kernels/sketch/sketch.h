@@ -46,7 +46,7 @@ struct SketchKeys {
     size_t stride_cell, stride_head;
 };
 
-// Builds one group of one head anew from the cells whose bit is set in `valid` (bit c: cell 64*group + c holds a key). The other cells may
+// Rebuilds one group of one head from the cells whose bit is set in `valid` (bit c: cell 64*group + c holds a key). The other cells may
 // hold anything. valid == 0: all bytes of the group become zero. The same keys give the same bytes under every instruction set. Different
 // threads may build groups and heads at the same time. Keys must be finite.
 void sketch_build(const Sketch & sketch, const SketchKeys & keys, int head, int group, uint64_t valid, Isa isa);

@@ -7,7 +7,7 @@
 namespace edgekv {
 namespace {
 
-// Loads a key in whole vectors, with zeros behind the last channel.
+// Loads a key in whole vectors, with zeros after the last channel.
 template <int D>
 inline void load_key(CellType type, const char * row, int head_dim, float * key) {
     const int dim = dim_of<D>(head_dim);

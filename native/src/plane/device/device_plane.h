@@ -76,7 +76,7 @@ private:
     Failure reserve_widest();
     EngineShape engine_shape() const;
 
-    // Call it while nothing decodes. All pages leave the arena; its memory is allocated anew, for most_slots slots at most, or freed.
+    // Call it while nothing decodes. All pages leave the arena; its memory is reallocated, for at most most_slots slots, or freed.
     bool reserve_arena();
     void release_arena();
     bool reserve_sketches(const edgekv_selection & selection);
@@ -90,8 +90,8 @@ private:
     int n_tokens   = 0;  // in the ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
-    std::vector<float> resolutions;  // as the engine knows them; empty: none was told
-    std::vector<int> open;  // [stream] the group that is, as the engine knows it
+    std::vector<float> resolutions;  // as the engine knows them; empty: it knows none
+    std::vector<int> open;  // [stream] the open group, as the engine knows it
 };
 
 inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }

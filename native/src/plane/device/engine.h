@@ -20,8 +20,8 @@ namespace edgekv {
 
 constexpr int kEngineAbi = 7;
 
-// How many query tokens of a stream the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
-// kMaxQueryTokens, as even as may be, which are attended one behind the other. The last group of a step is observed.
+// The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
+// kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
 constexpr int kEngineTokens = 64;
 inline int engine_groups(int n_tokens) { return (n_tokens + kMaxQueryTokens - 1) / kMaxQueryTokens; }
 inline int engine_group_begin(int n_tokens, int group) {
@@ -29,7 +29,7 @@ inline int engine_group_begin(int n_tokens, int group) {
 }
 inline int engine_observed(int n_tokens) { return n_tokens - engine_group_begin(n_tokens, engine_groups(n_tokens) - 1); }
 
-// A hooked layer. Home as the device addresses it: stream 0, cell 0, head 0. Strides in bytes.
+// A hooked layer. k and v: home in the device's addresses, of stream 0, cell 0, head 0. Strides in bytes.
 struct EngineLayer {
     int n_head, n_head_kv, head_dim;
     CellType k_type, v_type;
@@ -42,12 +42,12 @@ struct EngineLayer {
 };
 
 struct EngineShape {
-    int n_heads;            // the most of any layer
+    int n_heads;            // the maximum over layers
     int n_stream, n_cells;  // cells of a stream
     int page_tokens;
     int pages_per_stream, n_pages;
     size_t slot_bytes;
-    size_t staging_bytes;   // the caller took these on the device already; they count against the budget
+    size_t staging_bytes;   // already allocated on the device by the caller; they count against the budget
     size_t budget_bytes;    // 0: the free memory, less a margin
     std::vector<EngineLayer> layers;
 };
@@ -55,15 +55,19 @@ struct EngineShape {
 struct EngineBytes {
     size_t budget, fixed, sketches, arena, tables, mass, workspace;
     int n_slots, n_slots_max;
-    int tail_slot;  // the first of them, 0: none
+    int tail_slot;  // the first tail slot, 0: none
 };
 
 // Host arrays that kernels read: entry `index` of the array is now `value`.
 enum class Mirror : int { newest, positions, slots, open, pins, resolutions };
 struct MirrorUpdate {
     Mirror array;
-    int64_t index;  // newest: [page]; positions: [stream][cell]; slots: [layer][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half]; resolutions: [layer][head]
-    int32_t value;  // pins: a bit for each cell; resolutions: the bits of a float, 0: the selection's; open: not zero: the group has no sketch, and its cells are certain; slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot
+    // newest: [page]; positions: [stream][cell]; slots: [layer][head][page]; open: [stream][group of 64 cells]; pins: [stream][group][half];
+    // resolutions: [layer][head]
+    int64_t index;
+    // slots: -1: none; engine_fill(slot): none, but a prompt that stages the page leaves it in this slot. open: not zero: the group has no sketch,
+    // and its cells are certain. pins: a bit for each cell. resolutions: the bits of a float, 0: the selection's.
+    int32_t value;
 };
 constexpr int32_t engine_fill(int32_t slot) { return -2 - slot; }
 
@@ -73,23 +77,23 @@ struct EngineStale {
     uint64_t valid;
 };
 
-// Settings of a ubatch that its graph does not show.
+// Settings of a ubatch that are not in its graph.
 struct EngineStep {
     const MirrorUpdate * updates;
     size_t n_updates;
     const EngineStale * stale;
     int n_stale;
-    uint32_t n_ubatch;  // heads whose error is estimated take turns by it
+    uint32_t n_ubatch;  // decides which heads have their error estimated
     bool clear_observation;
 };
 
-// The part of the cache that a node's graph shows. It is part of the node's parameters, so that a recorded CUDA graph serves no other.
+// A graph's view of the cache. It is part of the nodes' parameters, so that a recorded CUDA graph serves no other view.
 struct EngineView {
     int32_t n_cells;    // of each stream, in view
     int32_t n_streams, first_stream;
     int32_t n_tokens;   // of each stream
-    int32_t leads;      // the first node of the graph that needs to know what each token sees
-    int32_t generation; // of the engine's buffers and of the selection's numbers
+    int32_t leads;      // the first node of the graph that needs the tokens' sights
+    int32_t generation; // of the engine's buffers and the selection's parameters
 };
 
 // Tensors are device addresses with ggml's strides in bytes.
@@ -101,10 +105,10 @@ struct EngineStore {
     const int64_t * v_idxs;
     bool sketch;
 
-    // Prompts: all cells in view are copied to the staging buffer, which the stock attention then reads. null: no prompt.
+    // Prompts: the node copies all cells in view to the staging buffer, which the stock attention then reads. null: no prompt.
     char * k_staging;  // of the cache's layout
     char * v_staging;
-    char * k_next;     // where the next layer will be staged, which is begun now; null: it waits for its turn
+    char * k_next;     // staging begins now for the next layer, here; null: it waits for its turn
     char * v_next;
     int next_layer;      // -1: none
 };
@@ -123,37 +127,37 @@ struct EngineQuery {
 struct EngineAttend {
     EngineQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
-    const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring where there is one
+    const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring if there is one
     bool observe;
-    int next_layer;  // that will be attended next in this graph without a selection; -1: none
+    int next_layer;  // the next layer of this graph that is attended without a selection; -1: none
 
-    // The staging buffer, with the cache's layout. It is free in a graph that attends. Rows of home that several groups of tokens read come here
-    // once, because otherwise each token would read them over the link again.
+    // The staging buffer, with the cache's layout, which is free in a graph that attends. The engine copies rows of home here once if several
+    // groups of tokens read them; otherwise each token would read them over the link again.
     char * k_staging;
     char * v_staging;
 };
 
-// A graph that a backend computes or records by itself: a split of a step's graph, or a part of one. It says for each layer whether the layer's
-// nodes are in it.
+// A graph that a backend computes or records on its own: a split of a step's graph, or a part of one. It has a flag for each layer whose nodes
+// are in it.
 struct EngineGraph {
     std::vector<bool> stores, attends;
 };
 
 class Engine {
 public:
-    virtual ~Engine() = default;  // waits for what is under way
+    virtual ~Engine() = default;  // waits for work under way
 
     // ---- memory ----
-    // Sketches of all rows; false: last_error(). made: they are new, and empty until they are built
+    // Memory for the sketches of all rows; false: last_error(). made: they are new, and empty until they are built
     virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
     virtual bool reserve_ring() = 0;   // mode exact
-    // Takes the arena's memory anew, from the rest of the budget, for n_slots slots at most. n_tail further slots are for the pages
-    // that are being filled, if they are a small part of the arena. No page is in a slot.
+    // Reallocates the arena from the rest of the budget, for at most n_slots slots, and n_tail further slots for pages that are being
+    // filled, if these are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;
     // Workspaces for graphs of this view and layer; false: last_error(). They may move: see generation().
     virtual bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) = 0;
     virtual int generation() const = 0;
-    // Nodes get numbers that the graph does not show (edgekv_selection), and these have changed: recorded graphs know the old ones.
+    // Call it when parameters of nodes that are not in the graph (edgekv_selection) have changed: recorded graphs use the old ones.
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
     virtual EngineBytes bytes() const = 0;
@@ -171,27 +175,27 @@ public:
     virtual bool selected(edgekv_selected * out, int first_layer, int n_layers) = 0;  // [layer][head]; waits
 
     // ---- failures ----
-    // Around each node. begin_node: the node may run; false behind a failure, and where an error stands that ggml has yet to see. end_node
-    // keeps the first failure with the node's name. A node that `waits` for its kernels does as every node with EDGEKV_DEVICE_SYNC=1.
+    // Around each node. begin_node: the node may run; false after a failure, or while ggml has yet to see a pending error. end_node
+    // keeps the first failure with the node's name. `waits`: the node waits for its kernels, as every node does with EDGEKV_DEVICE_SYNC=1.
     virtual bool begin_node() = 0;
     virtual void end_node(const char * name, void * stream, bool waits) = 0;
     virtual bool records() const = 0;       // false: nodes are waited for, which a recording forbids
-    virtual const char * failure() const = 0;  // the first, of a node or around a ubatch, for good; null: none
+    virtual const char * failure() const = 0;  // the first failure, in a node or around a ubatch, which is final; null: none
 
     // ---- nodes ----
-    // The calls below belong to this graph from now on, or until begin(). Work that one of them announces for the next layer is begun only where
-    // the graph has that layer. Needed where graphs are recorded.
+    // From now until the next call, or begin(), the calls below belong to this graph. Work that one of them announces for the next layer begins
+    // only if the graph has that layer. Needed if graphs are recorded.
     virtual void begin_graph(const EngineGraph & graph) = 0;
     virtual void store(int layer, const EngineView & view, const EngineStore & args, void * stream) = 0;
     virtual void attend(int layer, const EngineView & view, const EngineAttend & args, void * stream) = 0;
 
-    // ---- looking closer ----
-    virtual bool wait() = 0;  // for everything; false: something failed, last_error()
+    // ---- checks ----
+    virtual bool wait() = 0;  // for everything; false: a failure, last_error()
     virtual bool wait_for_step() = 0;  // for the stream of the step
     virtual bool read(void * dst, const void * src, size_t n_bytes) = 0;  // device to host; waits
     virtual const char * sketches(int layer, int stream) = 0;  // device address
     virtual size_t sketch_stream_bytes(int layer) = 0;
-    // Of the group that was attended last, with edgekv_selection.keep_rows; waits
+    // The rows of the group attended last, with edgekv_selection.keep_rows; waits
     virtual const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) = 0;
 };
 
@@ -201,7 +205,7 @@ struct DeviceLibrary {
     int (*count)();
     bool (*info)(int index, edgekv_device_info * out);
     bool (*rates)(int index, edgekv_rates * out);
-    // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
+    // null: last_error(). `stream`: the nodes' stream; null: the engine makes its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
     const char * (*last_error)();

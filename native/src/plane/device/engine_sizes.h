@@ -1,5 +1,5 @@
-// What an engine takes of its device's memory. The engine allocates by these functions, and edgekv_get_device_bytes() answers by them before
-// there is an engine, or a device. No CUDA. Bytes are those that are asked for: DeviceBuffer takes whole 256 bytes.
+// The sizes of an engine's memory on its device. The engine allocates by these functions, and edgekv_get_device_bytes() uses them without
+// an engine or a device. No CUDA. Bytes are as requested: DeviceBuffer rounds them up to a multiple of 256.
 #pragma once
 
 #include "kernels/device_sizes.h"
@@ -12,26 +12,26 @@
 
 namespace edgekv {
 
-// Of the device's memory, what an automatic budget leaves to the driver, CUDA graphs and other programs.
+// The device memory that an automatic budget leaves to the driver, CUDA graphs and other programs.
 constexpr size_t kLeastMargin = 256u << 20;
 inline size_t device_margin(size_t total_bytes) { return std::max(kLeastMargin, total_bytes / 20); }
 
-// How much selection and attention may leave for tokens that are served together, where they are more than one.
+// Most bytes of selection's and attention's data for tokens that are served together; a single token may take more.
 constexpr size_t kTogetherBytes = 64u << 20;
 
-// ---- what is there in every mode ---------------------------------------------------------------------------------------------
+// ---- in every mode -----------------------------------------------------------------------------------------------------------
 
-constexpr int kUpdates = 1 << 14;  // that one upload carries, of kUpdateBytes each
+constexpr int kUpdates = 1 << 14;  // most updates of one upload, of kUpdateBytes each
 constexpr size_t kUpdateBytes = 8, kStepStateBytes = 8;
 
 inline size_t engine_entries(const EngineShape & shape) { return shape.layers.size() * shape.n_heads * shape.n_pages; }
 inline int engine_stream_groups(const EngineShape & shape) {  // of whole pages
     return (shape.pages_per_stream * shape.page_tokens + kGroupCells - 1) / kGroupCells;
 }
-// of the longest list, and of the shares of a query row
+// entries of the longest list, and of a query row's shares
 inline size_t engine_list_stride(const EngineShape & shape) { return static_cast<size_t>(engine_stream_groups(shape)) * kGroupCells; }
 
-// Where the mirrors of host arrays begin in one array of numbers.
+// The device's mirrors of host arrays lie one after the other in one array of numbers; these are their offsets.
 struct EngineMirrors {
     size_t newest, positions, slots, open, pins, resolutions, end;
 };
@@ -49,7 +49,7 @@ inline EngineMirrors engine_mirrors(const EngineShape & shape) {
 }
 
 struct EngineTables {
-    size_t mirrors, priority, mass, layers, totals, hits, step, stale, fresh, brought, updates;  // there are two of `updates`
+    size_t mirrors, priority, mass, layers, totals, hits, step, stale, fresh, brought, updates;  // bytes; `updates` exists twice
 };
 
 inline EngineTables engine_tables(const EngineShape & shape) {
@@ -75,13 +75,13 @@ inline size_t engine_sketch_stream_bytes(const EngineShape & shape, int layer, S
     return sketch_bytes(kind, shape.layers[layer].head_dim, shape.layers[layer].n_head_kv, engine_stream_groups(shape));
 }
 
-// Layers that are staged at once, for `layer_bytes` of the widest: two where they are cheap, so that one fills while the other is read.
+// The number of staged layers, if the widest has `layer_bytes`: two if they are cheap, so that one fills while the other is read.
 inline int engine_staged(size_t layer_bytes, size_t budget_bytes, size_t free_bytes) {
     return 2 * layer_bytes <= (budget_bytes ? budget_bytes : free_bytes) / 4 ? 2 : 1;
 }
 
 struct EngineRing {
-    size_t pages, held;  // bytes, in two halves: pages, and whether each is there
+    size_t pages, held;  // bytes of both halves: the pages, and a flag for each held page
 };
 
 inline EngineRing engine_ring(const EngineShape & shape, size_t free_bytes) {
@@ -99,7 +99,7 @@ inline EngineRing engine_ring(const EngineShape & shape, size_t free_bytes) {
     return { 2 * half * widest, 2 * half * shape.n_heads };
 }
 
-// Pages of all heads of the layer that half of the ring holds. Without a ring, of a stream.
+// The number of pages, each with all heads of the layer, that half of the ring holds. Without a ring: a stream's pages.
 inline int engine_ring_pages(const EngineShape & shape, int layer, const EngineRing & ring) {
     const size_t half = ring.pages / 2, n_heads = shape.layers[layer].n_head_kv;
     return half ? static_cast<int>(std::min(half / (n_heads * shape.slot_bytes), ring.held / 2 / n_heads)) : std::max(1, shape.pages_per_stream);
@@ -107,7 +107,7 @@ inline int engine_ring_pages(const EngineShape & shape, int layer, const EngineR
 
 // ---- workspaces --------------------------------------------------------------------------------------------------------------
 
-// The two widest views of a step: many tokens of a stream, and one of each.
+// The two widest views of a step: many tokens of one stream, and one token of each stream.
 inline std::array<EngineView, 2> engine_widest(int n_stream, int n_cells) {
     EngineView wide = {}, many = {};
     wide.n_cells   = many.n_cells = n_cells;
@@ -132,15 +132,15 @@ inline AttendProblem engine_problem(const EngineShape & shape, int layer, const 
     return p;
 }
 
-// Tokens [begin, end) of each of these streams, counted in the view.
+// Tokens [begin, end) of each stream from first_stream on; tokens and streams count in the view.
 struct TokenGroup {
     int first_stream, n_streams, begin, end;
     bool observed;
 };
 
-// Query tokens that rows are selected for and attended together: of all streams, or where each has several groups, of one. Shares, rows and
-// logits of a token grow with the context. A long context serves fewer tokens at a time and reads the sketches more often, which lie on the
-// device.
+// Query tokens whose rows are selected and attended together. A group has tokens of all streams, or of one if a stream has several groups.
+// A token's shares, rows and logits grow with the context. In a long context fewer tokens go together, and the sketches, which lie on the
+// device, are read more often.
 inline std::vector<TokenGroup> engine_selected_groups(const EngineShape & shape, int layer, const EngineView & view, size_t together_bytes) {
     const EngineLayer & r        = shape.layers[layer];
     const size_t        of_list  = engine_list_stride(shape) * (sizeof(int32_t) + sizeof(float));
@@ -165,14 +165,14 @@ inline std::vector<TokenGroup> engine_selected_groups(const EngineShape & shape,
     return groups;
 }
 
-// Lists have a few hundred rows, however much there is to see. A longer list keeps its blocks busy for longer.
+// Lists have a few hundred rows at any depth. A longer list keeps its blocks busy for longer.
 inline int engine_list_splits(const EngineShape & shape, const AttendProblem & p, int n_sm) {
     constexpr int kExpectedRows = 2048;
     return gpu::attend_device_splits(p, std::min(static_cast<int>(engine_list_stride(shape)), kExpectedRows) / p.page_tokens + 1, n_sm);
 }
 
-// Of a stream that attends every page: groups that meet each part of the ring one behind the other. A group's partials and weights lie in the
-// workspace, from `offset` on, until the last part.
+// A group of query tokens in a stream that attends every page. The groups meet each part of the ring one after the other; a group's partials
+// and weights stay in the workspace, from `offset` on, until the last part.
 struct WholeGroup {
     int begin, end;  // tokens
     bool observed;
@@ -182,8 +182,8 @@ struct WholeGroup {
 
 struct WholeGroups {
     std::vector<WholeGroup> groups;
-    int n_parts;     // of the view
-    size_t n_bytes;  // of all groups
+    int n_parts;     // parts of the view
+    size_t n_bytes;  // the workspace of all groups
 };
 
 inline WholeGroups engine_whole_groups(const EngineShape & shape, int layer, const EngineView & view, const EngineRing & ring, int n_sm) {
@@ -206,19 +206,19 @@ struct EngineWorkspace {
     size_t shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, sights, attend;
 };
 
-// A layer that attends every page.
+// The workspace of a layer that attends every page.
 inline EngineWorkspace engine_whole_workspace(const EngineShape & shape, int layer, const EngineView & view, const EngineRing & ring, int n_sm) {
     EngineWorkspace w = {};
     w.attend = engine_whole_groups(shape, layer, view, ring, n_sm).n_bytes;
     return w;
 }
 
-// One that attends rows of lists. kind: of the sketches that select them.
+// The workspace of a layer that attends rows of lists. kind: the sketches that select them.
 inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int layer, const EngineView & view, SketchKind kind, size_t together_bytes,
                                              int n_sm) {
     const EngineLayer & r = shape.layers[layer];
     EngineWorkspace w = {};
-    size_t n_tokens = 0;  // of all streams of the widest group
+    size_t n_tokens = 0;  // in the largest group, over all its streams
     for (const TokenGroup & group : engine_selected_groups(shape, layer, view, together_bytes)) {
         AttendProblem p = engine_problem(shape, layer, view);
         p.n_tokens    = group.end - group.begin;
@@ -249,8 +249,8 @@ struct EngineArena {
     size_t bytes(size_t slot_bytes) const { return (static_cast<size_t>(n_slots) + n_tail) * slot_bytes; }
 };
 
-// The arena in `room` bytes: n_slots slots at most, and no more than there are pages. n_tail slots are for pages that are being filled, if
-// they are a small part.
+// The arena in `room` bytes: at most n_slots slots and at most one for each page. If they take at most a quarter of the room, n_tail slots are
+// reserved for pages that are being filled.
 inline EngineArena engine_arena(const EngineShape & shape, size_t room, int n_slots, int n_tail) {
     size_t n_pages = 0;
     for (const EngineLayer & layer : shape.layers) {

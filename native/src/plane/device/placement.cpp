@@ -83,7 +83,7 @@ Failure DevicePlane::why_not(bool emulated) const {
     return {};
 }
 
-// For the widest layer.
+// Sized for the widest layer.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
     const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
@@ -161,7 +161,7 @@ Failure DevicePlane::place() {
     if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
         return no_memory();
     }
-    // reserves anew: our graphs need less memory than stock ones, which would copy K and V
+    // reserves again: our graphs need less memory than stock ones, which would copy K and V
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }

@@ -1,15 +1,15 @@
 // The nodes that attend a short ubatch, and observe it.
 //
-//   1. The attend node waits until the layer's rows have come.
-//   2. It attends the runs of tokens that select, each by the lists that the select node left: rows come from arena slots where their pages
-//      have one, from home else. Hits and estimated errors go to HostLayer::hits.
-//   3. It attends the runs of tokens that read all they see, from home. Where an index lists the cells of each token, they read of those what they
-//      see, by the lists that the list node left, in every mode.
-//   4. The observe node turns what the attend node left of these in the workspaces into attention mass by page. It is a node of its own,
-//      because mass is known only when all threads have attended.
+//   1. The attend node waits for the layer's rows.
+//   2. It attends the runs of tokens that select, by the select node's lists. It reads a row from its page's arena slot, or from
+//      home if the page has none. Hits and estimated errors go to HostLayer::hits.
+//   3. It attends the other runs, whose tokens read every visible cell, from home. If an index lists cells for each token, tokens read the
+//      visible cells of the list node's lists, in every mode.
+//   4. For these runs the observe node turns the attend node's partial results in the workspaces into attention mass by page. It is a separate
+//      node, because mass is known only after all threads have attended.
 //
-// Each run has a workspace of its own, which all threads share: a node has no barrier between runs, so a thread may attend the next run while
-// others attend this one. The decoding thread reserves the workspaces while it builds the graph. The next layer's nodes use them again.
+// Each run has its own workspace, which all threads share: a node has no barrier between runs, so a thread may attend the next run while
+// others still attend this one. The decoding thread reserves the workspaces while it builds the graph. The next layer's nodes reuse them.
 #include "plane/host/nodes.h"
 
 #include <algorithm>
@@ -73,7 +73,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, int
     p.scale   = layer.nodes().scale;
     p.softcap = layer.nodes().softcap;
     if (dst->data) {
-        // the view may begin at a later stream than the cache
+        // the view may start at a later stream than the cache
         const int stream = static_cast<int>(s) + first_stream(dst->src[ATTEND_K]);
         p.mass_max    = layer.plane->mass_max(layer.index, stream);
         p.mass_sum    = layer.plane->mass_sum(layer.index, stream);
@@ -93,7 +93,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
     return p;
 }
 
-// Adds the lists that the select node left, and the places of their rows.
+// Adds the select node's lists, and the arena slots of their rows.
 void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
     HostPlane &      plane  = *layer.plane;
     const State &    ctx    = plane.ctx;
@@ -116,8 +116,8 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.hits = layer.hits.data() + static_cast<size_t>(stream) * p.n_head_kv;
 }
 
-// A run that selects clears the outputs of the tokens that it leaves out. The runs of those tokens come behind it, and write where every
-// thread has left the run before.
+// A run that selects clears the outputs of the tokens that it leaves out. The runs of those tokens follow it, and write an output only after every
+// thread has finished the earlier run.
 void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer & layer = *static_cast<HostLayer *>(userdata);
     HostPlane & plane = *layer.plane;
@@ -141,7 +141,7 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
-// The node runs behind its attend node, before anything else uses the workspace.
+// The node runs after its attend node, before another node uses the workspace.
 void run_observe(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const HostLayer & layer = *static_cast<const HostLayer *>(userdata);
 

@@ -1,4 +1,4 @@
-// Threads of a node claim its work piece by piece, as they come free. The counters are zero between nodes.
+// A free thread of a node claims the next piece of its work. The counters are zero between nodes.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ struct Claims {
 
     int claim() { return next.fetch_add(1, std::memory_order_relaxed); }
 
-    // Each thread of the node calls it once, behind its last claim. ggml's barrier orders the zeros before the next node.
+    // Each thread of the node calls it once, after its last claim. ggml's barrier orders the zeros before the next node.
     void leave(int n_threads) {
         if (done.fetch_add(1, std::memory_order_acq_rel) + 1 == n_threads) {
             done.store(0, std::memory_order_relaxed);

@@ -19,7 +19,7 @@ void route(const int32_t * ids, size_t stride, int n_used, int n_tokens, int n_e
         }
         to.first[e + 1] += to.first[e];
     }
-    // each expert's beginning moves to its end, which is the next one's beginning
+    // moves each expert's begin to its end, which is the next expert's begin
     for (int pair = 0; pair < n_pairs; ++pair) {
         to.places[to.first[expert(pair)]++] = pair;
     }

@@ -1,4 +1,4 @@
-// What belongs to the graph that was built last. The first node of a graph makes it anew, so that nothing of an older graph can be read. The
+// The state of the newest graph. The first node of the next graph resets it, so no node reads an older graph's state. The
 // decoding thread writes it while it builds the graph; the threads that compute the graph read it.
 #pragma once
 
@@ -11,17 +11,17 @@ struct ggml_tensor;
 
 namespace edgekv {
 
-// What the nodes of one layer were built with.
+// The parameters that one layer's nodes were built with.
 struct LayerNodes {
     const ggml_tensor * k_idxs = nullptr;  // the cells of the new tokens; null: the layer has no store node of ours
     float scale   = 0.0f;
     float softcap = 0.0f;
     Reading reading;     // of a short ubatch
-    int n_listed = 0;    // cells that come with each query, of which it reads those that it sees; 0: it reads all that it sees, or selects
-    bool leads = false;  // the first layer that selects finds out what each token sees
+    int n_listed = 0;    // cells listed with each query, which reads those it sees; 0: there is no list, and it selects or reads all cells it sees
+    bool leads = false;  // the first layer that selects finds each token's visible cells
 };
 
-// What the node of a layer that is attended whole was built with.
+// The parameters that the node of a layer attended whole was built with.
 struct WholeNodes {
     float scale    = 0.0f;
     float softcap  = 0.0f;

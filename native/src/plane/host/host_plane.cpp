@@ -24,7 +24,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
         throw std::bad_alloc();
     }
     reached.resize(shape.n_stream);
-    // one run of a stream selects, at most
+    // at most one run of a stream selects
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
     lists.resize(shape.n_stream);
@@ -87,7 +87,7 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
     if (mode == EDGEKV_MODE_EVICT) {
         for (const Layer * layer : ctx.hooked) {
             if (layer->listed()) {
-                return { EDGEKV_UNSUPPORTED, "mode evict does not serve layers that attend what an index lists; use the modes exact or sparse" };
+                return { EDGEKV_UNSUPPORTED, "mode evict does not serve layers that attend the cells of an index; use the modes exact or sparse" };
             }
             if (layer->v_in_k()) {
                 return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
@@ -106,7 +106,7 @@ Failure HostPlane::do_set_slots(int n_slots) {
 }
 
 Failure HostPlane::do_limit_slots(int) {
-    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: its arena is as large as edgekv_set_arena() says" };
+    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: edgekv_set_arena() sets the size of its arena" };
 }
 
 // ---- pages -------------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ UbatchDone HostPlane::do_end(bool) {
              n_last_observed.load(std::memory_order_relaxed) };
 }
 
-// ---- what its nodes share ----------------------------------------------------------------------------------------------------
+// ---- shared by its nodes -----------------------------------------------------------------------------------------------------
 
 void HostPlane::build_anew() {
     if (!builds) {
@@ -270,7 +270,7 @@ float * HostPlane::mass(int which, int layer, int stream) const {
     return reinterpret_cast<float *>(observation.data()) + which * ctx.shape.n_entries() + ctx.shape.entry_of_stream(layer, stream, 0);
 }
 
-// ---- what can be seen --------------------------------------------------------------------------------------------------------
+// ---- questions ---------------------------------------------------------------------------------------------------------------
 
 PageArrays HostPlane::arrays() const {
     const float * mass = reinterpret_cast<const float *>(observation.data());
@@ -310,7 +310,7 @@ RowsRead HostPlane::do_last_rows(const Layer & layer, int head, int token) const
     const RowLists & from = served.lists[run->workspace];
     const int        list = (token - run->first) * layer.info.n_head_kv + head;
     if (token - run->first >= from.n_tokens) {
-        return {};  // this run kept no rows
+        return {};  // no rows were kept for this token
     }
     return { from.cells_of(list), ctx.sketches() ? from.weights_of(list) : nullptr, from.n_rows_of(list) };
 }

@@ -1,4 +1,4 @@
-// The plane on the host: pages, sketches and the arena in host memory, nodes on the threads of ggml's CPU backend.
+// The plane on the host. Pages, sketches and the arena lie in host memory; nodes run on the threads of ggml's CPU backend.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -18,7 +18,7 @@ namespace edgekv {
 
 struct State;
 
-// The lists that selection left for one run of tokens: [n_tokens][n_head_kv], as in AttendRows.
+// The lists of selected rows for one run of tokens: [n_tokens][n_head_kv], as in AttendRows.
 struct RowLists {
     Buffer cells, weights, n_rows;
     size_t stride = 0;
@@ -34,32 +34,32 @@ struct RowLists {
 
 class HostPlane;
 
-// A layer that is served. Its address is the userdata of its graph nodes.
+// A served layer. Its address is the userdata of its graph nodes.
 struct HostLayer {
     HostPlane * plane = nullptr;
     const Layer * layer = nullptr;
     int index = -1;  // among the hooked layers
 
-    const LayerNodes & nodes() const;  // of the graph that was built last
+    const LayerNodes & nodes() const;  // of the newest graph
 
-    std::vector<RowLists> lists;            // [run that selects], if options keep lists
+    std::vector<RowLists> lists;            // [run that selects], if params.selection.keep_rows
     std::vector<AttendHits> hits;           // [stream][n_head_kv]
-    std::vector<edgekv_selected> selected;  // [stream][n_head_kv]; `hits` has the rest
+    std::vector<edgekv_selected> selected;  // [stream][n_head_kv]; `hits` has the other sums
 };
 
-// A layer that is attended whole in every mode. Its address is the userdata of its graph node.
+// A layer attended whole in every mode. Its address is the userdata of its graph node.
 struct WholeLayer {
     HostPlane * plane = nullptr;
     int il = -1;
     int index = -1;  // in HostGraph::wholes
 
-    const WholeNodes & nodes() const;  // of the graph that was built last
+    const WholeNodes & nodes() const;  // of the newest graph
 };
 
 class HostPlane final : public Plane {
 public:
     explicit HostPlane(State & ctx);  // throws std::bad_alloc
-    bool reserve();  // takes the memory that the context's mode needs; false: there is not so much
+    bool reserve();  // allocates the memory that the context's mode needs; false: out of memory
 
     const char * failure() const override { return nullptr; }
     bool waits_for_rows() const override { return true; }
@@ -72,14 +72,15 @@ public:
     static size_t observation_bytes(const PageShape & shape) { return 2 * shape.n_entries() * sizeof(float); }
     bool describe(edgekv_device &) const override { return false; }
 
-    // ---- what its nodes share ----
 
-    // decoding thread, while the graph is built
+    // ---- shared by its nodes ----
+
+    // The decoding thread calls these while it builds the graph.
     HostLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
-    LayerNodes & build(const HostLayer & layer);   // the first call of a ubatch makes the graph's state anew
+    LayerNodes & build(const HostLayer & layer);   // the first call of a ubatch resets the graph's state
     WholeNodes & build(const WholeLayer & layer);  // the same
     bool selects(const HostLayer & layer, int n_cells_view) const;
-    bool observes_prompts() const;  // the last tokens of each stream of a long ubatch
+    bool observes_prompts() const;  // whether a long ubatch observes the last tokens of each stream
     bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // for all runs of the layer's reading; false: out of memory
     bool reserve_prompt(size_t n_bytes);  // for each thread; false: out of memory
     RowLists & lists_of(HostLayer & layer, const TokenRun & run);
@@ -93,21 +94,21 @@ public:
     Sketches sketches;
     Arena arena;
     Drops drops;
-    bool evicts = false;   // mode evict: some head has dropped some page, in this ubatch
+    bool evicts = false;   // mode evict: some head has a dropped page during this ubatch
 
     uint64_t n_ubatch = 0;
-    int n_threads = 0;     // for which the workspaces are sized
+    int n_threads = 0;     // the workspaces are sized for so many
     std::vector<Buffer> workspaces;  // one a run of tokens
     std::vector<Buffer> select_workspaces;
-    std::vector<Buffer> sights;    // one a run, [n_tokens][groups of the view]; the layer that leads writes them
-    std::vector<std::vector<int32_t>> candidates;  // pages, one a thread, where there are no sketches
+    std::vector<Buffer> sights;    // one a run, [n_tokens][groups of the view]; the leading layer writes them
+    std::vector<std::vector<int32_t>> candidates;  // pages, one a thread; used without sketches
     std::vector<Buffer> prompt_workspaces;  // one a thread
-    Claims prompt_items;  // of the prompt node that runs
+    Claims prompt_items;  // of the running prompt node
     struct {
         std::atomic<int64_t> seen{0}, attended{0};
     } blocks;  // of sparse prompts, summed over items, KV heads and layers
 
-    // what this ubatch's nodes report
+    // This ubatch's nodes report here.
     std::atomic<bool> sketched{false};
     std::atomic<Attended> attended{Attended::none};
     std::atomic<int> n_last_observed{0};
@@ -138,12 +139,12 @@ private:
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
     std::vector<WholeLayer> wholes;
-    bool builds = false;  // a graph, in this ubatch
-    std::vector<RowLists> lists;  // of the layer that selected last, which attends next
+    bool builds = false;  // this ubatch builds a graph
+    std::vector<RowLists> lists;  // of the layer that selected last and attends next
     Buffer prior;                 // the priority of each page
     struct Reached {
-        int pages  = 0;  // up to the last that may be observed in this run
-        int groups = 0;  // up to the last that may have a sketch
+        int pages  = 0;  // up to the last one that may be observed in this run
+        int groups = 0;  // up to the last one that may have a sketch
     };
     std::vector<Reached> reached;  // [stream]
     Buffer observation;           // mass_max, then mass_sum

@@ -1,12 +1,12 @@
-// The node between an index and attention (trained selection: DSA, QSA): which rows each query token reads, by the cells that the index
-// chose.
+// The node between an index and attention (trained selection: DSA, QSA). It lists the rows that each query token reads, from the cells that
+// the index chose.
 //
 //   1. Thread i takes every nth token from i on.
-//   2. It marks the token's cells in a bitmap, but for those that the mask hides: an index chooses as many as ever, also where fewer are
-//      seen.
-//   3. It lists the marked cells, ascending, for each KV head.
+//   2. It marks the token's chosen cells in a bitmap, except cells that the mask hides: an index always chooses the same number, even if the
+//      token sees fewer.
+//   3. It lists the marked cells in ascending order for each KV head.
 //
-// The node reads the index's choice and the mask. Its own value holds the bitmaps, the lists and their lengths; the attend node reads these.
+// The node reads the index's choice and the mask. It writes the bitmaps, the lists and their lengths to its own value; the attend node reads them.
 #include "plane/host/nodes.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 enum ListSource { LIST_TOP_K, LIST_MASK, LIST_K, N_LIST_SOURCES };
 
-// The parts of a stream's value, in int32.
+// The layout of a stream's part of the value, in int32.
 struct ListPlan {
     ListPlan(const ggml_tensor * top_k, const ggml_tensor * k) :
         stride(top_k->ne[0]), n_tokens(top_k->ne[1]), n_head_kv(k->ne[1]), n_words((k->ne[2] + 63) / 64),

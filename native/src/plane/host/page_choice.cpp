@@ -1,6 +1,6 @@
-// One token's pages: certain ones first, then the best by score until the budget is full; then their visible cells in ascending order.
-// The thread that lists a head calls it (select_lists.cpp). It reads sights and the policy's scores, and writes the head's list and `candidates`,
-// which is the thread's own.
+// Chooses one token's pages: first certain ones, then the best by score until the budget is full. Lists their visible cells in ascending order.
+// The thread that lists a head calls it (select_lists.cpp). It reads sights and the policy's scores, and writes the head's list and the thread's
+// own `candidates`.
 #include "plane/host/page_choice.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Chooses the pages that one query token attends in one KV head without sketches: pages with a certain cell, and the best others by the
-// policy's score.
+// Without sketches, chooses the pages that one query token attends in one KV head: pages with a certain cell, and the best other pages by
+// the policy's score.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -16,15 +16,15 @@ struct PageChoice {
     int page_tokens;
     const Sight * sight;      // by group of 64 cells
     const float * priority;   // by page
-    int tokens;               // the budget in tokens, certain pages included; ...
-    float share;              // ... if it is 0, the budget is this share of the visible pages
+    int tokens;               // the budget in tokens, including certain pages; 0: `share` is the budget
+    float share;              // of the visible pages
 };
 
 struct ChoiceResult {
     int n_rows, n_certain, n_visible;
 };
 
-// Lists the cells of the chosen pages that the token sees, ascending. Of equal scores the newer page wins; NaN is the lowest score.
+// Lists the visible cells of the chosen pages, ascending. Of equal scores the later page wins; NaN is the lowest score.
 // `candidates` is scratch.
 ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector<int32_t> & candidates);
 

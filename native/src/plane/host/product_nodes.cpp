@@ -1,18 +1,18 @@
 // Products of quantised weights with tokens.
 //
-//   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does it for the type of weights. Each thread takes a range of
-//      chunks of 256 values. Thread 0 clears the counters in front of them. Where the floats are those of an RMS norm with weights, or of SwiGLU,
-//      it computes them itself, and there is no node for them.
-//   2. The product node's threads claim units of rows of weights as they come free, and multiply each with all tokens.
+//   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does for the type of weights. Each thread takes a range of
+//      chunks of 256 values. Thread 0 clears the counters in front of them. If the floats come from an RMS norm with weights, or from SwiGLU,
+//      the quantise node computes that step too, in place of its node.
+//   2. A free thread of the product node claims the next unit of rows of weights, and multiplies it by all tokens.
 //
-// Matrices that meet the same tokens in the same form, as those of Q, K and V do, share the quantise node; each has a counter of its own there.
+// Matrices that multiply the same tokens in the same form, such as those of Q, K and V, share the quantise node; each has its own counter there.
 //
-// Of a mixture of experts a route node comes first: it sorts the pairs of a token and an expert by expert. The tokens are quantised once for each
-// pair, in that order, so that an expert's lie side by side, and a unit is of one expert.
+// For a mixture of experts, a route node comes first: it sorts the pairs of a token and an expert by expert. The tokens are quantised once for each
+// pair, in this order, so an expert's tokens lie side by side. A unit belongs to one expert.
 //
-// They are nodes apart, because a node has no barrier inside. The route and the quantise node write their own values, the latter counters, then
-// chunks. A product reads the weights and these; it writes its own value and the one counter. Nothing outside the graph is touched but the number
-// of products made, for tests.
+// The steps are separate nodes, because a node has no barrier inside. The route and the quantise node write their own values; the latter's is
+// counters, then chunks. A product reads the weights and these values, and writes its own value and its counter. Outside the graph, the nodes only
+// count the products made, for tests.
 #include "plane/host/product_nodes.h"
 
 #include "state/state.h"
@@ -29,16 +29,16 @@
 namespace edgekv {
 namespace {
 
-// The counters in front of the quantised tokens: for each product with them, the next row of weights to claim.
+// The counters in front of the quantised tokens: for each product, the next unit to claim.
 constexpr size_t kHead = 64;
 constexpr int kShared  = kHead / sizeof(std::atomic<int>);
-constexpr int kMaxUnit = 4 * kProductRows;  // rows claimed at once
+constexpr int kMaxUnit = 4 * kProductRows;  // rows claimed at once, with many tokens
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
 
-// ggml looks at the first four sources of a node only when it asks whether a backend may run it on repacked weights, and knows no node but its own
-// that may. Weights come fifth.
+// Weights are the fifth source: to ask whether a backend may run a node on repacked weights, ggml looks at the first four sources only, and
+// it accepts no nodes but its own.
 enum ProductSource { PRODUCT_TOKENS, PRODUCT_ROUTES, PRODUCT_WEIGHTS = 4, N_PRODUCT_SOURCES };
 enum QuantiseSource { QUANTISE_TOKENS, QUANTISE_ROUTES, QUANTISE_NORM, QUANTISE_UP, N_QUANTISE_SOURCES };
 
@@ -61,7 +61,7 @@ std::optional<WeightType> weight_type(ggml_type type) {
 
 constexpr char kRepacked[] = "CPU_REPACK";
 
-// Whether ggml, with AVX2, lays rows of that type side by side, in eights. Others in such a buffer are not known here.
+// Whether ggml, with AVX2, interleaves eight rows of this type. This file does not know ggml's other layouts of such buffers.
 bool repacked_in_eights(ggml_type type) {
     return type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_K || type == GGML_TYPE_IQ4_NL || type == GGML_TYPE_MXFP4;
 }
@@ -72,7 +72,7 @@ int n_chunks(const ggml_tensor * tokens) { return static_cast<int>((tokens->ne[0
 
 ExpertRoutes routes_of(const ggml_tensor * node, int n_experts) { return {node->data, n_experts}; }
 
-// ggml calls it on all threads, however few tasks it is made for.
+// ggml calls it on all threads, whatever the node's number of tasks.
 void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
     if (ith != 0) {
         return;
@@ -83,11 +83,11 @@ void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
     route(static_cast<const int32_t *>(ids->data), ids->nb[1] / sizeof(int32_t), static_cast<int>(ids->ne[0]), static_cast<int>(ids->ne[1]), n, to);
 }
 
-// How a quantise node's tokens come: an integer that its function is handed.
+// The arguments of a quantise node's function, packed into its userdata.
 struct QuantiseArgs {
     TokenForm form;
-    int n_experts, n_used;  // 0: all tokens, in their own order
-    float eps;              // of a norm, which tokens in their own order may have
+    int n_experts, n_used;  // 0: not a mixture; all tokens, in their own order
+    float eps;              // of the norm; not for a mixture
 
     void * packed() const {
         int32_t more = n_used;
@@ -147,13 +147,13 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
     }
 }
 
-// `turn`: the number of this product among those with the same tokens
+// `turn`: this product's number among the products of the same tokens
 void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
     const ggml_tensor * routed  = dst->src[PRODUCT_ROUTES];
     char * tokens       = static_cast<char *>(dst->src[PRODUCT_TOKENS]->data);
     const int n_rows    = static_cast<int>(weights->ne[1]), n_experts = static_cast<int>(weights->ne[2]);
-    const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // pairs, of a mixture
+    const auto n_tokens = static_cast<int>(dst->ne[1] * dst->ne[2]);  // for a mixture: pairs
     const bool few      = routed ? dst->ne[2] == 1 : dst->ne[1] <= kFewTokens;
     const int n_chosen  = routed ? *routes_of(routed, n_experts).n_chosen : 1;
 
@@ -161,7 +161,7 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // threads claim rows of weights as they come free: with many tokens small units, which stay in a cache, and with few tokens long ones, whose
+    // free threads claim units of rows of weights: small units for many tokens, which stay in a cache, and long units for few tokens, whose
     // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
     const int most = few ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
@@ -193,13 +193,13 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     }
 }
 
-// llama.cpp has a GPU multiply long batches, with weights on the host too.
+// With a GPU, llama.cpp multiplies long batches there, even if the weights are on the host.
 bool has_gpu() {
     static const bool gpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) || ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
     return gpu;
 }
 
-// Of a mixture ggml keeps a few tokens: most experts would be unpacked for one.
+// For a mixture and a few tokens, ggml's node stays: our kernel would unpack most experts for one token.
 bool fits(const llama_edgekv_product & args) {
     return args.ids ? args.ids->ne[1] == 1 || ggml_nelements(args.ids) >= args.weights->ne[2] : args.tokens->ne[2] == 1;
 }
@@ -212,7 +212,7 @@ bool multiplies(const llama_edgekv_product & args) {
            cur->nb[0] == sizeof(float) && fits(args);
 }
 
-// What was made last for the same tokens, or the same choice of experts, while a graph is built.
+// The last node made for some tokens, or for some choice of experts, while a graph is built.
 struct Made {
     uint64_t      graph = 0;
     ggml_tensor * from = nullptr, * node = nullptr;
@@ -220,7 +220,7 @@ struct Made {
 
     bool is_of(uint64_t g, const ggml_tensor * tensor) const { return g == graph && tensor == from; }
 };
-thread_local Made t_routes, t_quantised[2];  // the latter for each form
+thread_local Made t_routes, t_quantised[2];  // t_quantised: [form]
 
 ggml_tensor * routes(const llama_edgekv_product & args) {
     if (!t_routes.is_of(args.graph, args.ids)) {
@@ -238,8 +238,8 @@ bool has_floats(const ggml_tensor * tensor) {
     return tensor->type == GGML_TYPE_F32 && tensor->nb[0] == sizeof(float) && (!tensor->buffer || ggml_backend_buffer_is_host(tensor->buffer));
 }
 
-// The sources of the node that quantises `tokens`. What makes them is left out of the graph where the node can do it: an RMS norm with weights, whose
-// eps goes into `how`, and SwiGLU.
+// The sources of the node that quantises `tokens`. If the node can do their last step, it takes the step's sources: an RMS norm with weights, whose
+// eps goes into `how`, or SwiGLU.
 void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sources)[N_QUANTISE_SOURCES]) {
     sources[QUANTISE_TOKENS] = tokens;
     if (tokens->op == GGML_OP_MUL && tokens->src[0]->op == GGML_OP_RMS_NORM && !how.n_experts && ggml_nrows(tokens->src[1]) == 1 &&

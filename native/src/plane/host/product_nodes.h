@@ -1,4 +1,4 @@
-// Products of weights with a batch of tokens. They replace ggml's node where our kernel is quicker.
+// Products of weights with a batch of tokens. They replace ggml's node where our kernel is faster.
 #pragma once
 
 #include "llama-edgekv.h"
@@ -7,10 +7,10 @@
 
 namespace edgekv {
 
-// Makes the node that multiplies, while a graph is built. Null: ggml's node serves.
+// Builds the node that multiplies. Null: ggml's node serves.
 ggml_tensor * build_product(const llama_edgekv_product & args);
 
-// Whether weights of that type have such a node, here. layout: see edgekv_multiplies().
+// Whether weights of this type have such a node on this machine. layout: see edgekv_multiplies().
 bool has_product(ggml_type weights, const char * layout);
 
 // for tests: see edgekv_testing.h

@@ -1,13 +1,13 @@
-// Sparse prompts: which blocks of 64 cells a work item of the prompt node attends.
+// Sparse prompts: the choice of the blocks of 64 cells that a work item of the prompt node attends.
 //
-//   1. Of each conversation, every kSampledTokens-th token of the item is asked: a scan of the sketches gives its shares of attention.
-//   2. A block's chance follows from its mean square share, in the conversation to which it matters most.
+//   1. For every kSampledTokens-th token of each conversation in the item, a scan of the sketches estimates its shares of attention.
+//   2. A block's chance follows from its mean square share, in the conversation where this is largest.
 //   3. Blocks with sinks, newest tokens or pins are certain.
-//   4. Blocks are drawn along the running sum of their chances. The draw begins where layer, head and item say.
-//   5. Logits of a block that was drawn by chance are raised (PromptProblem::raise), so that it stands for those that were not drawn.
-//   6. The tokens of an item that left anything out are labelled.
+//   4. Blocks are drawn along the running sum of their chances. Layer, head and item give the start of the draw.
+//   5. A block drawn by chance has its logits raised (PromptProblem::raise), so its weight compensates for blocks that were not drawn.
+//   6. If the item left out or raised a block, its tokens are labelled.
 //
-// One thread chooses for the item that it then attends. It reads Q, sketches, the keys of blocks that are seen in part, positions and pins; it
+// The thread that chooses for an item then attends it. It reads Q, sketches, the keys of blocks that are seen in part, positions and pins. It
 // writes its own prompt workspace and, by atomic operations, the plane's counters of blocks and the labels of cells.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt_choice.h"
@@ -19,7 +19,7 @@
 namespace edgekv {
 namespace {
 
-// The memory of a thread, for one query token of a KV head at a time.
+// The layout of a thread's memory, for one query token of a KV head at a time.
 struct ChoiceSpace {
     ChoiceSpace(int head_dim, int group, int n_cells) {
         const size_t n_blocks = prompt_cell_blocks(n_cells);
@@ -76,7 +76,7 @@ struct ItemChoice {
 
     int64_t cell_of(int token) const { return k_idxs[token] - static_cast<int64_t>(stream) * ctx().shape.n_cells; }
     const uint64_t * sequences_of(int64_t cell) const { return view.seq + static_cast<size_t>(cell) * view.n_seq_words; }
-    bool together(int token, int other) const {  // of the same sequences
+    bool together(int token, int other) const {  // whether they belong to the same sequences
         return std::equal(sequences_of(cell_of(token)), sequences_of(cell_of(token)) + view.n_seq_words, sequences_of(cell_of(other)));
     }
 
@@ -114,8 +114,8 @@ struct ItemChoice {
         }
     }
 
-    // Of each conversation in the item, asks every kSampledTokens-th token, counted from a block's last. Leaves each block's mean square share in
-    // the conversation to which it matters most, so that a conversation with few tokens in the item has the chances that it would have alone.
+    // Scans for every kSampledTokens-th token of each conversation in the item, counted from a block's last. Writes each block's mean square share in
+    // the conversation where this is largest, so a conversation with few tokens in the item gets the same chances as alone.
     void estimate() const {
         const AttendProblem & p       = problem.attend;
         float * const         squares = at<float>(space.squares);
@@ -141,8 +141,8 @@ struct ItemChoice {
         });
     }
 
-    // Marks the blocks with sinks, with the newest tokens before and in the item, of each conversation, and with pins. Returns the number of
-    // blocks that some token sees.
+    // Marks blocks with pins, and with each conversation's sinks and newest tokens, before and in the item. Returns the number of blocks that some
+    // token sees.
     int find_certain() const {
         const State & ctx  = this->ctx();
         const Cells &   cells       = ctx.pages.cells;
@@ -183,7 +183,7 @@ struct ItemChoice {
     }
 };
 
-// The begin of an item's draw, 0 to 1. It differs by head and layer, so that they do not all leave out the same blocks.
+// The start of an item's draw, 0 to 1. It differs between heads and layers, so they do not all leave out the same blocks.
 float offset_of(const HostLayer & layer, const PromptItem & item) {
     uint32_t x = static_cast<uint32_t>(layer.index * 64 + item.head) * 2654435761u + static_cast<uint32_t>(item.first_block) * 2246822519u;
     x ^= x >> 15;
@@ -223,7 +223,7 @@ void choose_prompt_blocks(HostLayer & layer, const int64_t * k_idxs, int stream,
     if (n_drawn < n_seen || std::any_of(raise, raise + choice.n_blocks, [](float x) { return x > 0.0f; })) {
         const int end = prompt_first_token(p.n_tokens, choice.item.end_block);
         for (int token = prompt_first_token(p.n_tokens, choice.item.first_block); token < end; ++token) {
-            __atomic_fetch_or(cells.labels + choice.cell_of(token), LLAMA_EDGEKV_SPARSE_PROMPT, __ATOMIC_RELAXED);  // other heads' items label it too
+            __atomic_fetch_or(cells.labels + choice.cell_of(token), LLAMA_EDGEKV_SPARSE_PROMPT, __ATOMIC_RELAXED);  // other heads' items write it too
         }
     }
 }

@@ -1,13 +1,13 @@
-// The nodes of ubatches that are too long for the decode kernel.
+// The nodes of ubatches too long for the decode kernel.
 //
-//   1. The seen node classifies the blocks of a mask: a block of tokens sees all, some or nothing of a block of cells. Layers that share the
+//   1. The seen node classifies the blocks of a mask: a block of tokens sees all, some or none of a block of cells. Layers that share the
 //      mask share the node.
-//   2. The attend node waits until the layer's rows have come. Its threads claim work items: a KV head, a block of queries and a stream.
+//   2. The attend node waits for the layer's rows. Its threads claim work items: a KV head, a block of queries and a stream.
 //   3. In a sparse prompt, the thread chooses the blocks of cells that its item attends (prompt_choice_node.cpp).
-//   4. The thread attends the item, and leaves the mass of the last tokens where prompts are observed.
+//   4. The thread attends the item, and adds the mass of the last tokens if prompts are observed.
 //
-// The attend node reads Q, home's K and V, the mask, its classes and, in mode evict, what heads dropped. It writes its own value, the plane's
-// attention mass, and thread i the memory prompt_workspaces[i]. The decoding thread reserves that memory while it builds the graph.
+// The attend node reads Q, home's K and V, the mask, its classes and, in mode evict, the heads' dropped pages. It writes its own value and the
+// plane's attention mass; thread i writes prompt_workspaces[i]. The decoding thread reserves this memory while it builds the graph.
 #include "plane/host/nodes.h"
 #include "kernels/prompt/prompt.h"
 
@@ -22,7 +22,7 @@ void run_seen(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * mask     = dst->src[0];
     const int           n_blocks = static_cast<int>(dst->ne[1]);
 
-    int looked = -1, first = 0;  // a stream, and where its blocks begin
+    int looked = -1, first = 0;  // a stream, and the first cell of its blocks
     for (int i = ith; i < n_blocks * static_cast<int>(dst->ne[2]); i += nth) {
         const int s     = i / n_blocks;
         const int block = i % n_blocks;
@@ -100,7 +100,7 @@ PromptProblem prompt_problem(const HostLayer & layer, const ggml_tensor * dst, i
     return p;
 }
 
-// Threads claim items as they come free, the longest of all streams first.
+// A free thread claims the next item; the longest items of all streams come first.
 void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     HostLayer &         layer    = *static_cast<HostLayer *>(userdata);
     HostPlane &         plane    = *layer.plane;
@@ -109,7 +109,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     char * const        memory   = plane.prompt_workspaces[ith].data();
 
     plane.ctx.arrivals.wait(layer.layer->il);
-    // the plan is for as many threads as have memory; fewer may run
+    // the plan is for the number of threads with reserved memory; fewer may run
     const AttendProblem whole = attend_problem(layer, dst, 0);
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
     const int           n     = plan.n_items * n_stream;
@@ -154,7 +154,7 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
     const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);
     served.had_memory(reserved, true);
     if (!reserved) {
-        return nullptr;  // stock nodes need no memory of ours; they also attend dropped pages that are still there
+        return nullptr;  // stock nodes need no memory of ours; they also attend dropped pages that still lie in home
     }
     ggml_build_forward_expand(args.gf, node);
     return node;

@@ -1,12 +1,12 @@
-// How the tokens of a short ubatch are divided into runs, while the decoding thread builds the graph.
+// The decoding thread divides the tokens of a short ubatch into runs while it builds the graph.
 //
-//   1. Of each stream, the run that selects reaches from the first token that selects to the last.
-//   2. Tokens between these that read all they see are marked in its `left`.
-//   3. Each stretch of consecutive tokens that read all they see is a run of its own, also where it lies inside the run that selects.
-//   4. Each run gets a number, and by it a workspace: first those that select, then the others.
+//   1. In each stream, the run that selects extends from the first token that selects to the last.
+//   2. Its `left` marks tokens in between that read every visible cell.
+//   3. Consecutive tokens that read every visible cell form a run of their own, even inside the run that selects.
+//   4. Each run gets a number, which is its workspace: first the runs that select, then the others.
 //
-// It reads the ubatch's tokens (State::reads_all) and touches no memory of nodes. The result stands in the graph's state (host_graph.h) and
-// does not change while the graph is computed.
+// The division reads the ubatch's tokens (State::reads_all) and touches no memory of nodes. The graph's state (host_graph.h) keeps the result
+// unchanged while the graph is computed.
 #include "plane/host/reading.h"
 
 #include "state/state.h"

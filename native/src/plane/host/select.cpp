@@ -1,10 +1,10 @@
-// The node between storing and attending: which rows each query token reads in each KV head.
+// The node between storing and attending. It lists the rows that each query token reads in each KV head.
 //
-//   1. The node waits until the layer's rows have come, and takes one run of tokens after the other (Reading::selected).
-//   2. Each thread learns what the run's tokens see; the first layer finds it out for all (select_sight.cpp).
-//   3. In mode sparse, thread 0 of that layer labels the tokens' cells: what these tokens read from here on is a sample.
+//   1. The node waits for the layer's rows, then handles one run of tokens after the other (Reading::selected).
+//   2. Each thread gets the sights of the run's tokens; the first layer finds them for all layers (select_sight.cpp).
+//   3. In mode sparse, thread 0 of that layer labels the tokens' cells, because their K and V in later layers depend on sampled rows.
 //   4. Threads claim chunks of the sketches of a KV head and estimate shares of attention (select_scan.cpp).
-//   5. The thread that completes the last chunk of a head lists the head's rows, for all tokens (select_lists.cpp).
+//   5. The thread that completes the last chunk of a head lists the head's rows for all tokens (select_lists.cpp).
 //
 // The node reads Q, K, the mask, the cells' positions and the sketches. It writes the plane's select workspace, sights and row lists, the
 // layer's sums, and the labels of cells. It allocates nothing: the decoding thread reserves all memory while it builds the graph.

@@ -1,7 +1,7 @@
-// The rows that each token reads in a KV head: those that the head kept, a sample of them, or the cells of the chosen pages.
+// Lists the rows that each token reads in a KV head: the kept rows, a sample, or the cells of the chosen pages.
 //
-// One thread lists a head for all tokens of the run. It reads the sights and, where there are sketches, the shares that all threads left in
-// the workspace; it writes the run's lists (RowLists) and adds to the sums of the layer and head (HostLayer::selected).
+// One thread lists a head for all tokens of the run. It reads the sights and, if there are sketches, the shares that all threads wrote to
+// the workspace. It writes the run's lists (RowLists) and adds to the sums of the layer and head (HostLayer::selected).
 #include "plane/host/select_parts.h"
 #include "plane/host/page_choice.h"
 

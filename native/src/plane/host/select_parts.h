@@ -1,5 +1,5 @@
-// The four parts of the select node: TokenSights finds what each token sees, ShareScan estimates where its attention lies, RowLister lists
-// the rows that it reads, HeadClaims gives the work to the threads. SelectPlan and SelectThread are what they share.
+// The four parts of the select node: TokenSights finds the cells that each token sees, ShareScan estimates their shares of its attention,
+// RowLister lists the rows that it reads, HeadClaims gives the work to the threads. They share SelectPlan and SelectThread.
 #pragma once
 
 #include "plane/host/claims.h"
@@ -10,27 +10,27 @@ namespace edgekv {
 
 enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS, N_SELECT_SOURCES };
 
-constexpr int kChunkGroups = 16;  // that a thread scans at once: 1,024 cells
+constexpr int kChunkGroups = 16;  // a thread scans so many at once: 1,024 cells
 
-// The sizes of one run's selection, and of its workspace, which all layers use in turn: HeadClaims' counters; shares [KV head][token][head of
-// the group]; then for each thread the prepared queries of a KV head, what sampling needs, and what the tokens see.
+// The sizes of one run's selection and the layout of its workspace, which all layers use in turn: HeadClaims' counters; shares [KV head][token][head
+// of the group]; then for each thread the prepared queries of a KV head, the scratch of sampling, and the tokens' sights.
 struct SelectPlan {
     SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads);
-    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads);  // n_heads: the most of any layer
+    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads);  // n_heads: the maximum over layers
 
     int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
     bool scans;  // there are sketches
     size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
-    size_t sight_bytes;  // what the run's tokens see: HostPlane::sights, and each thread's part of the workspace
+    size_t sight_bytes;  // of the run's sights, in HostPlane::sights and in each thread's part of the workspace
 };
 
-// What one thread knows of the run that it selects for.
+// One thread's view of the run that it selects for.
 struct SelectThread {
     HostLayer & layer;
     const ggml_tensor * node;
     const SelectPlan & plan;
     const TokenRun & run;
-    const int64_t first;  // token of the run in the graph
+    const int64_t first;  // the run's first token in the graph
     const int stream;     // of the cache
     const int ith;
 
@@ -44,11 +44,11 @@ struct SelectThread {
 
     char * workspace() const { return plane().select_workspaces[run.workspace].data(); }
     char * own() const { return workspace() + plan.threads_offset + ith * plan.thread_bytes; }
-    Shares shares(int head, int token) const;  // of the token's heads
+    Shares shares(int head, int token) const;  // of the token's query heads
 };
 
-// What each token of a run sees: [n_tokens][n_groups], empty for a token that the run leaves out. The layer that leads looks at the mask, the
-// others read what it found.
+// The cells that each token of a run sees: [n_tokens][n_groups], empty for a token that the run leaves out. The leading layer reads the mask;
+// the others read its result.
 class TokenSights {
 public:
     explicit TokenSights(const SelectThread & thread);
@@ -60,7 +60,7 @@ private:
     const int n_groups;
 };
 
-// The estimated shares of attention, by the sketches.
+// Estimates shares of attention by the sketches.
 class ShareScan {
 public:
     ShareScan(const SelectThread & thread, const TokenSights & sights) : thread(thread), sights(sights) {}
@@ -70,10 +70,10 @@ public:
 private:
     const SelectThread & thread;
     const TokenSights & sights;
-    int prepared = -1;  // the KV head whose queries are in the thread's memory
+    int prepared = -1;  // the KV head of the queries in the thread's memory
 };
 
-// The rows that the tokens of a run read in a KV head, and the head's sums. One thread lists a head.
+// Lists the rows that the tokens of a run read in a KV head, and adds to the head's sums. One thread lists a head.
 class RowLister {
 public:
     RowLister(const SelectThread & thread, const TokenSights & sights) :
@@ -82,17 +82,17 @@ public:
     void list(int head) const;
 
 private:
-    SampleResult keep(int head, int token, int32_t * cells) const;    // mode evict: all that the head has not dropped
+    SampleResult keep(int head, int token, int32_t * cells) const;    // mode evict: all visible cells that the head has not dropped
     SampleResult sample(int head, int token, int32_t * cells, float * weights) const;
-    SampleResult choose(int head, int token, int32_t * cells) const;  // pages, where there are no sketches
+    SampleResult choose(int head, int token, int32_t * cells) const;  // pages; used without sketches
 
     const SelectThread & thread;
     const TokenSights & sights;
     const RowLists & lists;
 };
 
-// Threads claim chunks as they come free, head by head. The thread that completes the last chunk of a head lists it. The counters lie at the
-// begin of the workspace, by KV head as many as any layer needs, so that none lies where another layer keeps numbers.
+// A free thread claims the next chunk, head by head. The thread that completes the last chunk of a head lists it. The counters lie at the
+// start of the workspace, enough for the layer with the most KV heads, so that no layer writes other numbers over another's counters.
 class HeadClaims {
 public:
     static size_t bytes(int n_heads) { return sizeof(Claims) + n_heads * sizeof(std::atomic<int>); }

@@ -1,7 +1,7 @@
-// Where a token's attention lies, estimated by the sketches of all keys that it sees.
+// Estimates a token's shares of attention by the sketches of all keys that it sees.
 //
-// A thread scans one chunk of groups for all tokens and all query heads of a KV head, and prepares these queries when it meets another head.
-// It reads Q, the sketches, and the keys of groups that some token sees in part; it writes shares into the run's workspace, each chunk its own.
+// A thread scans one chunk of groups for all tokens and all query heads of a KV head. It prepares these queries when it comes to another head.
+// It reads Q, the sketches, and the keys of groups that some token sees in part; it writes the chunk's shares to the run's workspace.
 #include "plane/host/select_parts.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
-// What the tokens of a run see, and what of that they read for certain.
+// Finds the cells that each token of a run sees, and those of them that it reads for certain.
 //
-// The first layer that selects reads the mask, the cells' positions and the pins. A node has no barrier inside: each of its threads finds all
-// sights for itself, in its own part of the workspace, and thread 0 copies them to the plane (HostPlane::sights). The layers behind read that.
+// The first layer that selects reads the mask, the cells' positions and the pins. A node has no barrier inside, so each of its threads finds all
+// sights in its own part of the workspace, and thread 0 copies them to the plane (HostPlane::sights). Later layers read the copy.
 #include "plane/host/select_parts.h"
 #include "pages/certain.h"
 
@@ -12,7 +12,7 @@
 namespace edgekv {
 namespace {
 
-// A token reads the first tokens, the newest ones, what is pinned and what has no sketch for certain.
+// A token reads for certain the first tokens, the newest ones, pinned ones, and cells without a sketch.
 void find_sight(const SelectThread & thread, const char * token_mask, int token, Sight * sight) {
     const State &   ctx       = thread.ctx();
     const int       stream    = thread.stream;

@@ -1,12 +1,12 @@
-// The node that stores K and V and keeps the sketches true.
+// The node that stores K and V and keeps the sketches up to date.
 //
-//   1. In mode sparse with sketches, each thread waits until the layer's rows have come: a group's sketch needs all its keys.
+//   1. In mode sparse with sketches, each thread waits for the layer's rows: a group's sketch needs all its keys.
 //   2. A unit of work is one KV head's K of all tokens, or one token's V of all heads; thread i takes every nth unit from i on.
-//   3. The thread converts the floats to the cache's type as ggml does, into home.
-//   4. The thread that has stored a head's K rebuilds the head's stale sketches: no barrier is needed in between.
+//   3. The thread converts the floats to the cache's type as ggml does, and writes them to home.
+//   4. The thread that stored a head's K rebuilds the head's stale sketches, so no barrier is needed in between.
 //   5. Thread 0 tells the plane that this ubatch builds sketches (HostPlane::sketched).
 //
-// The node reads K and V of the new tokens, their cells and the list of stale groups; it writes home (llama.cpp's own tensors) and the plane's
+// The node reads K and V of the new tokens, their cells and the list of stale groups. It writes home (llama.cpp's own tensors) and the plane's
 // sketches. Two threads never write the same head's K or the same token's V.
 #include "plane/host/nodes.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 enum StoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, STORE_K, STORE_V, N_STORE_SOURCES };
 
-// Stores one head of one token. It converts as ggml_set_rows does, so that the cache holds the same bits as with stock nodes.
+// Stores one head of one token. It converts like ggml_set_rows, so the cache holds the same bits as with stock nodes.
 void store_head(const ggml_tensor * cur, const ggml_tensor * idxs, const ggml_tensor * view, int64_t token, int64_t head) {
     const ggml_tensor * cache = view->view_src;
     const int64_t cell        = static_cast<const int64_t *>(idxs->data)[token];
@@ -88,7 +88,7 @@ bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) 
     HostLayer & layer = of(served);
     ggml_tensor * sources[N_STORE_SOURCES] = { args.k_cur, args.v_cur, args.k_idxs, args.v_idxs, args.k, args.v };
 
-    // nobody uses the node's own value; the node exists for its place in the graph
+    // no node uses the value of this one, which exists for its place in the graph
     ggml_tensor * node =
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_store-%d", args.il);

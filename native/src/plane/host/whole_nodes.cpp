@@ -1,13 +1,13 @@
-// The node of a layer that is attended whole in every mode: its window slides, or ALiBi adds to its logits. Stock nodes store its rows.
+// The node of a layer attended whole in every mode: its window slides, or ALiBi biases its logits. Stock nodes store its rows.
 //
-//   1. A short ubatch is attended by the decode kernel, stream by stream, each in a workspace of its own.
+//   1. The decode kernel attends a short ubatch, stream by stream, each in its own workspace.
 //   2. The threads of a longer one claim work items, as in prompt_nodes.cpp.
 //
-// Kernels add in blocks of cells. Here blocks begin with the first cell that is seen, so that a window that was put back elsewhere gives the
-// same sums.
+// Kernels sum in blocks of cells. Here blocks start at the first visible cell, so a window that was restored to other cells gives the same
+// sums.
 //
 // Such a layer has no pages: nothing is observed, selected or dropped. The node reads Q, the layer's K and V and the mask. It writes its own value
-// and the workspaces that the other attend nodes use before and behind it; the decoding thread reserves these while it builds the graph.
+// and the workspaces, which the attend nodes before and after it use too; the decoding thread reserves them while it builds the graph.
 #include "plane/host/nodes.h"
 
 #include "state/state.h"
@@ -53,7 +53,7 @@ void run_whole_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     PromptPlan plan = prompt_plan(problems[0].attend, plane.n_threads);
     for (int i = plane.prompt_items.claim(); i < plan.n_items * n_stream; i = plane.prompt_items.claim()) {
         const PromptProblem & problem = problems[i % n_stream];
-        plan.n_cell_blocks = prompt_cell_blocks(problem.attend.n_cells);  // all else is the same in each stream
+        plan.n_cell_blocks = prompt_cell_blocks(problem.attend.n_cells);  // the only difference between streams
         prompt_attend(problem, plan, i / n_stream, plane.prompt_workspaces[ith].data(), selected_isa());
     }
     plane.prompt_items.leave(nth);

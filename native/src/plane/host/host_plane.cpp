@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 namespace edgekv {
 
@@ -20,7 +21,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
-    if (!prior.reserve(priority_bytes(shape))) {
+    if (!prior.reserve(std::max<size_t>(priority_bytes(shape), 1))) {
         throw std::bad_alloc();
     }
     reached.resize(shape.n_stream);

@@ -68,7 +68,7 @@ class Hierarchy:
         self.stats = stats or Stats()
         self.table = PageTable(shape)
         with self.ops:
-            if priority.any():  # in a new context it is zeros that take no memory
+            if not isinstance(priority, np.ndarray) or priority.any():  # zeros in host memory may take none yet
                 priority[...] = 0
             self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)

@@ -78,6 +78,8 @@ def _print(plan: Plan, given: Path | None) -> None:
     _line("planned", f"{plan.n_ctx:,} tokens{of_slots}, mode {plan.mode}, attention on {'the processor' if plan.place == 'host' else plan.place}")
     click.echo()
     _print_parts(plan)
+    if plan.token_bytes:
+        _line("grows", f"{size(plan.start_bytes)} at the start, then {plan.token_bytes:,} bytes a token as tokens come; the table is of a full context")
     click.echo()
     mark = [Column("busy", "", right=False)] if plan.busy else []
     print_rows([asdict(limit) | {"busy": BUSY} for limit in plan.limits], [

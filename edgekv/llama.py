@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
+from edgekv._native import core
 from edgekv.config import KvOptions, option_names
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
 from edgekv.live import measured_heads, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.live.runtime import Runtime
@@ -136,11 +137,15 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call: this Llama is then of no use."""
+        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call: this Llama is then of no use. Raises DoesNotFit
+        if there is no memory for K and V of more tokens; the tokens before stay, and the rest can follow when there is memory."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
             self.kv.raise_failure()
+            if core.refused():
+                raise DoesNotFit(f"there is no memory for K and V of more than these {self.n_tokens:,} tokens; end other programs or "
+                                 "conversations, or read a shorter text") from error
             raise error
 
     def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:

@@ -17,6 +17,7 @@ CALLBACKS = """
 extern "Python" void edgekv_py_attached(edgekv_context *, void *);
 extern "Python" void edgekv_py_detached(edgekv_context *, void *);
 extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
+extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from edgekv.errors import ContextOverflow, EdgeKVError
+from edgekv.errors import ContextOverflow, DoesNotFit, EdgeKVError
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
@@ -239,4 +239,6 @@ def _refusal_of(error: Any) -> EdgeKVError:
         return ContextOverflow(f"the conversation is {n_prompt:,} tokens and the context holds {n_ctx:,}", n_prompt, n_ctx)
     if error.get("code") == "context_length_exceeded":
         return ContextOverflow(f"the conversation does not fit into the context ({error.get('message', 'it gave no figures')})")
+    if error.get("type") == "unavailable_error" and "no memory" in str(error.get("message")):
+        return DoesNotFit(str(error["message"]))
     return EdgeKVError(f"the server refused the request: {error.get('message', 'it gave no reason')}")

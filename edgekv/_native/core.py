@@ -55,7 +55,8 @@ def upstream() -> str:
 def init() -> None:
     _check(lib.edgekv_init())
     callbacks = ffi.new("edgekv_callbacks *", {
-        "attached": lib.edgekv_py_attached, "detached": lib.edgekv_py_detached, "ubatch": lib.edgekv_py_ubatch, "user": ffi.NULL})
+        "attached": lib.edgekv_py_attached, "detached": lib.edgekv_py_detached, "ubatch": lib.edgekv_py_ubatch,
+        "free_bytes": lib.edgekv_py_free_bytes, "user": ffi.NULL})
     _check(lib.edgekv_set_callbacks(callbacks))
 
 
@@ -91,6 +92,21 @@ def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle
     _on_attached, _on_detached, _on_ubatch = attached, detached, ubatch
 
 
+_free_bytes: Callable[[], int] | None = None
+
+
+def set_free_bytes(free_bytes: Callable[[], int]) -> None:
+    """The function that tells how many bytes of host memory can be taken. It is asked before a KV cache takes more: some tens of microseconds in
+    every thousand tokens or so."""
+    global _free_bytes
+    _free_bytes = free_bytes
+
+
+def refused() -> bool:
+    """Whether this thread's newest llama_decode failed because there was no memory for its rows. Nothing was placed."""
+    return bool(lib.edgekv_refused())
+
+
 def _call(function: Callable[[Handle], None] | None, handle: Handle) -> None:
     if function is not None:
         try:
@@ -112,6 +128,11 @@ def edgekv_py_detached(handle, _user):
 @ffi.def_extern()
 def edgekv_py_ubatch(handle, _user):
     _call(_on_ubatch, handle)
+
+
+@ffi.def_extern(error=-1)
+def edgekv_py_free_bytes(_user):
+    return -1 if _free_bytes is None else _free_bytes()
 
 
 # ---- contexts -------------------------------------------------------------------------------------------------------------------

@@ -68,7 +68,8 @@ class Hierarchy:
         self.stats = stats or Stats()
         self.table = PageTable(shape)
         with self.ops:
-            priority[...] = 0
+            if not isinstance(priority, np.ndarray) or priority.any():  # zeros in host memory may take none yet
+                priority[...] = 0
             self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
         self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)

@@ -41,6 +41,7 @@ def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
     global _make
     _make = make
     core.set_callbacks(_attached, _detached, _after_ubatch)
+    core.set_free_bytes(available_bytes)
 
 
 def live() -> list[Runtime]:

@@ -14,7 +14,7 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline, prefers_sparse
-from edgekv.memory.fit import ContextChoice, in_tokens, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
+from edgekv.memory.fit import ContextChoice, cells, in_tokens, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.host import HostRates
@@ -83,6 +83,10 @@ class Plan:
     """EdgeKV's effect on the limit of this machine, in words."""
     flags: tuple[str, ...]
     notes: tuple[str, ...]
+    start_bytes: int = 0
+    """Host memory that is taken at the start, before any token."""
+    token_bytes: int = 0
+    """Host memory that a token takes when it comes, on average."""
     busy: float = 0.0
     """Cores that other programs kept busy during the measurements; above 0.0 speeds, and all that follows from them, are a guess."""
 
@@ -108,13 +112,14 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     speeds = tuple(_speeds(request, roofline, n_ctx))
     limits = tuple(_limits(request, kv, roofline))
     recommended, why = _recommend(request, n_ctx, roofline, limits)
+    start, each = _growth(request, n_ctx, kv)
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
     return Plan(
         model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
         kv_bytes_per_token=shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), mode=kv.mode.value, n_ctx=n_ctx,
         n_slots=request.slots.n, place=place, free=free, parts=parts, problem=problem, limits=limits, users=users(request, kv), speeds=speeds,
         served_layers=len(sparse_layers(shape)), n_layer=shape.n_layer, recommended=recommended.value, why=why,
-        sentence=_sentence(request, limits), flags=tuple(_flags(request, n_ctx, recommended)), notes=tuple(notes),
+        start_bytes=start, token_bytes=each, sentence=_sentence(request, limits), flags=tuple(_flags(request, n_ctx, recommended)), notes=tuple(notes),
         busy=0.0 if host is None or request.room is not None else host.busy)
 
 
@@ -126,6 +131,17 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
     if request.room is not None and kv.mode is KvMode.OFF:
         return max(0, request.room.free - total(fixed, request.room.name)) // each if each else 0
     return max(0, request.available - total(fixed) - NATIVE_BYTES) // each if each else 0
+
+
+def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, int]:
+    """Bytes of host memory at the start, and for each token then. Pinned memory is taken whole at the start, and so is what does not follow the
+    tokens."""
+    whole = request.needed(n_ctx, kv)
+    if request.room is not None:
+        return whole, 0
+    n_tokens = request.slots.n * cells(n_ctx, kv)
+    follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables"))
+    return whole - follow, -(-follow // n_tokens)
 
 
 def _context(request: ContextRequest) -> tuple[ContextChoice, str | None]:

@@ -67,6 +67,7 @@ typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
     void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
     void (*ubatch)(edgekv_context * ctx, void * user);   /* after a completely computed ubatch: at the end of a run, or after each */
+    int64_t (*free_bytes)(void * user);                  /* host memory that can be taken now, asked before a cache takes more; below 0: not known */
     void * user;
 } edgekv_callbacks;
 EDGEKV_API edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks);
@@ -76,6 +77,8 @@ EDGEKV_API const char * edgekv_upstream(void); /* version of the loaded libllama
 
 /* Checks that the loaded libllama fits, reads EDGEKV and EDGEKV_ISA, registers the hooks. Further calls do nothing. */
 EDGEKV_API edgekv_status edgekv_init(void);
+/* Whether this thread's newest llama_decode() failed because there was no memory for its rows. Other tokens stay as they are. */
+EDGEKV_API bool edgekv_refused(void);
 EDGEKV_API bool edgekv_enabled(void); /* false before edgekv_init() and with EDGEKV=0 */
 
 /* For a program that owns its process. From now on an abort, a fatal signal or an uncaught exception in any native code prints one

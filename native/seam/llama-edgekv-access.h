@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 // null: no table is registered
 const llama_edgekv_hooks * llama_edgekv_get_hooks();
@@ -80,6 +81,17 @@ struct llama_edgekv_access {
         return hybrid ? hybrid->get_mem_idx() : nullptr;
     }
 
+    // all caches of a context: plain, of an index, of windows
+    static std::vector<llama_kv_cache *> caches(const llama_context * lctx) {
+        std::vector<llama_kv_cache *> found;
+        for (auto * kv : { cache(lctx), index(lctx), besides(lctx).windows }) {
+            if (kv) {
+                found.push_back(kv);
+            }
+        }
+        return found;
+    }
+
     static llama_edgekv_besides besides(const llama_context * lctx) {
         auto * memory = lctx->get_memory();
         if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
@@ -116,6 +128,18 @@ struct llama_edgekv_access {
 
     // the cache uses another context's cells, and its K and V in some or all layers
     static bool is_guest(const llama_kv_cache & kv) { return kv.other != nullptr; }
+
+    static bool copies_wait(const llama_kv_cache & kv) { return !kv.sc_info.empty(); }
+
+    static const std::vector<llama_kv_cache::kv_layer> & layers(const llama_kv_cache & kv) { return kv.layers; }
+
+    static llama_edgekv_clock & clock(llama_kv_cells & cells) { return cells.edgekv_clock; }
+
+    static ggml_tensor * shifted(
+            const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_tensor * k, ggml_tensor * shift,
+            const llama_edgekv_shift & how) {
+        return kv.build_rope_shift(cparams, ctx, k, shift, how.rot, how.factors, how.freq_base, how.freq_scale, how.il);
+    }
 
     static uint32_t n_streams(const llama_kv_cache & kv) { return static_cast<uint32_t>(kv.v_cells.size()); }
 

@@ -87,7 +87,9 @@ int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_
     if (!kv || llama_edgekv_access::is_guest(*kv) || stream >= kv->get_n_stream()) {
         return 0;
     }
-    return llama_edgekv_access::free_cells(*kv, stream, cells, n);
+    const int n_freed = llama_edgekv_access::free_cells(*kv, stream, cells, n);
+    llama_edgekv_give_back(*kv);
+    return n_freed;
 }
 
 void llama_edgekv_allow_gaps(llama_context * lctx) {

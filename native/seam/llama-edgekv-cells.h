@@ -66,7 +66,10 @@ public:
 
     void set(uint32_t i, uint64_t t) { cell_time[i] = t; }
 
-    void resize(uint32_t n) { cell_time.resize(n); }
+    void resize(uint32_t n) {
+        cell_time.resize(n);
+        placed.clear();
+    }
 
     // A cell changes, and its rows may move or go to other tokens. Waits while the cell is held.
     void touch(uint32_t i) {
@@ -106,6 +109,45 @@ public:
         return true;
     }
 
+    // Calls each(first, end) with the runs of blocks without a token in which cells were touched since they were last named here; runs reach as far
+    // as the empty blocks around them. `is_empty` tells of a cell.
+    template <class IsEmpty, class Each>
+    void each_left(IsEmpty && is_empty, Each && each) {
+        const auto empty = [&](uint32_t block) {
+            for (uint32_t i = block*kBlock; i < std::min<size_t>((block + size_t(1))*kBlock, cell_time.size()); ++i) {
+                if (!is_empty(i)) {
+                    return false;
+                }
+            }
+            return true;
+        };
+        for (uint32_t block = 0; block < placed.size(); ++block) {
+            if (!placed[block] || !empty(block)) {
+                continue;
+            }
+            uint32_t first = block, end = block + 1;
+            while (first > 0 && empty(first - 1)) {
+                --first;
+            }
+            while (end < placed.size() && empty(end)) {
+                ++end;
+            }
+            std::fill(placed.begin() + first, placed.begin() + end, uint8_t(0));
+            each(first*kBlock, std::min<uint32_t>(end*kBlock, static_cast<uint32_t>(cell_time.size())));
+            block = end - 1;
+        }
+    }
+
+    // one past the last cell whose block was touched since each_left() named it
+    uint32_t placed_end() const {
+        for (size_t block = placed.size(); block > 0; --block) {
+            if (placed[block - 1]) {
+                return static_cast<uint32_t>(std::min<size_t>(block*kBlock, cell_time.size()));
+            }
+        }
+        return 0;
+    }
+
     // For the decoding thread. A holder keeps the pointer, because the clock may be destroyed as soon as nothing is held.
     const std::shared_ptr<llama_edgekv_holds> & holding() {
         if (!holds) {
@@ -136,6 +178,7 @@ private:
     std::shared_ptr<llama_edgekv_holds> holds;  // null: no cell was ever held
 
     static constexpr uint32_t kLog  = 1024;  // ranges: a batch of 2,048 tokens is placed twice and takes 64
+    static constexpr uint32_t kBlock = 256;  // cells whose rows get memory, and give it back, together
     static constexpr uint32_t kSpan = 64;  // most cells of a range: a reader looks at all of them for one change
 
     struct touched {
@@ -147,6 +190,10 @@ private:
         if (log.empty()) {
             log.resize(kLog);  // not in resize(): prepare's copies are never touched
         }
+        if (placed.empty()) {
+            placed.resize((cell_time.size() + kBlock - 1)/kBlock);
+        }
+        placed[i/kBlock] = 1;
         if (const touched & range = log[newest]; i < range.first || i > range.end || i - range.first >= kSpan) {
             newest    = (newest + 1)%kLog;
             forgotten = std::max(forgotten, log[newest].last);
@@ -159,6 +206,7 @@ private:
     uint64_t time = 0;
     std::vector<uint64_t> cell_time;
 
+    std::vector<uint8_t> placed;  // [block]
     std::vector<touched> log;  // a ring
     uint32_t newest    = 0;
     uint64_t forgotten = 0;  // the log has lost the touches up to this time

@@ -1,55 +1,9 @@
-// The kind of a layer, the place of its K and V, and the size of its cache.
+// The kind of a layer, and the size of its cache.
 #include "llama-edgekv-access.h"
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 //
 // call sites
 //
-
-// the layer has a plain cache of its own for K and V
-static bool plain_cache(const llama_hparams & hparams, int il) {
-    return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
-}
-
-ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
-    const auto * hooks   = llama_edgekv_get_hooks();
-    const auto & hparams = model.hparams;
-    auto *       device  = model.dev_layer(il);
-    if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-        return buft;
-    }
-    for (int other = 0; other < static_cast<int>(hparams.n_layer()); ++other) {
-        if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
-            return buft;
-        }
-    }
-    if (!hooks->home_on_host(device)) {
-        return buft;
-    }
-
-    // pinned, if the device's backend has such memory
-    auto * host = ggml_backend_dev_host_buffer_type(device);
-
-    return host ? host : ggml_backend_cpu_buffer_type();
-}
-
-void llama_edgekv_huge_pages([[maybe_unused]] ggml_backend_buffer_t buf) {
-#ifdef __linux__
-    if (!llama_edgekv_get_hooks() || ggml_backend_buffer_get_type(buf) != ggml_backend_cpu_buffer_type()) {
-        return;
-    }
-    const uintptr_t huge  = uintptr_t{2} << 20;
-    const uintptr_t base  = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buf));
-    const uintptr_t first = (base + huge - 1)/huge*huge;
-    const uintptr_t end   = (base + ggml_backend_buffer_get_size(buf))/huge*huge;
-    if (first < end) {
-        madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);  // if refused, the cache has small pages
-    }
-#endif
-}
 
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
     const auto * hooks   = llama_edgekv_get_hooks();

@@ -122,6 +122,9 @@ bool llama_edgekv_add_cells(
         ubatch.seq_id[i]   = &seq;
     }
 
+    if (!llama_edgekv_may_take(llama_edgekv_growth(lctx, seq_id, n), true)) {
+        return false;
+    }
     const auto place = llama_edgekv_access::cache(lctx)->find_slot(ubatch, false);
     if (place.empty()) {
         return false;

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 16
+#define LLAMA_EDGEKV_ABI 17
 
 #ifdef __cplusplus
 extern "C" {
@@ -100,6 +100,12 @@ struct llama_edgekv_hooks {
 
     // see llama_edgekv_set_prompts()
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
+
+    // whether caches in host memory grow
+    bool (*grows)(void);
+
+    // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
+    int64_t (*free_bytes)(void);
 };
 
 // ---- exports of libllama, for libedgekv --------------------------------------------------------------------------------------
@@ -197,6 +203,13 @@ LLAMA_API int llama_edgekv_get_changed(
 // nothing decodes.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
+// The bytes that K and V of n more tokens of a sequence take, beyond the memory that the caches have; 0: none, or not in growing memory.
+LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, int seq_id, int n);
+// Whether so many bytes can be taken now. early: for a batch that is not built yet, which must not be refused later.
+LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
+// whether the newest llama_decode() of this thread failed for want of such memory
+LLAMA_API bool llama_edgekv_refused(void);
+
 // Holds cells of a stream, so that another thread can read their K/V rows while ubatches are computed: a call that would move or remove the
 // cells, or free the context, waits for their release. Call it on the decoding thread, between two ubatches. Null: the context has no plain
 // cache of its own, or no such stream. Any thread may release cells, in order: the first n, or all with the handle.
@@ -280,10 +293,12 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 
 // ---- for the patched call sites ----------------------------------------------------------------------------------------------
 
+struct llama_cparams;
 struct llm_graph_context;
 struct llama_model;
 struct llama_ubatch;
 class  llama_io_read_i;
+class  llama_kv_cache;
 class  llama_kv_cache_context;
 
 void llama_edgekv_context_created(llama_context * lctx);
@@ -328,8 +343,33 @@ ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const 
 // the buffer type for layer il's K and V; upstream's is `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
-// Asks for huge pages for a KV cache in host memory that is allocated and not yet written. Scattered rows then cause fewer TLB misses.
-void llama_edgekv_huge_pages(ggml_backend_buffer_t buf);
+// the same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages
+ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);
+
+// Gives back the memory of cells that have been emptied, in whole huge pages. Their rows then are zeros. Whoever reads cells has been waited for.
+void llama_edgekv_give_back(llama_kv_cache & kv);
+
+// Copies the i-th of some streams to another, in a layer of the cache, as far as tokens need the rows. false: upstream's copy of the whole
+// stream serves.
+bool llama_edgekv_copy_rows(
+        const llama_kv_cache & kv, const std::vector<uint32_t> & from, const std::vector<uint32_t> & to, size_t i, uint32_t layer);
+
+// what build_rope_shift() takes besides rows
+struct llama_edgekv_shift {
+    ggml_tensor * rot;
+    ggml_tensor * factors;
+    float freq_base;
+    float freq_scale;
+    uint32_t il;
+};
+
+// Builds the K-shift of a layer's rows that move; `k` has all rows. false: upstream's shift of all rows serves.
+bool llama_edgekv_build_shift(
+        const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
+        const llama_edgekv_shift & how);
+
+// Whether there is memory for a batch's rows; the log says if not. No cell has been placed yet.
+bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch);
 
 // Labels in a saved state. A cell read by a sparse prompt gets one more sequence as its label, with a number that no sequence has.
 void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);

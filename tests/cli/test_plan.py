@@ -51,6 +51,7 @@ def test_table(tmp_path, measured):
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
                   "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
         assert words in result.stdout, words
+    assert "at the start, then " in result.stdout and "bytes a token as tokens come" in result.stdout
     assert "measuring this machine once: weights q4_0 2048x8192" in result.stderr and measured == ["q4_0"]
     again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]

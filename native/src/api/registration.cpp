@@ -157,6 +157,11 @@ void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     }
 }
 
+int64_t on_free_bytes() {
+    const auto callbacks = current_callbacks();
+    return callbacks.free_bytes ? callbacks.free_bytes(callbacks.user) : -1;
+}
+
 const char * on_ubatch_failure(llama_context * lctx) {
     edgekv_context * ctx = find_active(lctx);
     return ctx ? ctx->failure() : nullptr;
@@ -164,7 +169,7 @@ const char * on_ubatch_failure(llama_context * lctx) {
 
 const llama_edgekv_hooks kHooks = {
     on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells, on_prompts,
+    on_kv_cells, on_prompts, hooks_enabled, on_free_bytes,
 };
 
 }  // namespace
@@ -236,6 +241,8 @@ edgekv_status edgekv_init(void) {
     lib.initialised = true;
     return EDGEKV_OK;
 }
+
+bool edgekv_refused(void) { return llama_edgekv_refused(); }
 
 bool edgekv_enabled(void) { return hooks_enabled(); }
 

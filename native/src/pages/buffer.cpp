@@ -4,7 +4,25 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 namespace edgekv {
+namespace {
+
+#ifdef __linux__
+// Advises the kernel about the whole pages among some bytes; false: there are none, or it refuses.
+bool advise(char * from, size_t n_bytes, int advice, char *& first, char *& end) {
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    first = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(from) + page - 1) / page * page);
+    end   = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(from) + n_bytes) / page * page);
+    return first < end && madvise(first, static_cast<size_t>(end - first), advice) == 0;
+}
+#endif
+
+}  // namespace
 
 void Buffer::Free::operator()(char * p) const { std::free(p); }
 
@@ -26,5 +44,25 @@ bool Buffer::reserve(size_t n_bytes) {
 }
 
 void Buffer::zero(size_t offset, size_t n_bytes) { std::memset(ptr + offset, 0, n_bytes); }
+
+void Buffer::give_back(size_t offset, size_t n_bytes) {
+    char * from = ptr + offset;
+#ifdef __linux__
+    char * first, * end;
+    if (advise(from, n_bytes, MADV_DONTNEED, first, end)) {
+        std::memset(from, 0, static_cast<size_t>(first - from));
+        std::memset(end, 0, static_cast<size_t>(from + n_bytes - end));
+        return;
+    }
+#endif
+    std::memset(from, 0, n_bytes);
+}
+
+void Buffer::in_small_pages() {
+#ifdef __linux__
+    char * first, * end;
+    advise(ptr, n, MADV_NOHUGEPAGE, first, end);  // if refused, it takes more memory than it needs
+#endif
+}
 
 }  // namespace edgekv

@@ -12,6 +12,10 @@ class Buffer {
 public:
     bool reserve(size_t n_bytes);  // growing loses the contents; false: out of memory, nothing changed
     void zero(size_t offset, size_t n_bytes);
+    // The bytes are zeros again, and whole pages among them take no memory until they are written.
+    void give_back(size_t offset, size_t n_bytes);
+    // Takes memory in the smallest pages from now on, where large ones would take it for bytes that are never written.
+    void in_small_pages();
 
     char * data() const { return ptr; }
     size_t size() const { return n; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "edgekv.h"
+#include "pages/buffer.h"
 #include "pages/shape.h"
 
 #include <cassert>
@@ -21,15 +22,17 @@ public:
     bool any(int layer) const { assert(layer >= 0 && layer < dims.n_layers); return of_layer[layer] > 0; }
     const uint8_t * of(int layer, int stream, int head) const {  // [page of the stream]
         assert(dims.has(layer, head, 0) && dims.has_stream(stream));
-        return dropped.data() + dims.entry_of_stream(layer, stream, head);
+        return data() + dims.entry_of_stream(layer, stream, head);
     }
-    const uint8_t * data() const { return dropped.data(); }
-    size_t bytes() const { return dropped.size(); }
+    const uint8_t * data() const { return reinterpret_cast<const uint8_t *>(dropped.data()); }
+    size_t bytes() const { return dims.n_entries(); }
     static size_t bytes_of(const PageShape & shape) { return shape.n_entries(); }
 
 private:
     PageShape dims = {};
-    std::vector<uint8_t> dropped;
+    uint8_t & of_entry(size_t entry) { return reinterpret_cast<uint8_t *>(dropped.data())[entry]; }
+
+    Buffer dropped;
     std::vector<int64_t> of_layer;
     int64_t total = 0;
 };

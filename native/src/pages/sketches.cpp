@@ -27,6 +27,7 @@ bool Sketches::reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, 
         made = false;
         return false;
     }
+    fresh.in_small_pages();  // a head's sketches lie apart from the next one's
     r = { kind, head_dim, n_head_kv, stream_bytes, std::move(fresh) };
     return true;
 }
@@ -35,6 +36,20 @@ Sketch Sketches::of(int layer, int stream) const {
     assert(layer >= 0 && layer < dims.n_layers && dims.has_stream(stream));
     const OfLayer & r = layers[layer];
     return { r.kind, r.head_dim, r.n_head_kv, dims.n_groups(), r.data.data() ? r.data.data() + stream * r.stream_bytes : nullptr };
+}
+
+void Sketches::give_back(int stream, int first, int end) {
+    assert(dims.has_stream(stream) && first >= 0 && first <= end && end <= dims.n_groups());
+    for (OfLayer & r : layers) {
+        if (!r.data.data()) {
+            continue;
+        }
+        for (int head = 0; head < r.n_head_kv; ++head) {
+            for (const SketchBytes & bytes : sketch_bytes_of_groups(r.head_dim, dims.n_groups(), head, first, end)) {
+                r.data.give_back(stream * r.stream_bytes + bytes.offset, bytes.n);
+            }
+        }
+    }
 }
 
 size_t Sketches::bytes() const {

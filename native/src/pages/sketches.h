@@ -15,6 +15,7 @@ public:
     // Reserves memory for a layer's sketches of a kind. made: the kind or the layer is new, and all sketches must be built. false: out of memory
     bool reserve(int layer, SketchKind kind, int head_dim, int n_head_kv, bool & made);
     Sketch of(int layer, int stream) const;  // data null: there is none
+    void give_back(int stream, int first, int end);  // the memory of groups that hold no keys
     size_t bytes() const;
 
 private:

@@ -9,6 +9,7 @@
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -31,6 +32,12 @@ struct Sketch {
 };
 
 size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups);
+
+struct SketchBytes {
+    size_t offset, n;
+};
+// The bytes that hold groups [first, end) of a head, and nothing else; their offsets count from `data`.
+std::array<SketchBytes, 2> sketch_bytes_of_groups(int head_dim, int n_groups, int head, int first, int end);
 
 // K of the same layer and stream, as in AttendProblem.
 struct SketchKeys {

@@ -22,4 +22,14 @@ size_t sketch_bytes(SketchKind kind, int head_dim, int n_head_kv, int n_groups) 
     return kind == SketchKind::none ? 0 : static_cast<size_t>(n_head_kv) * sketch_layout(head_dim, n_groups).head_bytes;
 }
 
+std::array<SketchBytes, 2> sketch_bytes_of_groups(int head_dim, int n_groups, int head, int first, int end) {
+    const SketchLayout layout = sketch_layout(head_dim, n_groups);
+    const size_t begin = static_cast<size_t>(head) * layout.head_bytes;
+    const auto   part  = [&](size_t at, int bytes) {
+        return SketchBytes{ begin + at + static_cast<size_t>(first) * static_cast<size_t>(bytes),
+                            static_cast<size_t>(end - first) * static_cast<size_t>(bytes) };
+    };
+    return { part(0, layout.code_bytes), part(layout.params_offset, layout.param_bytes) };
+}
+
 }  // namespace edgekv

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 namespace edgekv {
 
@@ -20,7 +21,10 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
-    prior = std::make_unique<float[]>(shape.n_entries());
+    if (!prior.reserve(std::max<size_t>(priority_bytes(shape), 1))) {
+        throw std::bad_alloc();
+    }
+    reached.resize(shape.n_stream);
     // at most one run of a stream selects
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
@@ -149,9 +153,7 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     sketched.store(false, std::memory_order_relaxed);
     attended.store(Attended::none, std::memory_order_relaxed);
     n_last_observed.store(0, std::memory_order_relaxed);
-    if (ubatch.clear_observation) {
-        observation.zero(0, observation_bytes(ctx.shape));
-    }
+    follow_cells(ubatch.clear_observation);
     ctx.pages.table.touched_taken();
     for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
         for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
@@ -166,6 +168,30 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     }
     evicts    = drops.any();
     n_threads = std::max(n_threads, threads);
+}
+
+// Pages behind a stream's last token are not observed, and take no memory. Sketches of groups that lost their tokens give it back.
+void HostPlane::follow_cells(bool clear_observation) {
+    constexpr int kGroups = 16;  // not for a few tokens that come and go
+    const PageShape & shape = ctx.shape;
+    for (int s = 0; s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells = {};
+        llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells);
+        const int end = static_cast<int>(cells.used_end);
+
+        Reached & before = reached[s];
+        for (size_t i = 0; clear_observation && i < 2 * static_cast<size_t>(shape.n_layers) * shape.n_heads; ++i) {
+            observation.zero((i * shape.n_pages + static_cast<size_t>(s) * shape.pages_per_stream) * sizeof(float), before.pages * sizeof(float));
+        }
+        before.pages = std::max(clear_observation ? 0 : before.pages, (end + shape.page_tokens - 1) / shape.page_tokens);
+
+        const int n_groups = (end + kGroupCells - 1) / kGroupCells;
+        if (n_groups + kGroups <= before.groups) {
+            sketches.give_back(s, n_groups, before.groups);
+            before.groups = n_groups;
+        }
+        before.groups = std::max(before.groups, n_groups);
+    }
 }
 
 UbatchDone HostPlane::do_end(bool) {
@@ -235,7 +261,7 @@ RowLists & HostPlane::lists_of(HostLayer & layer, const TokenRun & run) {
 
 float * HostPlane::priority(int layer, int stream, int head) const {
     assert(ctx.shape.has(layer, head, 0) && ctx.shape.has_stream(stream));
-    return prior.get() + ctx.shape.entry_of_stream(layer, stream, head);
+    return reinterpret_cast<float *>(prior.data()) + ctx.shape.entry_of_stream(layer, stream, head);
 }
 
 float * HostPlane::mass(int which, int layer, int stream) const {
@@ -249,7 +275,7 @@ float * HostPlane::mass(int which, int layer, int stream) const {
 
 PageArrays HostPlane::arrays() const {
     const float * mass = reinterpret_cast<const float *>(observation.data());
-    return { prior.get(), drops.data(), mass, mass + ctx.shape.n_entries() };
+    return { reinterpret_cast<float *>(prior.data()), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
 void HostPlane::do_add_selected(edgekv_selected * out, int stream) const {

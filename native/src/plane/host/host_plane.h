@@ -131,6 +131,7 @@ private:
     ggml_tensor * do_build_whole(const Layer & layer, const llama_edgekv_attend & args) override;
 
     void build_anew();
+    void follow_cells(bool clear_observation);
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sparse(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
@@ -140,7 +141,12 @@ private:
     std::vector<WholeLayer> wholes;
     bool builds = false;  // this ubatch builds a graph
     std::vector<RowLists> lists;  // of the layer that selected last and attends next
-    std::unique_ptr<float[]> prior;  // the priority of each page
+    Buffer prior;                 // the priority of each page
+    struct Reached {
+        int pages  = 0;  // up to the last one that may be observed in this run
+        int groups = 0;  // up to the last one that may have a sketch
+    };
+    std::vector<Reached> reached;  // [stream]
     Buffer observation;           // mass_max, then mass_sum
 };
 

@@ -1,0 +1,348 @@
+// The home of rows in host memory: addresses for all cells, memory where tokens are.
+//
+// A cache on the processor lies in a mapping of its own, which the kernel gives as zeros, page by page, when it is first written. What holds no
+// tokens any more is given back in whole huge pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first
+// tokens take one of each.
+#include "llama-edgekv-access.h"
+
+#include "ggml-backend-impl.h"
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+constexpr size_t kHuge = size_t{2} << 20;
+
+size_t round_up(size_t n) { return (n + kHuge - 1)/kHuge*kHuge; }
+
+// the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
+size_t padded(const ggml_tensor * rows) { return ggml_nbytes(rows) < 128*kHuge ? ggml_nbytes(rows) : round_up(ggml_nbytes(rows)); }
+
+#ifdef __linux__
+
+// Huge pages, because sampling reads scattered rows: with pages of 4 KiB each costs a walk of the page table, in a virtual machine a nested one.
+// No reserve, because a context may have more cells than will ever hold tokens; what is free is asked when they come.
+void * map(size_t n_bytes) {
+    void * whole = mmap(nullptr, n_bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (whole == MAP_FAILED) {
+        return nullptr;
+    }
+    const uintptr_t first = reinterpret_cast<uintptr_t>(whole);
+    const uintptr_t base  = round_up(first);
+    if (base > first) {
+        munmap(whole, base - first);
+    }
+    munmap(reinterpret_cast<void *>(base + n_bytes), kHuge - (base - first));
+    madvise(reinterpret_cast<void *>(base), n_bytes, MADV_HUGEPAGE);  // if refused, the cache has small pages
+    return reinterpret_cast<void *>(base);
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) { munmap(buffer->context, round_up(buffer->size)); }
+
+void * get_base(ggml_backend_buffer_t buffer) { return buffer->context; }
+
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+}
+
+bool copy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!ggml_backend_buffer_is_host(src->buffer)) {
+        return false;
+    }
+    std::memcpy(dst->data, src->data, ggml_nbytes(src));
+    return true;
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    if (value != 0 || madvise(buffer->context, round_up(buffer->size), MADV_DONTNEED) != 0) {
+        std::memset(buffer->context, value, buffer->size);
+    }
+}
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
+    void * memory = map(round_up(n_bytes));
+    if (!memory) {
+        LLAMA_LOG_ERROR("edgekv: there are no addresses for a KV cache of %zu bytes\n", n_bytes);
+        return nullptr;
+    }
+    ggml_backend_buffer_i calls = {};
+    calls.free_buffer   = free_buffer;
+    calls.get_base      = get_base;
+    calls.memset_tensor = memset_tensor;
+    calls.set_tensor    = set_tensor;
+    calls.get_tensor    = get_tensor;
+    calls.cpy_tensor    = copy_tensor;
+    calls.clear         = clear;
+    return ggml_backend_buffer_init(type, calls, memory, n_bytes);
+}
+
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return padded(tensor); }
+
+ggml_backend_buffer_type_t growing_type() {
+    static ggml_backend_buffer_type type = [] {
+        ggml_backend_buffer_type made = *ggml_backend_cpu_buffer_type();  // its name, alignment and place
+        made.iface.alloc_buffer   = alloc_buffer;
+        made.iface.get_alloc_size = alloc_size;
+        return made;
+    }();
+    return &type;
+}
+
+#else
+
+ggml_backend_buffer_type_t growing_type() { return nullptr; }
+
+#endif
+
+bool active() {
+    const auto * hooks = llama_edgekv_get_hooks();
+    return hooks && hooks->grows();
+}
+
+bool grows(const ggml_tensor * rows) { return rows && rows->buffer && rows->buffer->buft == growing_type(); }
+
+// K and V, null or not, of each layer that grows; not those that a layer shares with an earlier one
+std::vector<const ggml_tensor *> growing(const llama_kv_cache & kv) {
+    std::vector<const ggml_tensor *> found;
+    for (const auto & layer : llama_edgekv_access::layers(kv)) {
+        for (const ggml_tensor * rows : { layer.k, layer.v }) {
+            if (grows(rows) && !llama_edgekv_access::v_transposed(kv)) {
+                found.push_back(rows);
+            }
+        }
+    }
+    return found;
+}
+
+using span = std::pair<uintptr_t, uintptr_t>;
+
+// Gives back the whole huge pages of these spans; those that only padding parts are one.
+void give_back(std::vector<span> & spans) {
+#ifdef __linux__
+    std::sort(spans.begin(), spans.end());
+    for (size_t i = 0; i < spans.size();) {
+        span whole = spans[i];
+        for (++i; i < spans.size() && spans[i].first < whole.second + 64; ++i) {
+            whole.second = std::max(whole.second, spans[i].second);
+        }
+        const uintptr_t first = round_up(whole.first);
+        const uintptr_t end   = whole.second/kHuge*kHuge;
+        if (first < end) {
+            madvise(reinterpret_cast<void *>(first), end - first, MADV_DONTNEED);
+        }
+    }
+#else
+    (void) spans;
+#endif
+}
+
+// The bytes that rows of a stream's first n cells take, in whole huge pages.
+size_t taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
+    size_t sum = 0;
+    for (const ggml_tensor * rows : tensors) {
+        sum += std::min(round_up(n*rows->nb[1]), rows->nb[2]);
+    }
+    return sum;
+}
+
+}  // namespace
+
+//
+// call sites
+//
+
+// the layer has a plain cache of its own for K and V
+static bool plain_cache(const llama_hparams & hparams, int il) {
+    return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
+}
+
+ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
+    const auto * hooks   = llama_edgekv_get_hooks();
+    const auto & hparams = model.hparams;
+    auto *       device  = model.dev_layer(il);
+    if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return buft;
+    }
+    for (int other = 0; other < static_cast<int>(hparams.n_layer()); ++other) {
+        if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
+            return buft;
+        }
+    }
+    if (!hooks->home_on_host(device)) {
+        return buft;
+    }
+
+    // pinned, if the device's backend has such memory
+    auto * host = ggml_backend_dev_host_buffer_type(device);
+
+    return host ? host : ggml_backend_cpu_buffer_type();
+}
+
+ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft) {
+    auto * type = growing_type();
+    return type && active() && buft == ggml_backend_cpu_buffer_type() ? type : buft;
+}
+
+void llama_edgekv_give_back(llama_kv_cache & kv) {
+    if (llama_edgekv_access::is_guest(kv) || llama_edgekv_access::copies_wait(kv)) {  // a copy of a stream may need rows of removed tokens
+        return;
+    }
+    std::vector<const ggml_tensor *> tensors;
+    std::vector<span> spans;
+    for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
+        llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
+        llama_edgekv_access::clock(cells).each_left([&](uint32_t i) { return cells.is_empty(i); }, [&](uint32_t first, uint32_t end) {
+            if (tensors.empty()) {
+                tensors = growing(kv);
+            }
+            for (const ggml_tensor * rows : tensors) {
+                const uintptr_t begin = reinterpret_cast<uintptr_t>(rows->data) + s*rows->nb[2];
+                const bool      last  = end == cells.size() && s + 1 == llama_edgekv_access::n_streams(kv);  // with the padding behind it
+                spans.emplace_back(begin + first*rows->nb[1], last ? reinterpret_cast<uintptr_t>(rows->data) + padded(rows) : begin + end*rows->nb[1]);
+            }
+        });
+    }
+    give_back(spans);
+}
+
+bool llama_edgekv_copy_rows(
+        const llama_kv_cache & kv, const std::vector<uint32_t> & from, const std::vector<uint32_t> & to, size_t i, uint32_t layer) {
+    if (!active()) {
+        return false;
+    }
+    // rows of the destination, and of those that are copied from it afterwards: its own tokens may have been removed meanwhile
+    std::vector<uint32_t> reached = { to[i] };
+    size_t n = llama_edgekv_access::cells(kv, to[i]).used_max_p1();
+    for (size_t j = i + 1; j < to.size(); ++j) {
+        if (std::find(reached.begin(), reached.end(), from[j]) != reached.end()) {
+            reached.push_back(to[j]);
+            n = std::max<size_t>(n, llama_edgekv_access::cells(kv, to[j]).used_max_p1());
+        }
+    }
+    const auto & of = llama_edgekv_access::layers(kv)[layer];
+    if (!grows(of.k) || (of.v && (!grows(of.v) || llama_edgekv_access::v_transposed(kv)))) {
+        return false;
+    }
+    for (const ggml_tensor * rows : { of.k, of.v }) {
+        if (rows) {
+            char * first = static_cast<char *>(rows->data);
+            std::memcpy(first + to[i]*rows->nb[2], first + from[i]*rows->nb[2], n*rows->nb[1]);
+        }
+    }
+    return true;
+}
+
+bool llama_edgekv_build_shift(
+        const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
+        const llama_edgekv_shift & how) {
+    struct moved {
+        uint32_t stream, first, end;
+    };
+    std::vector<moved> streams;
+    for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
+        const llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
+        const auto stays = [&](uint32_t i) { return cells.is_empty(i) || cells.get_shift(i) == 0; };
+        uint32_t first = cells.used_min(), end = cells.used_max_p1();
+        while (first < end && stays(first)) {
+            ++first;
+        }
+        while (first < end && stays(end - 1)) {
+            --end;
+        }
+        if (first < end) {
+            streams.push_back({ s, first, end });
+        }
+    }
+    // a graph has room for the nodes of one shift of each layer, and for some more
+    constexpr size_t kNodes = 16;
+    if (!active() || streams.empty() || llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
+        return false;
+    }
+    for (const moved & m : streams) {
+        const size_t at = static_cast<size_t>(m.stream)*kv.get_size() + m.first;
+        const int64_t n = m.end - m.first;
+        ggml_build_forward_expand(gf, llama_edgekv_access::shifted(
+            kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], at*k->nb[2]),
+            ggml_view_1d(ctx, shift, n, at*sizeof(int32_t)), how));
+    }
+    return true;
+}
+
+//
+// what is free when a cache grows
+//
+
+static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n) {
+    llama_kv_cells & cells = llama_edgekv_access::cells(kv, stream);
+    const uint32_t placed  = llama_edgekv_access::clock(cells).placed_end();
+    const uint32_t end     = std::min(cells.size(), cells.used_max_p1() + static_cast<uint32_t>(n));
+    if (end <= placed) {
+        return 0;
+    }
+    const auto tensors = growing(kv);
+    return taken(tensors, end) - taken(tensors, placed);
+}
+
+int64_t llama_edgekv_growth(const llama_context * lctx, int seq_id, int n) {
+    int64_t sum = 0;
+    for (const llama_kv_cache * kv : llama_edgekv_access::caches(lctx)) {
+        if (!llama_edgekv_access::is_guest(*kv) && n > 0 && seq_id >= 0 && seq_id < static_cast<int>(kv->get_n_seq_max())) {
+            sum += growth_of(*kv, kv->get_stream(seq_id), n);
+        }
+    }
+    return sum;
+}
+
+// Bytes that a program has left for everything else when a cache stops to grow: sketches, workspaces, answers. A server asks for twice as much
+// before a batch, so that the batch is not refused, which would end all answers.
+constexpr int64_t kBesides = int64_t{32} << 20;
+
+bool llama_edgekv_may_take(int64_t n_bytes, bool early) {
+    if (!active() || n_bytes <= 0) {
+        return true;
+    }
+    const int64_t free = llama_edgekv_get_hooks()->free_bytes();
+    return free < 0 || n_bytes + (early ? 2 : 1)*kBesides <= free;
+}
+
+static thread_local bool t_refused = false;
+
+bool llama_edgekv_refused(void) { return t_refused; }
+
+bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) {
+    t_refused = false;
+    if (!active()) {
+        return true;
+    }
+    std::map<llama_seq_id, int> n_of;
+    for (int i = 0; i < batch.n_tokens; ++i) {
+        n_of[batch.seq_id[i][0]]++;
+    }
+    int64_t sum = 0;
+    for (const auto & [seq_id, n] : n_of) {
+        sum += llama_edgekv_growth(lctx, seq_id, n);
+    }
+    if (llama_edgekv_may_take(sum, false)) {
+        return true;
+    }
+    t_refused = true;
+    LLAMA_LOG_ERROR("edgekv: K and V of %d more tokens take %.1f MiB, and there is not so much memory\n", batch.n_tokens, sum/1048576.0);
+    return false;
+}

@@ -1,0 +1,217 @@
+"""The cache takes memory where tokens are: resident memory follows them, goes back when they go, and a context that cannot grow says so."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.contexts import attached
+
+from edgekv._native import core
+from edgekv.errors import DoesNotFit
+from edgekv.memory.available import available_bytes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere llama.cpp allocates the cache")
+
+MIB = 1 << 20
+HUGE = 2 * MIB
+N_CTX = 1 << 17
+SHAPE = {"n_layer": 8, "n_head": 8, "n_head_kv": 8, "head_dim": 128, "n_ctx_train": N_CTX}
+ROW = 8 * 128 * 2
+"""Bytes of K of a token in a layer, in f16."""
+CELLS = HUGE // ROW
+"""Tokens of a huge page."""
+BESIDES = 24 * MIB
+"""Sketches, tables, buffers of a graph, logits."""
+
+RESIDENT = """
+    import json, sys
+    sys.path.insert(0, sys.argv[2])
+    from support.contexts import attached
+    from edgekv.config import KvOptions
+    import llama_cpp
+
+    def anonymous():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
+
+    def read(context, n, sequence=0, first=0):
+        for at in range(first, first + n, 64):
+            k = min(64, first + n - at)
+            context.decode([260 + i % 90 for i in range(at, at + k)], range(at, at + k), [sequence] * k)
+
+    found = {}
+"""
+
+
+def resident(path: Path, code: str) -> dict[str, int]:
+    """What `code` put into `found`, in a process of its own: bytes of anonymous memory."""
+    support = Path(__file__).resolve().parent.parent
+    script = textwrap.dedent(RESIDENT) + textwrap.dedent(code) + "\nprint(json.dumps(found))\n"
+    done = subprocess.run([sys.executable, "-c", script, str(path), str(support)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+def test_memory_follows_the_tokens(synthetic, mode):
+    found = resident(synthetic("llama", **SHAPE), f"""
+        from pathlib import Path
+        for n_ctx in (2048, {N_CTX}):
+            with attached(Path(sys.argv[1]), KvOptions(mode="{mode}"), n_ctx=n_ctx, n_seq=1) as (context, run):
+                read(context, 1)
+                found[f"first {{n_ctx}}"] = anonymous()
+                read(context, {CELLS}, first=1)
+                found[f"more {{n_ctx}}"] = anonymous()
+                found[f"cells {{n_ctx}}"] = run.memory().n_cells
+        """)
+    assert found[f"cells {N_CTX}"] == N_CTX
+    home = 2 * 8 * N_CTX * ROW
+    assert home == 4096 * MIB
+    assert found[f"first {N_CTX}"] - found["first 2048"] < BESIDES, "a start costs what it costs with few cells"
+    grown = found[f"more {N_CTX}"] - found[f"first {N_CTX}"]
+    assert grown < 2 * 8 * HUGE + BESIDES, "a page more of each layer's K and V"
+
+
+def test_what_is_removed_is_given_back(synthetic):
+    found = resident(synthetic("llama", **SHAPE), f"""
+        from pathlib import Path
+        with attached(Path(sys.argv[1]), KvOptions(mode="sparse"), n_ctx={2 * N_CTX}, n_seq=2, unified=False) as (context, run):
+            read(context, 64)
+            found["one"] = anonymous()
+            read(context, {2 * CELLS}, first=64)
+            read(context, {CELLS}, sequence=1)
+            found["both"] = anonymous()
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, -1)
+            found["cut"] = anonymous()
+            assert run.cells.keys(0)[1, {CELLS - 1}].any(), "the other conversation stays"
+            llama_cpp.llama_memory_seq_rm(context.memory, 1, -1, -1)
+            found["ended"] = anonymous()
+            assert not run.cells.keys(0)[1].any() and run.cells.keys(0)[0, :10].any()
+            read(context, 64, first=10)
+            llama_cpp.llama_memory_clear(context.memory, True)
+            found["cleared"] = anonymous()
+            read(context, 64)
+            found["again"] = anonymous()
+        """)
+    page = 2 * 8 * HUGE  # of all layers
+    assert found["both"] - found["one"] > 3 * page - MIB
+    assert found["both"] - found["cut"] > 2 * page - MIB, "the tokens behind the first page"
+    assert found["cut"] - found["ended"] > page - MIB
+    assert found["ended"] - found["cleared"] > page - 4 * MIB
+    assert found["again"] - found["one"] < BESIDES
+
+
+def test_shifts_copies_and_saves_touch_what_exists(synthetic):
+    found = resident(synthetic("llama", **SHAPE), f"""
+        from pathlib import Path
+        with attached(Path(sys.argv[1]), KvOptions(mode="exact"), n_ctx={2 * N_CTX}, n_seq=2, unified=False) as (context, run):
+            read(context, 200)
+            found["before"] = anonymous()
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 60)
+            llama_cpp.llama_memory_seq_add(context.memory, 0, 60, -1, -50)
+            read(context, 1, first=150)
+            found["shifted"] = anonymous()
+            state = context.save(0)
+            found["saved"] = anonymous() - len(state)
+            found["state"] = len(state)
+            llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, -1, -1)
+            read(context, 1, sequence=1, first=151)
+            found["copied"] = anonymous()
+            keys = run.cells.keys(0)
+            assert keys[1, 9].any() and keys[1, 199].any() and not keys[0].any()
+        """)
+    page = 2 * 8 * HUGE
+    assert found["shifted"] - found["before"] < BESIDES
+    assert found["state"] < 2 * 8 * 200 * ROW and found["saved"] - found["shifted"] < BESIDES
+    assert found["copied"] - found["shifted"] < page + BESIDES
+
+
+# ---- where there is no memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free():
+    """Says how many bytes are free; it counts how often it is asked."""
+    asked: list[int] = []
+    left = {"bytes": 1 << 40}
+
+    def tell() -> int:
+        asked.append(left["bytes"])
+        return left["bytes"]
+
+    core.set_free_bytes(tell)
+    yield left, asked
+    core.set_free_bytes(available_bytes)
+
+
+def test_a_context_that_cannot_grow_refuses_the_batch_and_nothing_else(synthetic, free):
+    left, asked = free
+    with attached(synthetic("llama", **SHAPE), n_ctx=N_CTX, n_seq=2, unified=False) as (context, run):
+        context.decode(range(260, 300), range(40), [0] * 40)
+        assert len(asked) == 1
+        context.decode([270], [40], [0])
+        assert len(asked) == 1, "what has memory is not asked about"
+        left["bytes"] = 16 * MIB
+        now, before = run.cells.stream().now, np.array(run.cells.keys(0)[0, :41])
+        with pytest.raises(AssertionError, match="llama_decode returned 1"):
+            context.decode([270] * 4, range(4), [1] * 4)
+        assert core.refused() and run.cells.stream().now == now
+        context.decode([271], [41], [0])  # the page has room
+        assert not core.refused() and (run.cells.keys(0)[0, :41] == before).all()
+        left["bytes"] = 1 << 40
+        context.decode([270] * 4, range(4), [1] * 4)
+
+
+def test_llama_says_what_is_missing(synthetic, free):
+    from edgekv.llama import Llama
+
+    left, _ = free
+    llama = Llama(str(synthetic("llama", **SHAPE)), n_ctx=N_CTX, n_threads=2, kv="exact", verbose=False)
+    left["bytes"] = 16 * MIB
+    with pytest.raises(DoesNotFit, match="no memory for K and V"):
+        llama.eval([260, 261])
+    left["bytes"] = 1 << 40
+    llama.eval([260, 261])
+    assert llama.n_tokens == 2
+    llama.close()
+
+
+@pytest.mark.parametrize("types", [{}, {"type_k": 8, "type_v": 8}], ids=["f16", "q8_0"])
+def test_a_shift_and_a_copy_are_those_of_all_rows(synthetic, types):
+    """Against a context that read the same tokens and is shifted and copied by llama.cpp's own code, which moves all rows."""
+    logits = []
+    for enabled in ("1", "0"):
+        code = {"model": str(synthetic("llama")), "types": types}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent("""
+                import json, sys
+                sys.path.insert(0, sys.argv[2])
+                from pathlib import Path
+                from support.contexts import attached
+                from edgekv.config import KvOptions
+                import llama_cpp
+                asked = json.loads(sys.argv[1])
+                def run(context):
+                    for sequence in (0, 1):
+                        context.decode([260 + i % 90 for i in range(sequence, 200)], range(sequence, 200), [sequence] * (200 - sequence))
+                    for sequence, n in ((0, 30), (1, 50)):
+                        llama_cpp.llama_memory_seq_rm(context.memory, sequence, 10, 10 + n)
+                        llama_cpp.llama_memory_seq_add(context.memory, sequence, 10 + n, -1, -n)
+                    first = context.decode([270, 271], [170, 150], [0, 1])
+                    llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
+                    llama_cpp.llama_memory_seq_cp(context.memory, 2, 3, -1, -1)
+                    llama_cpp.llama_memory_seq_rm(context.memory, 2, -1, -1)
+                    return [*first.tolist(), *context.decode([272], [171], [3]).tolist()]
+                with attached(Path(asked["model"]), KvOptions(mode="off"), n_ctx=2048, unified=False, **asked["types"]) as (context, _):
+                    print(json.dumps(run(context)))
+                """), json.dumps(code), str(Path(__file__).resolve().parent.parent)],
+            capture_output=True, text=True, timeout=300, env={**os.environ, "EDGEKV": enabled})
+        assert done.returncode == 0, done.stderr
+        logits.append(np.array(json.loads(done.stdout.splitlines()[-1])))
+    np.testing.assert_allclose(logits[0], logits[1], atol=2e-2 if types else 1e-3)

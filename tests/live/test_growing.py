@@ -35,9 +35,9 @@ RESIDENT = """
     from edgekv.config import KvOptions
     import llama_cpp
 
-    def anonymous():
+    def anonymous(kind="Anonymous:"):
         with open("/proc/self/smaps_rollup") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
+            return next(int(line.split()[1]) for line in file if line.startswith(kind)) << 10
 
     def read(context, n, sequence=0, first=0):
         for at in range(first, first + n, 64):
@@ -86,6 +86,7 @@ def test_what_is_removed_is_given_back(synthetic):
             read(context, {2 * CELLS}, first=64)
             read(context, {CELLS}, sequence=1)
             found["both"] = anonymous()
+            found["huge"] = anonymous("AnonHugePages:")
             llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, -1)
             found["cut"] = anonymous()
             assert run.cells.keys(0)[1, {CELLS - 1}].any(), "the other conversation stays"
@@ -99,6 +100,8 @@ def test_what_is_removed_is_given_back(synthetic):
             found["again"] = anonymous()
         """)
     page = 2 * 8 * HUGE  # of all layers
+    if found["huge"] < 4 * page:
+        pytest.skip("the kernel gave no huge pages, and only whole ones are given back")
     assert found["both"] - found["one"] > 3 * page - MIB
     assert found["both"] - found["cut"] > 2 * page - MIB, "the tokens behind the first page"
     assert found["cut"] - found["ended"] > page - MIB

@@ -66,7 +66,7 @@ def margin_bytes(total: int) -> int:
 def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, cache: CacheOptions) -> int:
     """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
     f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary; and the f16 copies of a layer's quantised
-    K and V that its flash attention makes for more than two tokens (ggml-cuda/fattn-common.cuh)."""
+    K and V that its CUDA backend's flash attention makes for more than two tokens."""
     copies = copied_bytes(model, n_ctx, cache)
     return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab + copies
 

@@ -289,16 +289,16 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 #ifdef __cplusplus
 }
 
+#include "llama-edgekv-home.h"
+
 #include <vector>
 
 // ---- for the patched call sites ----------------------------------------------------------------------------------------------
 
-struct llama_cparams;
 struct llm_graph_context;
 struct llama_model;
 struct llama_ubatch;
 class  llama_io_read_i;
-class  llama_kv_cache;
 class  llama_kv_cache_context;
 
 void llama_edgekv_context_created(llama_context * lctx);
@@ -339,37 +339,6 @@ struct llama_edgekv_mha {
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
 // the node that replaces a product of weights; null: ggml's node stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
-
-// the buffer type for layer il's K and V; upstream's is `buft`
-ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
-
-// the same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages
-ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);
-
-// Gives back the memory of cells that have been emptied, in whole huge pages. Their rows then are zeros. Whoever reads cells has been waited for.
-void llama_edgekv_give_back(llama_kv_cache & kv);
-
-// Copies the i-th of some streams to another, in a layer of the cache, as far as tokens need the rows. false: upstream's copy of the whole
-// stream serves.
-bool llama_edgekv_copy_rows(
-        const llama_kv_cache & kv, const std::vector<uint32_t> & from, const std::vector<uint32_t> & to, size_t i, uint32_t layer);
-
-// what build_rope_shift() takes besides rows
-struct llama_edgekv_shift {
-    ggml_tensor * rot;
-    ggml_tensor * factors;
-    float freq_base;
-    float freq_scale;
-    uint32_t il;
-};
-
-// Builds the K-shift of a layer's rows that move; `k` has all rows. false: upstream's shift of all rows serves.
-bool llama_edgekv_build_shift(
-        const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
-        const llama_edgekv_shift & how);
-
-// Whether there is memory for a batch's rows; the log says if not. No cell has been placed yet.
-bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch);
 
 // Labels in a saved state. A cell read by a sparse prompt gets one more sequence as its label, with a number that no sequence has.
 void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);

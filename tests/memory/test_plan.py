@@ -61,7 +61,7 @@ GEOMETRIES = [  # kind, what differs, context, mode, type of K and V
     ("qwen3", {"n_head_kv": 1}, 8192, "off", "f16"), ("gemma2", {"sliding_window": 1024}, 8192, "exact", "f16"),
     ("gpt-oss", {"sliding_window": 128}, 4096, "exact", "f16"), ("lfm2", {"n_head": 4}, 4096, "sparse", "f16"),
     ("mamba", {}, 4096, "off", "f16"), ("deci", {}, 4096, "exact", "f16"), ("deepseek2", {}, 4096, "exact", "f16"),
-    ("llama", {}, 5000, "sparse", "q4_0"), ("deepseek2", {}, 4096, "sparse", "q8_0"), ("deepseek32", {}, 4096, "sparse", "q8_0"),
+    ("llama", {}, 5120, "sparse", "q4_0"), ("deepseek2", {}, 4096, "sparse", "q8_0"), ("deepseek32", {}, 4096, "sparse", "q8_0"),
 ]
 
 

@@ -233,7 +233,7 @@ int main(int argc, char ** argv) {
     std::vector<Kernel> kernels;
     for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx}) {
         if (isa_supported(isa)) {
-            kernels.push_back({isa_name(isa), &prompt_kernels(isa), isa >= Isa::avx512bf16, isa >= Isa::avx512bf16});
+            kernels.push_back({isa_name(isa), &prompt_kernels(isa), isa == Isa::amx, isa >= Isa::avx512bf16});
         }
     }
     if (isa_supported(Isa::avx512)) {

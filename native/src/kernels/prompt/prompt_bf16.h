@@ -135,16 +135,20 @@ inline float weight_of_pair(const float * weights, int cell, int lane) {
     return x;
 }
 
-// bf16 rounds logits, in powers of two, by about 2^-9 of the root of the summed squares of the channels' largest products. It does not do
+// bf16 rounds logits, in powers of two, by about 2^-9 of the root of the summed squares of the channels' largest products. Operands are split
 // if this root reaches kLargeProducts. The default model stays below 110, with a KLD of 1.5e-5.
 constexpr float kLargeProducts = 128.0f;
 
-// Queries as bf16 and their rests, keys as bf16.
-struct KeysBf16 {
+// Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 queries.
+template <class Tiles>
+struct KeysTiles {
+    static constexpr int kPanels = 2;
+    static constexpr int kCellsOfTile = 16;
+
     // of each channel, over all queries of the item and over the cells of the block
     alignas(64) float largest_q[kMaxHeadDim] = {};
     alignas(64) float largest_k[kMaxHeadDim];
-    bool large = false;  // at the block at hand
+    bool splits = false;  // at the block at hand
 
     // [channels / 2][16 queries] pairs, then their rests
     void pack_q(const float * queries, int channels, char * panel) {
@@ -169,27 +173,15 @@ struct KeysBf16 {
         }
     }
 
-    void pack_high(const Cells & cells, int channels, char * k) {
+    void pack_k(const Cells & cells, int channels, char * k) {
         pack_keys<false>(cells, channels, k, largest_k);
         F squares = Simd::zero();
         for (int d = 0; d < channels; d += kLanes) {
             const F product = Simd::mul(Simd::load(largest_q + d), Simd::load(largest_k + d));
             squares = Simd::fma(product, product, squares);
         }
-        large = !(Simd::sum(squares) < kLargeProducts * kLargeProducts);
-    }
-};
-
-// Scores by tiles: a tile of keys has 16 cells and 32 channels, one of queries 16 pairs of channels and 16 queries.
-template <class Tiles>
-struct KeysTiles : KeysBf16 {
-    static constexpr int kPanels = 2;
-    static constexpr int kCellsOfTile = 16;
-
-    // the keys, then their rests
-    void pack_k(const Cells & cells, int channels, char * k) {
-        pack_high(cells, channels, k);
-        if (large) {
+        splits = !(Simd::sum(squares) < kLargeProducts * kLargeProducts);
+        if (splits) {
             pack_keys<true>(cells, channels, k + static_cast<size_t>(kPromptCells * channels) * kPair, nullptr);
         }
         for (int c = 0; c < kPromptCells; ++c) {
@@ -221,7 +213,7 @@ struct KeysTiles : KeysBf16 {
                 };
                 Tiles::template load<4>(k + first + at_k, key_stride);
                 Tiles::template load<5>(k + second + at_k, key_stride);
-                if (large) {
+                if (splits) {
                     Tiles::template load<6>(q0 + q_rest + at_q, q_stride);
                     Tiles::template load<7>(q1 + q_rest + at_q, q_stride);
                     all();
@@ -229,7 +221,7 @@ struct KeysTiles : KeysBf16 {
                 Tiles::template load<6>(q0 + at_q, q_stride);
                 Tiles::template load<7>(q1 + at_q, q_stride);
                 all();
-                if (large) {
+                if (splits) {
                     Tiles::template load<4>(rests + first + at_k, key_stride);
                     Tiles::template load<5>(rests + second + at_k, key_stride);
                     all();

@@ -41,7 +41,8 @@ def test_an_endpoint_that_runs(synthetic):
         assert TEXT.startswith(cut) and 20 < len(cut) < 400
         rows = run(ServeBench(None, Load(2, 50, 6), n_turns=2, url=server.url, key="secret"), TEXT)
         assert [(row["server"], row["part"], row["turns"]) for row in rows] == [("endpoint", "read", 2), ("endpoint", "decode", 2)]
-        assert all(0 < row["ttft_p50_s"] <= row["ttft_max_s"] <= row["seconds"] and row["seconds_vs_stock"] is None for row in rows)
+        # the seconds of a part are the mean of both turns', the longest wait is one turn's
+        assert all(0 < row["ttft_p50_s"] <= row["ttft_max_s"] <= 2 * row["seconds"] and row["seconds_vs_stock"] is None for row in rows)
         with pytest.raises(EdgeKVError, match="HTTP 401"):
             Endpoint(server.url).ask("x", 2, "m")
     with pytest.raises(EdgeKVError, match="cannot be reached"):

@@ -298,14 +298,16 @@ def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
 
 
 def test_key_norms(tmp_path, synthetic):
-    """Norms do not turn with the position: those of q8_0 are those of f16 but for its rounding."""
+    """Norms do not turn with the position: those of other types are those of f16 but for their rounding. A block of q4_0 has 16 steps from its
+    largest number: normal numbers are off by some 8 % of their deviation each, and a norm of 64 by a tenth of that, at worst a few times it."""
     model = synthetic("llama")
     norms = []
     for type_k in CacheType:
         with recorded(tmp_path, model, caches=Caches(type_k)) as trace:
             norms.append(trace.key_norms)
     assert norms[0].shape == (2, 2, 22) and (norms[0] > 1).all() and norms[0].std() > 0.05
-    np.testing.assert_allclose(*norms, rtol=0.01)
+    for other, rounding in zip(norms[1:], (0.01, 0.05), strict=True):  # q8_0, q4_0
+        np.testing.assert_allclose(other, norms[0], rtol=rounding)
 
 
 def test_what_cannot_be_recorded(tmp_path, synthetic):

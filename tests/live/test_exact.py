@@ -98,7 +98,7 @@ def test_architectures(synthetic, kind: str, hooked: list[bool]):
 
 
 @pytest.mark.parametrize(("kind", "options", "reason"), [
-    ("llama", {"flash_attn": False}, "transposed"), ("mamba", {}, "recurrent"), ("llama", {"type_k": 2}, "cache type")])
+    ("llama", {"flash_attn": False}, "transposed"), ("mamba", {}, "recurrent"), ("llama", {"type_k": 3}, "cache type")])
 def test_what_cannot_be_served_runs_stock_and_says_so(synthetic, kind: str, options: dict, reason: str):
     prompt, steps = tokens_and_steps()
     llama = open_model(synthetic(kind), **options)

@@ -135,6 +135,35 @@ def test_shifts_copies_and_saves_touch_what_exists(synthetic):
     assert found["copied"] - found["shifted"] < page + BESIDES
 
 
+def test_sketches_take_memory_where_tokens_are(synthetic):
+    found = resident(synthetic("llama", head_dim=128, n_ctx_train=N_CTX), f"""
+        from pathlib import Path
+        sparse = KvOptions(mode="sparse", exact_tokens=0, policy="none", kv_budget=0)
+        with attached(Path(sys.argv[1]), KvOptions(mode="exact"), n_ctx={N_CTX}, n_seq=2, unified=False) as (context, run):
+            read(context, 200)
+            read(context, 1, first=200)  # all other memory is resident by now
+            before = anonymous()
+            run.configure(sparse)
+            found["sketches"] = run.memory().sketch_bytes
+            read(context, 1, first=201)
+            found["first"] = anonymous() - before
+            llama_cpp.llama_memory_clear(context.memory, True)
+            before = anonymous()
+            read(context, 200)
+            read(context, 1, first=200)
+            found["cleared"] = anonymous() - before
+            llama_cpp.llama_memory_seq_cp(context.memory, 0, 1, -1, -1)
+            before = anonymous()
+            read(context, 1, sequence=1, first=201)
+            found["copied"] = anonymous() - before
+            assert run.selection(1).n_selections > 0
+        """)
+    sketches, home = found["sketches"], 2 * 2 * HUGE  # a huge page for K and for V of each layer
+    assert sketches > 16 * MIB
+    assert found["first"] < 0.2 * sketches, "the first ubatch in mode sparse"
+    assert found["cleared"] < 0.2 * sketches + home and found["copied"] < 0.2 * sketches + home
+
+
 # ---- where there is no memory ---------------------------------------------------------------------------------------------------
 
 

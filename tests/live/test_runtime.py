@@ -141,7 +141,7 @@ def test_a_prompt_that_goes_back_behind_the_window_is_read_again(synthetic, capl
         said = []
         for prompt in prompts:
             assert answers(ours, prompt) == answers(Llama(path, n_ctx=2048, verbose=False, kv="exact"), prompt)
-            said.append(caplog.text.count("behind the window"))
+            said.append(caplog.text.count("beyond the window"))
     assert said == [0, 0, 1], "only the last one goes back"
 
 

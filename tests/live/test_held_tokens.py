@@ -164,7 +164,7 @@ def test_what_is_released_is_not_read(synthetic):
         held = run.tokens.hold(0, run.tokens.cells_of(0, N))
         held.release(100)
         for first, n in ((0, 50), (99, 2), (100, N)):
-            with pytest.raises(ConfigError, match="not held"):
+            with pytest.raises(ConfigError, match="no longer held"):
                 held.read(first, n, n * per_token)
         assert len(held.read(100, N - 100, (N - 100) * per_token)) == (N - 100) * per_token
         held.release()

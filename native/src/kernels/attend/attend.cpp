@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
-#include <cstring>
 #include <iterator>
 
 #include "kernels/attend/attend_internal.h"
@@ -66,16 +65,11 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
 #if EDGEKV_X86
 constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendAvx2, kAttendAvxVnni, kAttendAvx512, kAttendAvx512Vnni};
+#else
+constexpr KernelTables<AttendKernels> kTables = {kAttendPortable};
 #endif
 
-const AttendKernels & kernels(Isa isa) {
-#if EDGEKV_X86
-    return kernels_for(isa, kTables);
-#else
-    (void) isa;
-    return kAttendPortable;
-#endif
-}
+const AttendKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
 
 }  // namespace
 
@@ -121,13 +115,7 @@ void attend_observe(const AttendProblem & problem, const void * workspace, int i
     attend_observe_with(kernels(isa), problem, workspace, ith, nth);
 }
 
-const AttendKernels * attend_kernels(const char * name) {
-#if EDGEKV_X86
-    return kernels_by_name(name, kTables);
-#else
-    return std::strcmp(name, "portable") == 0 ? &kAttendPortable : nullptr;
-#endif
-}
+const AttendKernels * attend_kernels(const char * name) { return kernels_by_name(name, kTables); }
 
 bool attend_supports(int head_dim, CellType k_type, CellType v_type) {
     constexpr int sizes[] = {64, 72, 80, 96, 112, 128, 192, 256, 512};

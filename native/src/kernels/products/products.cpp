@@ -8,16 +8,11 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsAvx2, kProductsAvxVnni, kProductsAvx2, kProductsAvx512Vnni};
+#else
+constexpr KernelTables<ProductKernels> kTables = {kProductsPortable};
 #endif
 
-const ProductKernels & kernels(Isa isa) {
-#if EDGEKV_X86
-    return kernels_for(isa, kTables);
-#else
-    (void) isa;
-    return kProductsPortable;
-#endif
-}
+const ProductKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
 
 }  // namespace
 
@@ -49,13 +44,7 @@ void weigh_values(const float * values, float factor, const float * weights, int
     kernels(isa).weigh_values(values, factor, weights, n, out);
 }
 
-const ProductKernels * product_kernels(const char * name) {
-#if EDGEKV_X86
-    return kernels_by_name(name, kTables);
-#else
-    return std::strcmp(name, "portable") == 0 ? &kProductsPortable : nullptr;
-#endif
-}
+const ProductKernels * product_kernels(const char * name) { return kernels_by_name(name, kTables); }
 
 void gate_values(const float * gate, const float * up, int n, float * out, Isa isa) { kernels(isa).gate_values(gate, up, n, out); }
 

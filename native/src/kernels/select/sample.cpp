@@ -11,14 +11,15 @@ size_t sample_scratch_bytes(int n_groups, int group) {
     return static_cast<size_t>((n_groups + 15) / 16 * 16) * static_cast<size_t>(group) * sizeof(float);
 }
 
+#if EDGEKV_X86
+static constexpr KernelTables<SampleFn> kTables = {kSamplePortable, kSampleAvx2, kSampleAvx2, kSampleAvx512, kSampleAvx512};
+#else
+static constexpr KernelTables<SampleFn> kTables = {kSamplePortable};
+#endif
+
 SampleResult sample_rows(const SampleProblem & problem, Isa isa) {
     const SubnormalsAreZero fast;
-#if EDGEKV_X86
-    return kernels_for(isa, KernelTables<SampleFn>{kSamplePortable, kSampleAvx2, kSampleAvx2, kSampleAvx512, kSampleAvx512})(problem);
-#else
-    (void) isa;
-    return kSamplePortable(problem);
-#endif
+    return kernels_for(isa, kTables)(problem);
 }
 
 }  // namespace edgekv

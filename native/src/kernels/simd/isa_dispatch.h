@@ -19,15 +19,20 @@ inline bool has_vnni() {
     static const bool vnni = __builtin_cpu_supports("avx512vnni");
     return vnni;
 }
+#endif
 
-// The kernels of an instruction set, and its variants where the processor multiplies bytes in one step.
+// The kernels of each instruction set, and of its variants that multiply bytes in one step. Other processors than x86 have the portable ones.
 template <class Table>
 struct KernelTables {
-    const Table &portable, &avx2, &avxvnni, &avx512, &avx512vnni;
+    const Table & portable;
+#if EDGEKV_X86
+    const Table &avx2, &avxvnni, &avx512, &avx512vnni;
+#endif
 };
 
 template <class Table>
-const Table & kernels_for(Isa isa, const KernelTables<Table> & of) {
+const Table & kernels_for([[maybe_unused]] Isa isa, const KernelTables<Table> & of) {
+#if EDGEKV_X86
     switch (isa) {
         case Isa::amx:
         case Isa::avx512bf16:
@@ -35,6 +40,7 @@ const Table & kernels_for(Isa isa, const KernelTables<Table> & of) {
         case Isa::avx2: return has_avx_vnni() ? of.avxvnni : of.avx2;
         case Isa::portable: break;
     }
+#endif
     return of.portable;
 }
 
@@ -44,6 +50,7 @@ const Table * kernels_by_name(const char * name, const KernelTables<Table> & of)
     if (std::strcmp(name, "portable") == 0) {
         return &of.portable;
     }
+#if EDGEKV_X86
     if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
         return &of.avx2;
     }
@@ -56,8 +63,8 @@ const Table * kernels_by_name(const char * name, const KernelTables<Table> & of)
     if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && has_vnni()) {
         return &of.avx512vnni;
     }
+#endif
     return nullptr;
 }
-#endif
 
 }  // namespace edgekv

@@ -1,8 +1,6 @@
 // Dispatch of the sketch kernels.
 #include "kernels/sketch/sketch.h"
 
-#include <cstring>
-
 #include "kernels/simd/isa_dispatch.h"
 #include "kernels/sketch/sketch_internal.h"
 #include "kernels/simd/subnormals.h"
@@ -12,16 +10,11 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchAvx2, kSketchAvxVnni, kSketchAvx512, kSketchAvx512Vnni};
+#else
+constexpr KernelTables<SketchKernels> kTables = {kSketchPortable};
 #endif
 
-const SketchKernels & kernels(Isa isa) {
-#if EDGEKV_X86
-    return kernels_for(isa, kTables);
-#else
-    (void) isa;
-    return kSketchPortable;
-#endif
-}
+const SketchKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
 
 }  // namespace
 
@@ -49,12 +42,6 @@ void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery &
     kernels(isa).scan_keys(keys, head_dim, query, head, group, out);
 }
 
-const SketchKernels * sketch_kernels(const char * name) {
-#if EDGEKV_X86
-    return kernels_by_name(name, kTables);
-#else
-    return std::strcmp(name, "portable") == 0 ? &kSketchPortable : nullptr;
-#endif
-}
+const SketchKernels * sketch_kernels(const char * name) { return kernels_by_name(name, kTables); }
 
 }  // namespace edgekv

@@ -116,10 +116,6 @@ public:
     const int32_t * last_rows(int layer, int list, int & n_rows, const float *& weights) override;
 
 private:
-    // The device's copies of host arrays lie one after the other in one buffer; these are their offsets.
-    struct Mirrors {
-        size_t newest, positions, slots, open, pins, resolutions, end;
-    };
     struct LayerSketches {
         SketchKind kind = SketchKind::none;
         size_t stream_bytes = 0;

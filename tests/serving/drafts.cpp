@@ -1,15 +1,8 @@
 // Checks native/seam/server/drafts.*: what is guessed, how far, and when no more. Built and run by test_drafting.py.
+#include "check.h"
 #include "server/drafts.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
-
-#define CHECK(x)                                                   \
-    if (!(x)) {                                                    \
-        std::printf("%s:%d: %s is not so\n", __FILE__, __LINE__, #x); \
-        std::exit(1);                                              \
-    }
 
 using namespace edgekv_server;
 using tokens = std::vector<int32_t>;

@@ -1,17 +1,10 @@
 // Checks native/seam/server/pace.*: how many prompt tokens go beside answers, and whose turn it is. Built and run by test_limits.py.
+#include "check.h"
 #include "server/pace.h"
 
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
-
-#define CHECK(x)                                                   \
-    if (!(x)) {                                                    \
-        std::printf("%s:%d: %s is not so\n", __FILE__, __LINE__, #x); \
-        std::exit(1);                                              \
-    }
 
 using namespace edgekv_server;
 

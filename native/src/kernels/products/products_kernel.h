@@ -137,7 +137,7 @@ public:
     }
     // fetches the chunk's next n of sixteen rows
     void fetch(int n) {
-        for (const int end = next_ + n; next_ < end; ++next_) {
+        for (const int end = std::min(next_ + n, kProductRows); next_ < end; ++next_) {
             const int apart = next_ / Type::kSideBySide * Type::kSideBySide;  // rows side by side share an address
             const char * at = from_ + static_cast<size_t>(apart) * stride_ + static_cast<size_t>(next_ - apart) * kBytes;
             for (size_t byte = 0; byte < kBytes; byte += 64) {

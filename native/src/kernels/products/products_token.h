@@ -90,15 +90,16 @@ void multiply_sixteen(const ProductProblem & p, int row, int end) {
     }
 
     for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
-        const int n_blocks   = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
+        const int n_blocks   = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks), n_steps = n_blocks / Type::kAtOnce;
+        const int n_ahead    = (kProductRows + n_steps - 1) / n_steps;  // rows fetched in a step
         const Rows rows      = rows_at<Type>(p, row, end, chunk);
         const TokenChunk & x = p.tokens[static_cast<size_t>(chunk) * p.token_stride];
         ahead.at(chunk);
         factors<Type>(rows, n_blocks, panel);
         add_least<Type>(panel, x, n_blocks, least);
         with_token<Type>(panel, x, n_blocks);
-        for (int step = 0; step < n_blocks / Type::kAtOnce; ++step) {
-            ahead.fetch(kProductRows * Type::kAtOnce / kChunkBlocks);
+        for (int step = 0; step < n_steps; ++step) {
+            ahead.fetch(n_ahead);
 #pragma GCC unroll 2
             for (int set = 0; set < kRowSets; ++set) {
                 const int column = set * Simd::kLanes;

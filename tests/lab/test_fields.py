@@ -75,7 +75,7 @@ def test_every_row_says_how_far_above_the_weights_alone_it_is(synthetic, monkeyp
 
     monkeypatch.setattr(Decoder, "rewind", watched)
     rows = decode(synthetic(), depths=(40, 300), n_gen=(6,), n_rounds=2)
-    assert emptied.count((0, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins with an empty cache and our kernels"
+    assert emptied.count((1, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins behind one token, in our kernels"
     for row in rows:
         assert row["limit_ms"] > 0 and row["limit_ratio"] > 0
         assert row["limit_ratio"] == pytest.approx(1000 / row["tg_ts_p50"] / row["limit_ms"])
@@ -99,13 +99,14 @@ def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
 
 
 def test_the_limit_does_not_know_the_depth(synthetic):
-    """`weights_alone` decodes each token with nothing before it: the logits are those of a context that has seen it alone."""
+    """`weights_alone` decodes each token behind the first: the logits are those of a context that has seen these two alone."""
     with opened(synthetic(), Caches(), 512, 1) as decoder, beside(decoder, 256) as limit:
         list(read(decoder, list(range(260, 350)) * 4, 1))
-        assert len(weights_alone(limit, [270, 280, 290])) == 2 and limit.position == 1 and decoder.position == 360
+        assert len(weights_alone(limit, [270, 280, 290])) == 2 and limit.position == 2 and decoder.position == 360
         found = limit.logits()
         decoder.rewind(0)
-        decoder.decode([290])
+        for token in (270, 290):
+            decoder.decode([token])
         assert np.array_equal(found, decoder.logits())
 
 

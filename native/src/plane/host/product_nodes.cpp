@@ -1,8 +1,8 @@
 // Products of quantised weights with tokens.
 //
 //   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does for the type of weights. Each thread takes a range of
-//      chunks of 256 values. Thread 0 clears the counters in front of them. If the floats come from an RMS norm with weights, or from SwiGLU,
-//      the quantise node computes that step too, in place of its node.
+//      chunks of 256 values. Thread 0 clears the counters in front of them. If the floats come from an RMS norm with weights, or from SwiGLU
+//      or GEGLU, the quantise node computes that step too, in place of its node.
 //   2. A free thread of the product node claims the next unit of rows of weights, and multiplies it by all tokens.
 //
 // Matrices that multiply the same tokens in the same form, such as those of Q, K and V, share the quantise node; each has its own counter there.
@@ -86,6 +86,7 @@ void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
 // The arguments of a quantise node's function, packed into its userdata.
 struct QuantiseArgs {
     TokenForm form;
+    GateForm gate;
     int n_experts, n_used;  // 0: not a mixture; all tokens, in their own order
     float eps;              // of the norm; not for a mixture
 
@@ -94,11 +95,12 @@ struct QuantiseArgs {
         if (!n_experts) {
             std::memcpy(&more, &eps, sizeof more);
         }
-        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | intptr_t{n_experts} << 1 | intptr_t{more} << 32);
+        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | static_cast<intptr_t>(gate) << 1 | intptr_t{n_experts} << 2 | intptr_t{more} << 32);
     }
     static QuantiseArgs of(void * packed) {
         const auto bits = reinterpret_cast<intptr_t>(packed);
-        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<int>((bits & 0xffffffff) >> 1), static_cast<int>(bits >> 32), 0.0f};
+        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<GateForm>(bits >> 1 & 1), static_cast<int>((bits & 0xffffffff) >> 2),
+                             static_cast<int>(bits >> 32), 0.0f};
         std::memcpy(&args.eps, &args.n_used, sizeof args.eps);
         return args;
     }
@@ -140,7 +142,7 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
             weigh_values(values, factor, floats(norm) + first, n, made, selected_isa());
             values = made;
         } else if (up) {
-            gate_values(values, floats(up, at) + first, n, made, selected_isa());
+            gate_values(args.gate, values, floats(up, at) + first, n, made, selected_isa());
             values = made;
         }
         quantise_token(values, n, args.form, out + chunk * n_tokens + token, 1, selected_isa());
@@ -239,7 +241,7 @@ bool has_floats(const ggml_tensor * tensor) {
 }
 
 // The sources of the node that quantises `tokens`. If the node can do their last step, it takes the step's sources: an RMS norm with weights, whose
-// eps goes into `how`, or SwiGLU.
+// eps goes into `how`, or a gate.
 void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sources)[N_QUANTISE_SOURCES]) {
     sources[QUANTISE_TOKENS] = tokens;
     if (tokens->op == GGML_OP_MUL && tokens->src[0]->op == GGML_OP_RMS_NORM && !how.n_experts && ggml_nrows(tokens->src[1]) == 1 &&
@@ -248,15 +250,17 @@ void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sour
         sources[QUANTISE_NORM]   = tokens->src[1];
         std::memcpy(&how.eps, tokens->src[0]->op_params, sizeof how.eps);
     }
-    if (tokens->op == GGML_OP_GLU && ggml_get_glu_op(tokens) == GGML_GLU_OP_SWIGLU && tokens->src[1] && has_floats(tokens->src[0]) &&
+    const bool gated = tokens->op == GGML_OP_GLU && (ggml_get_glu_op(tokens) == GGML_GLU_OP_SWIGLU || ggml_get_glu_op(tokens) == GGML_GLU_OP_GEGLU);
+    if (gated && tokens->src[1] && has_floats(tokens->src[0]) &&
         has_floats(tokens->src[1]) && ggml_are_same_stride(tokens->src[0], tokens->src[1])) {
         sources[QUANTISE_TOKENS] = tokens->src[0];
         sources[QUANTISE_UP]     = tokens->src[1];
+        how.gate = ggml_get_glu_op(tokens) == GGML_GLU_OP_GEGLU ? GateForm::gelu : GateForm::silu;
     }
 }
 
 Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
-    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), 0, 0, 0.0f };
+    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), GateForm::silu, 0, 0, 0.0f };
     Made & last = t_quantised[static_cast<int>(how.form)];
     if (last.is_of(args.graph, args.tokens) && last.node->src[QUANTISE_ROUTES] == routed && last.n_products < kShared) {
         return last;

@@ -32,7 +32,8 @@ namespace {
 // The counters in front of the quantised tokens: for each product, the next unit to claim.
 constexpr size_t kHead = 64;
 constexpr int kShared  = kHead / sizeof(std::atomic<int>);
-constexpr int kMaxUnit = 4 * kProductRows;  // rows claimed at once, with many tokens
+constexpr int kMaxUnit = 4 * kProductRows;     // rows claimed at once, with many tokens
+constexpr size_t kMaxUnitBytes = size_t{1} << 21;  // of weights claimed at once, with few tokens
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
@@ -149,6 +150,26 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
     }
 }
 
+// The weights of a matrix, or of one expert; the tokens and the sums are set by the caller.
+ProductProblem problem_of(const ggml_tensor * weights, int expert = 0) {
+    ProductProblem problem = {};
+    problem.type          = *weight_type(weights->type);
+    problem.interleaved   = repacked(weights);
+    problem.weights       = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2];
+    problem.weight_stride = weights->nb[1];
+    problem.n_values      = static_cast<int>(weights->ne[0]);
+    return problem;
+}
+
+// Rows of weights that a thread claims at once: for many tokens few, which stay in a cache. For few tokens each thread has one unit, since a unit's
+// first chunks come late, or several of one size where a unit would be so large that a slower thread kept the others waiting.
+int unit_rows(const ggml_tensor * weights, int n_experts, int nth, bool few) {
+    const int share = (static_cast<int>(weights->ne[1]) * n_experts + nth - 1) / nth;
+    const int n_parts = few ? 1 + static_cast<int>(share * weights->nb[1] / kMaxUnitBytes) : 8;
+    const int rows = (share + n_parts - 1) / n_parts, whole = (rows + kProductRows - 1) / kProductRows * kProductRows;
+    return few ? whole : std::min(kMaxUnit, whole);
+}
+
 // `turn`: this product's number among the products of the same tokens
 void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
     const ggml_tensor * weights = dst->src[PRODUCT_WEIGHTS];
@@ -163,27 +184,16 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // free threads claim units of rows of weights: small units for many tokens, which stay in a cache, and long units for few tokens, whose
-    // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int most = few ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
-    const int unit = std::max(kProductRows, most / kProductRows * kProductRows);
-    const int n_units = (n_rows + unit - 1) / unit;
+    const int unit = unit_rows(weights, n_chosen, nth, few), n_units = (n_rows + unit - 1) / unit;
     for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_chosen * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
         const int expert = routed ? routes_of(routed, n_experts).chosen[item / n_units] : 0, row = item % n_units * unit;
-        ProductProblem problem = {
-            /*.type          =*/ *weight_type(weights->type),
-            /*.interleaved   =*/ repacked(weights),
-            /*.weights       =*/ static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2],
-            /*.weight_stride =*/ weights->nb[1],
-            /*.tokens        =*/ reinterpret_cast<const TokenChunk *>(tokens + kHead),
-            /*.token_stride  =*/ static_cast<size_t>(n_tokens),
-            /*.n_values      =*/ static_cast<int>(weights->ne[0]),
-            /*.n_tokens      =*/ n_tokens,
-            /*.places        =*/ nullptr,
-            /*.out           =*/ static_cast<float *>(dst->data),
-            /*.out_stride    =*/ dst->nb[1] / sizeof(float),
-        };
+        ProductProblem problem = problem_of(weights, expert);
+        problem.tokens       = reinterpret_cast<const TokenChunk *>(tokens + kHead);
+        problem.token_stride = static_cast<size_t>(n_tokens);
+        problem.n_tokens     = n_tokens;
+        problem.out          = static_cast<float *>(dst->data);
+        problem.out_stride   = dst->nb[1] / sizeof(float);
         if (routed) {
             const ExpertRoutes routes = routes_of(routed, n_experts);
             const int first = routes.first[expert];

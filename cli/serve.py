@@ -22,7 +22,7 @@ from edgekv.cli.common.shared_options import (
     option,
     split_kv_options,
     when_full_option,
-    with_head_errors,
+    with_measured,
 )
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 from edgekv.vocab import WhenFull
@@ -108,7 +108,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
         return EXIT_OK
     store, path = split_cache_options(settings), model_path(model)
     placed = split_kv_options(settings, path, slots)
-    placed["kv"] = with_head_errors(path, placed["kv"])
+    placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
         path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
         when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),

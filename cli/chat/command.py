@@ -20,7 +20,7 @@ from edgekv.cli.common.shared_options import (
     option,
     split_kv_options,
     when_full_option,
-    with_head_errors,
+    with_measured,
 )
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.vocab import KvMode, WhenFull
@@ -111,7 +111,7 @@ def chat(
 
     path = model_path(model)
     placed = split_kv_options(settings, path)
-    placed["kv"] = with_head_errors(path, placed["kv"])
+    placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     if when_full is None:
         when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL
     # The key keeps other users of this machine out: they could read the conversation.

@@ -166,6 +166,8 @@ def _say(text: str) -> None:
 def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
+    if (cost := server.type_cost) is not None:
+        click.echo(str(cost), err=True)
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)

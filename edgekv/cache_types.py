@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from edgekv import _native
-from edgekv.config import KvOptions, TypeErrors
+from edgekv.config import CacheOptions, KvOptions, TypeErrors
 from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.live import measured_heads, measured_types, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.machine import n_cores
 from edgekv.memory import devices
 from edgekv.memory.layer_types import check_by_layer, with_types
+from edgekv.memory.type_costs import TypeCost, type_cost
 from edgekv.models.geometry import Geometry, geometry
 from edgekv.rates.kept_type_errors import KeptTypeErrors, key_of
-from edgekv.store.digests import digest_of_model
+from edgekv.store.digests import digest_of_model, known_digest
 from edgekv.vocab import DeviceKind
 
 import llama_cpp
@@ -52,7 +53,7 @@ def with_layer_types(model: Path, kv: KvOptions, progress: Progress = lambda wha
 def type_errors(model: Path, progress: Progress = lambda what, done, total: None, n_threads: int | None = None, again: bool = False) -> TypeErrors:
     """What types cost a model, on the processor: as this machine keeps it, or measured now. again: measured in any case. Raises ModelError, and
     EdgeKVError if llama.cpp cannot make a context."""
-    kept, key = KeptTypeErrors(), _key(model)
+    kept, key = KeptTypeErrors(), _key(digest_of_model(model))
     found = None if again else kept.find(key)
     if found is None:
         file = geometry(model)
@@ -66,12 +67,18 @@ def type_errors(model: Path, progress: Progress = lambda what, done, total: None
 
 
 def known_errors(model: Path) -> TypeErrors | None:
-    """What this machine knows of what types cost a model; nothing is measured."""
-    return KeptTypeErrors().find(_key(model))
+    """What this machine knows of what types cost a model; nothing is measured, and the model's file is not read."""
+    digest = known_digest(model)
+    return None if digest is None else KeptTypeErrors().find(_key(digest))
 
 
-def _key(model: Path) -> str:
-    return key_of(digest_of_model(model), _native.isa(), measured_heads.text_digest())
+def known_cost(model: Path, cache: CacheOptions) -> TypeCost | None:
+    """What a cache's types cost a model, as far as this machine knows; None: nothing."""
+    return type_cost(cache, known_errors(model))
+
+
+def _key(digest: bytes) -> str:
+    return key_of(digest, _native.isa(), measured_heads.text_digest())
 
 
 @contextmanager

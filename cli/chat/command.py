@@ -122,6 +122,8 @@ def chat(
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
+    if (cost := server.type_cost) is not None:
+        renderer.note(str(cost))
     if question is None:
         renderer.note(summary_line(server))
     with renderer.waiting(f"loading {server.alias}"):

@@ -142,10 +142,16 @@ def _vram(text: str) -> int | str:
     return AUTO if n_bytes is None else n_bytes
 
 
-def _token_bytes(text: str) -> int:
+def token_bytes(text: str) -> int:
+    """The value of --kv-bytes. Raises ConfigError."""
     if not (n_bytes := parse_bytes(text, "the size of K and V of a token")):
         raise ConfigError(f"the size of K and V of a token is {text!r}; it must be a number of bytes such as 24KiB")
     return n_bytes
+
+
+def token_bounds(text: str) -> tuple[int, ...]:
+    """ "8KiB,9KiB"; none for an empty text. Raises ConfigError."""
+    return tuple(token_bytes(part.strip()) for part in text.split(",") if text)
 
 
 def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -218,7 +224,7 @@ _KV_OPTIONS = [
                 "again for every token."),
     _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
     _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
-    _kv_option("--kv-bytes", type=Parsed("bytes", _token_bytes), metavar="SIZE",
+    _kv_option("--kv-bytes", type=Parsed("bytes", token_bytes), metavar="SIZE",
                help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB. Each layer gets q8_0 or q4_0, by "
                     "what the model loses there, which is measured once; on the processor."),
 ]

@@ -60,6 +60,11 @@ class CacheOptions:
         return tuple(one.value for one in self.layer_types.k), tuple(one.value for one in self.layer_types.v)
 
     @property
+    def names(self) -> tuple[str, str]:
+        """The types of K and of V as a table says them: "q8_0", or a digit for each layer."""
+        return (self.type_k.value, self.type_v.value) if self.layer_types is None else self.layer_types.codes
+
+    @property
     def types_text(self) -> str:
         """ "q8_0/q4_0" for K and V, or the types by layer in words."""
         return f"{self.type_k.value}/{self.type_v.value}" if self.layer_types is None else str(self.layer_types)

@@ -27,9 +27,9 @@ class LayerTypes:
             raise ValueError(f"each layer has {FINE.value} or {COARSE.value} for K and for V")
 
     @property
-    def code(self) -> str:
-        """ "K84,V44" for q8_0 and q4_0 in K of two layers, and q4_0 in V of both."""
-        return ",".join(name + "".join(kind.value[1] for kind in kinds) for name, kinds in (("K", self.k), ("V", self.v)))
+    def codes(self) -> tuple[str, str]:
+        """ "84" and "44": K of the first layer in q8_0, of the second in q4_0, and V of both in q4_0."""
+        return "".join(kind.value[1] for kind in self.k), "".join(kind.value[1] for kind in self.v)
 
     def __str__(self) -> str:
         """ "K q8_0 in 12 of 30 layers, V in 3, else q4_0"."""

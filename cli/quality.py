@@ -178,7 +178,7 @@ def quality(
 
 
 def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:
-    from edgekv.lab.questions.cache_types import run
+    from edgekv.lab.questions.typed import run
     from edgekv.machine import n_cores
 
     with progress_bar() as progress:

@@ -166,7 +166,9 @@ def _say(text: str) -> None:
 def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
-    if (cost := server.type_cost) is not None:
+    from edgekv.cache_types import known_cost
+
+    if (cost := known_cost(server.options.model, server.options.kv.cache)) is not None:
         click.echo(str(cost), err=True)
     options = server.options
     if not server.needs_key and server.is_public:

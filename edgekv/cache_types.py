@@ -17,7 +17,7 @@ from edgekv.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.live import measured_heads, measured_types, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.machine import n_cores
 from edgekv.memory import devices
-from edgekv.memory.layer_types import check_by_layer, with_types
+from edgekv.memory.type_choice import check_by_layer, with_types
 from edgekv.memory.type_costs import TypeCost, type_cost
 from edgekv.models.geometry import Geometry, geometry
 from edgekv.rates.kept_type_errors import KeptTypeErrors, key_of

@@ -106,6 +106,7 @@ def chat(
             remote = RemoteServer(client, _name_there(model))
         return talk.run(remote, client)
 
+    from edgekv.cache_types import known_cost
     from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server, ServerOptions
 
@@ -122,7 +123,7 @@ def chat(
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
-    if (cost := server.type_cost) is not None:
+    if (cost := known_cost(path, server.options.kv.cache)) is not None:
         renderer.note(str(cost))
     if question is None:
         renderer.note(summary_line(server))

@@ -180,9 +180,6 @@ def device_problem(handle: Handle) -> EdgeKVError | None:
 def set_defaults(options: KvOptions) -> None:
     """Attach contexts that are created from now on with these options."""
     _check(lib.edgekv_set_defaults(_params(options)))
-    types = options.cache.layer_types
-    k, v = ([kind.ggml_type for kind in kinds] for kinds in (((), ()) if types is None else (types.k, types.v)))
-    _check(lib.edgekv_set_layer_types(k, v, len(k)))
 
 
 def clear_defaults() -> None:

@@ -123,7 +123,8 @@ class KvOptions:
     def from_env(cls, **named: Any) -> KvOptions:
         """Defaults, overridden by EDGEKV_* variables, overridden by each named option that is not None. Raises ConfigError."""
         values: dict[str, Any] = {}
-        left_out = ("type_k", "type_v") if os.environ.get("EDGEKV_KV_BYTES") else ()
+        bytes_count = os.environ.get("EDGEKV_KV_BYTES") and named.get("type_k") is None and named.get("type_v") is None
+        left_out = ("type_k", "type_v") if bytes_count else ()
         for group in (cls, *_GROUPS.values()):
             for one in fields(group):
                 in_env = one.metadata.get("variable", "")

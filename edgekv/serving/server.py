@@ -46,7 +46,6 @@ from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
-    from edgekv.memory.type_costs import TypeCost
     from edgekv.serving.prefixes import Prefixes
 
 BATCH_TOKENS = 512
@@ -105,13 +104,6 @@ class Server:
     def parts(self) -> list[MemoryPart]:
         """The context's estimated memory, by part."""
         return self.request.parts(self.context.n_ctx, self.options.kv)
-
-    @property
-    def type_cost(self) -> TypeCost | None:
-        """What the types of K and V cost the model, as far as this machine knows; None: nothing."""
-        from edgekv.cache_types import known_cost  # with llama_cpp
-
-        return known_cost(self.options.model, self.options.kv.cache)
 
     @property
     def needs_key(self) -> bool:

@@ -97,15 +97,12 @@ struct llama_edgekv_hooks {
 
     // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
     uint32_t (*kv_cells)(uint32_t n_cells);
-
     // While a KV cache is made: sets the types of layer il's K and V, of n_layer layers; given are those of the context's parameters.
     void (*layer_types)(int il, int n_layer, enum ggml_type * k, enum ggml_type * v);
 
-    // see llama_edgekv_set_prompts()
-    void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
+    void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);  // see llama_edgekv_set_prompts()
 
-    // whether caches in host memory grow
-    bool (*grows)(void);
+    bool (*grows)(void);  // whether caches in host memory grow
 
     // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
     int64_t (*free_bytes)(void);
@@ -299,7 +296,6 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 // ---- for the patched call sites ----------------------------------------------------------------------------------------------
 
 struct llm_graph_context;
-struct llama_hparams;
 struct llama_model;
 struct llama_ubatch;
 class  llama_io_read_i;
@@ -367,10 +363,6 @@ private:
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
-
-// Gives a layer's K and V, described but not allocated, types of their own. v may be null. A rotated cache must stay one: only a quantised
-// type replaces a quantised one. The keys of an index keep theirs.
-void llama_edgekv_type_rows(const llama_model & model, const llama_hparams & hparams, int il, ggml_tensor * k, ggml_tensor * v);
 
 // the number of cells of a plain cache; upstream's is `n_cells`
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);

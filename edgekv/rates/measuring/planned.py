@@ -13,7 +13,7 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
-from edgekv.memory.layer_types import with_types
+from edgekv.memory.type_choice import with_types
 from edgekv.memory.plan import Plan, make_plan
 from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model

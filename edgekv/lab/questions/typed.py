@@ -12,7 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.config.layer_types import NOISE_FACTOR
 from edgekv.errors import ConfigError
 from edgekv.llama import Llama  # noqa: F401 (it hears llama.cpp's messages)
-from edgekv.memory.layer_types import check_by_layer, with_types
+from edgekv.memory.type_choice import check_by_layer, with_types
 from edgekv.models import geometry
 
 Row = dict[str, Any]

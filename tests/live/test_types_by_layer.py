@@ -120,7 +120,7 @@ def test_contexts_that_they_are_not_for_keep_their_types(synthetic):
 
 
 def test_sliding_layers_have_types_too(synthetic):
-    path = synthetic("gemma3", n_layer=4)
+    path = synthetic("gemma2", n_layer=4)
     with attached(path, KvOptions(**BY_LAYER), n_ctx=512, n_seq=1, swa_full=False, **COARSE) as (context, run):
         assert types_of(run) == [("q8_0", "q4_0"), ("q4_0", "q4_0"), ("q4_0", "q8_0"), ("q8_0", "q8_0")]
         assert np.isfinite(context.decode([270] * 40, range(40), [0] * 40)).all() and np.isfinite(context.decode([270], [40], [0])).all()

@@ -74,7 +74,7 @@ def known_errors(model: Path) -> TypeErrors | None:
 
 def known_cost(model: Path, cache: CacheOptions) -> TypeCost | None:
     """What a cache's types cost a model, as far as this machine knows; None: nothing."""
-    return type_cost(cache, known_errors(model))
+    return type_cost(geometry(model), cache, known_errors(model))
 
 
 def _key(digest: bytes) -> str:

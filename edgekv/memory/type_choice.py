@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekv.config import KvOptions, LayerTypes, TypeErrors
-from edgekv.config.layer_types import COARSE, FINE
+from edgekv.config.layer_types import COARSE, FINE, NOISE_FACTOR
 from edgekv.errors import ConfigError
 from edgekv.memory.fit import check_types
 from edgekv.models.geometry import Geometry
@@ -30,6 +30,23 @@ def with_types(model: Geometry, kv: KvOptions, errors: TypeErrors | None) -> KvO
     types = _chosen(model, cache.kv_bytes, errors)
     k, v = (COARSE if COARSE in kinds else FINE for kinds in (types.k, types.v))
     return kv.with_(type_k=k, type_v=v, layer_types=types)
+
+
+def least_near(model: Geometry, errors: TypeErrors) -> int | None:
+    """The fewest bytes of K and V of a token that stay near stock's own noise, by estimate; None: not even FINE does, or the layers cannot have types
+    of their own."""
+    try:
+        check_by_layer(model, KvOptions(kv_bytes=model.kv_bytes_per_token()))
+    except ConfigError:
+        return None
+    low, high = (model.kv_bytes_per_token(kind.value, kind.value) for kind in (COARSE, FINE))
+    bound = NOISE_FACTOR * errors.noise
+    if len(errors.k) != model.n_layer or errors.estimate(_chosen(model, high, errors)) > bound:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if errors.estimate(_chosen(model, middle, errors)) <= bound else (middle + 1, high)
+    return low
 
 
 def check_by_layer(model: Geometry, kv: KvOptions) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from edgekv.config import CacheOptions, TypeErrors
 from edgekv.config.layer_types import NOISE_FACTOR
+from edgekv.memory.type_choice import least_near
+from edgekv.models.geometry import Geometry
 from edgekv.vocab import CacheType
 
 
@@ -20,8 +22,8 @@ class TypeCost:
         return f"{'warning' if self.warns else 'note'}: {self.text}"
 
 
-def type_cost(cache: CacheOptions, errors: TypeErrors | None) -> TypeCost | None:
-    """What these types cost; None: nothing, both are f16. errors: as measured for the model; None: not measured."""
+def type_cost(model: Geometry, cache: CacheOptions, errors: TypeErrors | None) -> TypeCost | None:
+    """What these types cost a model; None: nothing, both are f16. errors: as measured; None: not measured."""
     if cache.lacks_types or (cache.type_k, cache.type_v) == (CacheType.F16, CacheType.F16):
         return None
     if errors is None:
@@ -33,7 +35,7 @@ def type_cost(cache: CacheOptions, errors: TypeErrors | None) -> TypeCost | None
     far = f"a cache in {cache.types_text} {how} {divergence:.1e} nats a token from one in f16, and stock's own kernels {errors.noise:.1e}"
     if divergence <= NOISE_FACTOR * errors.noise:
         return TypeCost(far)
-    return TypeCost(f"{far}: {divergence / errors.noise if errors.noise else 0:.0f} times as far{_better(errors)}", warns=True)
+    return TypeCost(f"{far}: {divergence / errors.noise if errors.noise else 0:.0f} times as far{_better(model, errors)}", warns=True)
 
 
 def _divergence(cache: CacheOptions, errors: TypeErrors) -> float | None:
@@ -42,9 +44,6 @@ def _divergence(cache: CacheOptions, errors: TypeErrors) -> float | None:
     return errors.estimate(cache.layer_types) if len(errors.k) == len(cache.layer_types.k) else None
 
 
-def _better(errors: TypeErrors) -> str:
-    """The smallest types that stay within the bound."""
-    for k, v in (("q8_0", "q4_0"), ("q8_0", "q8_0")):
-        if errors.whole.get(f"{k}/{v}", 1.0) <= NOISE_FACTOR * errors.noise:
-            return f"; --type-k {k} --type-v {v} stays near them"
-    return ""
+def _better(model: Geometry, errors: TypeErrors) -> str:
+    least = least_near(model, errors)
+    return "" if least is None else f"; --kv-bytes {least} stays near them, by estimate"

@@ -6,7 +6,7 @@ import pytest
 
 from edgekv.config import CacheOptions, KvOptions, TypeErrors
 from edgekv.errors import ConfigError
-from edgekv.memory.type_choice import with_types
+from edgekv.memory.type_choice import least_near, with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models import geometry
 from edgekv.vocab import CacheType
@@ -75,22 +75,32 @@ def test_layers_take_their_own_bytes(model):
 # ---- words ---------------------------------------------------------------------------------------------------------------------------
 
 
-def test_types_that_cost_nothing_are_not_told():
-    assert type_cost(CacheOptions(), None) is None and type_cost(CacheOptions(kv_bytes=100), None) is None
-    assert type_cost(CacheOptions(type_k="q4_0"), TypeErrors(0.004, {})) is None
+def test_types_that_cost_nothing_are_not_told(model):
+    assert type_cost(model, CacheOptions(), None) is None and type_cost(model, CacheOptions(kv_bytes=100), None) is None
+    assert type_cost(model, CacheOptions(type_k="q4_0"), TypeErrors(0.004, {})) is None
 
 
-def test_what_is_not_measured_says_so():
-    said = type_cost(CacheOptions(type_k="q8_0", type_v="q4_0"), None)
+def test_what_is_not_measured_says_so(model):
+    said = type_cost(model, CacheOptions(type_k="q8_0", type_v="q4_0"), None)
     assert not said.warns and "q8_0/q4_0 costs this model is not measured; `edgekv quality --types` measures it once" in str(said)
 
 
 def test_far_types_warn(model):
     errors = costs((0.01,) * 6)
-    near, far = (type_cost(CacheOptions(type_k=kind, type_v=kind), errors) for kind in ("q8_0", "q4_0"))
+    near, far = (type_cost(model, CacheOptions(type_k=kind, type_v=kind), errors) for kind in ("q8_0", "q4_0"))
     assert not near.warns and str(near).startswith("note: a cache in q8_0/q8_0 diverges 4.0e-03 nats a token")
     assert far.warns and str(far).startswith("warning: ")
     assert str(far).endswith("5.0e-02 nats a token from one in f16, and stock's own kernels 4.0e-03: 12 times as far; "
-                             "--type-k q8_0 --type-v q8_0 stays near them")
-    by_layer = type_cost(chosen(model, model.kv_bytes_per_token("q4_0", "q4_0") + 500, errors), errors)
+                             f"--kv-bytes {least_near(model, errors)} stays near them, by estimate")
+    by_layer = type_cost(model, chosen(model, model.kv_bytes_per_token("q4_0", "q4_0") + 500, errors), errors)
     assert by_layer.warns and "diverges, by estimate, " in by_layer.text
+
+
+def test_the_fewest_bytes_near_the_noise(model):
+    errors = costs((0.001, 0.020, 0.001, 0.010, 0.001, 0.001))
+    near = least_near(model, errors)
+    kept, less = (errors.estimate(chosen(model, n_bytes, errors).layer_types) for n_bytes in (near, near - 1))
+    assert kept <= 2 * errors.noise < less and model.kv_bytes_per_token("q4_0", "q4_0") < near < model.kv_bytes_per_token("q8_0", "q8_0")
+    assert least_near(model, replace(errors, noise=0.001)) is None, "not even q8_0 is near"
+    assert least_near(model, replace(errors, k=(), v=())) is None and least_near(replace(model, mla=True), errors) is None
+    assert least_near(model, replace(errors, noise=0.1)) == model.kv_bytes_per_token("q4_0", "q4_0")

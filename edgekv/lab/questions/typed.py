@@ -12,14 +12,16 @@ from edgekv.config import KvOptions
 from edgekv.config.layer_types import NOISE_FACTOR
 from edgekv.errors import ConfigError
 from edgekv.llama import Llama  # noqa: F401 (it hears llama.cpp's messages)
-from edgekv.memory.type_choice import check_by_layer, with_types
+from edgekv.memory.type_choice import check_by_layer, least_near, with_types
 from edgekv.models import geometry
 
 Row = dict[str, Any]
 
 
 def run(model: Path, bounds: Iterable[int], n_threads: int, progress: Callable[[str, int, int], None], again: bool = False) -> Iterator[Row]:
-    """The row of stock's noise, then of each pair of types, then of each bound. What types cost is measured if it is not known; again: in any case.
+    """The row of stock's noise, then of each pair of types, of each bound, and of the fewest bytes that stay near the noise. What types cost is
+    measured if it is not known; again: in any case.
+
     Raises ConfigError for a bound that cannot be held, before anything is measured, and the errors of `type_errors`."""
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
@@ -38,7 +40,8 @@ def run(model: Path, bounds: Iterable[int], n_threads: int, progress: Callable[[
     yield row("f16/f16, stock's kernels", f16, errors.noise, "measured")
     for types, kld in sorted(errors.whole.items(), key=lambda one: -file.kv_bytes_per_token(*one[0].split("/"))):
         yield row(types, file.kv_bytes_per_token(*types.split("/")), kld, "measured")
-    for kv in bounded:
+    near = least_near(file, errors)
+    for kv in [*bounded, *([] if near is None else [KvOptions(kv_bytes=near, device="cpu")])]:
         cache = with_types(file, kv, errors).cache
         if cache.layer_types is not None:
             yield row(cache.types_text, file.kv_bytes_per_token(*cache.kinds), errors.estimate(cache.layer_types), "estimated")

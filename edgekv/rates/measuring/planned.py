@@ -13,8 +13,8 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
-from edgekv.memory.type_choice import with_types
 from edgekv.memory.plan import Plan, make_plan
+from edgekv.memory.type_choice import with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model
 from edgekv.vocab import CacheType, DeviceKind
@@ -99,7 +99,7 @@ def _typed(path: Path, model: ModelFile, kv: KvOptions) -> tuple[KvOptions, list
         check_place(kv)
         notes.append(f"{model.geometry.kv_bytes_per_token(*kv.cache.kinds):,} bytes of K and V a token: {kv.cache.layer_types}"
                      + ("" if errors is not None else ", for now: what each layer needs is measured when the model is first opened"))
-    if (cost := type_cost(kv.cache, errors)) is not None:
+    if (cost := type_cost(model.geometry, kv.cache, errors)) is not None:
         notes.append(f"warning: {cost.text}" if cost.warns else cost.text)
     return kv, notes
 

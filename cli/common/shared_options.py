@@ -27,6 +27,7 @@ from edgekv.config import (
     one_of_two,
     parse_error,
     parse_resolution,
+    parse_token_bytes,
 )
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
@@ -142,16 +143,9 @@ def _vram(text: str) -> int | str:
     return AUTO if n_bytes is None else n_bytes
 
 
-def token_bytes(text: str) -> int:
-    """The value of --kv-bytes. Raises ConfigError."""
-    if not (n_bytes := parse_bytes(text, "the size of K and V of a token")):
-        raise ConfigError(f"the size of K and V of a token is {text!r}; it must be a number of bytes such as 24KiB")
-    return n_bytes
-
-
 def token_bounds(text: str) -> tuple[int, ...]:
     """ "8KiB,9KiB"; none for an empty text. Raises ConfigError."""
-    return tuple(token_bytes(part.strip()) for part in text.split(",") if text)
+    return tuple(parse_token_bytes(part.strip()) for part in text.split(",") if text)
 
 
 def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -224,9 +218,9 @@ _KV_OPTIONS = [
                 "again for every token."),
     _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
     _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
-    _kv_option("--kv-bytes", type=Parsed("bytes", token_bytes), metavar="SIZE",
-               help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB. Each layer gets q8_0 or q4_0, by "
-                    "what the model loses there, which is measured once; on the processor."),
+    _kv_option("--kv-bytes", type=Parsed("bytes", parse_token_bytes), metavar="SIZE|auto",
+               help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB; auto: as few as stay within twice "
+                    "stock's own noise. Each layer gets q8_0 or q4_0, by what the model loses there, which is measured once; on the processor."),
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgekv.amounts import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
-from edgekv.config.layer_types import LayerTypes
-from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution
+from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
+from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution, parse_token_bytes
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 
@@ -30,8 +30,9 @@ class CacheOptions:
     page_tokens: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_TOKENS", integer)
     type_k: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_K")
     type_v: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_V")
-    kv_bytes: int | None = variable(None, "EDGEKV_KV_BYTES", parse_bytes)
-    """Instead of two types: the most bytes of K and V of a token, in all layers together. Each layer gets the types that the model bears there, by
+    kv_bytes: int | None = variable(None, "EDGEKV_KV_BYTES", parse_token_bytes)
+    """Instead of two types: the most bytes of K and V of a token, in all layers together; NEAR_STOCK (0, "auto"): as few as stay within twice stock's
+    own noise. Each layer gets the types that the model bears there, by
     divergences that are measured once (`edgekv.with_layer_types`)."""
     layer_types: LayerTypes | None = field(default=None, repr=False)
     """The types by layer that were chosen for `kv_bytes`; `type_k` and `type_v` are then the coarsest of them."""
@@ -39,8 +40,8 @@ class CacheOptions:
     def __post_init__(self) -> None:
         _choose(self, "type_k", CacheType, "K cache type")
         _choose(self, "type_v", CacheType, "V cache type")
-        if self.kv_bytes is not None and (not isinstance(self.kv_bytes, int) or self.kv_bytes < 1):
-            raise ConfigError(f"the bytes of K and V are {self.kv_bytes!r}; they must be a number of bytes a token, such as 24KiB")
+        if self.kv_bytes is not None and (not isinstance(self.kv_bytes, int) or self.kv_bytes < NEAR_STOCK):
+            raise ConfigError(f"the bytes of K and V are {self.kv_bytes!r}; they must be a number of bytes a token, or 0 for as few as stay near stock")
         if not isinstance(self.layer_types, LayerTypes | None):
             raise ConfigError(f"layer_types is {self.layer_types!r}; it must be what edgekv.with_layer_types chose, or None")
         if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:

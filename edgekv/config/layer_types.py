@@ -12,6 +12,9 @@ FINE, COARSE = CacheType.Q8_0, CacheType.Q4_0
 """The types that layers of one cache choose from. llama.cpp turns K and V of a quantised cache in all layers, so f16 goes with no other; over
 q8_0 it gains nothing that can be measured."""
 
+NEAR_STOCK = 0
+"""In place of a number of bytes: as few as stay near stock's own noise."""
+
 NOISE_FACTOR = 2.0
 """Types that diverge more than so many times as far as stock's own kernels do deserve a warning."""
 

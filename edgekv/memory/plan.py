@@ -250,7 +250,7 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
         yield from ("--error", f"{100 * error:g}%")
     cache = request.kv.cache
     if cache.kv_bytes is not None:
-        yield from ("--kv-bytes", str(cache.kv_bytes))
+        yield from ("--kv-bytes", str(cache.kv_bytes or "auto"))
     for name, kind in () if cache.kv_bytes is not None else (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
         if kind != "f16":
             yield from (name, kind)

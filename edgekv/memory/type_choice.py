@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekv.config import KvOptions, LayerTypes, TypeErrors
-from edgekv.config.layer_types import COARSE, FINE, NOISE_FACTOR
+from edgekv.config.layer_types import COARSE, FINE, NEAR_STOCK, NOISE_FACTOR
 from edgekv.errors import ConfigError
 from edgekv.memory.fit import check_types
 from edgekv.models.geometry import Geometry
@@ -21,13 +21,16 @@ _EVENNESS = 0.25
 def with_types(model: Geometry, kv: KvOptions, errors: TypeErrors | None) -> KvOptions:
     """These options with the types for `kv_bytes`: f16 in all layers if that fits; else by layer, so that the model diverges least. errors: as measured;
     None: all layers count alike. Raises ConfigError if the bound is below what the smallest types take, or the model keeps no plain rows."""
-    cache = kv.cache
-    if cache.kv_bytes is None:
+    bound = kv.cache.kv_bytes
+    if bound is None:
         return kv
-    if cache.kv_bytes >= model.kv_bytes_per_token():
+    if bound >= model.kv_bytes_per_token():
         return kv.with_(kv_bytes=None, layer_types=None, type_k=CacheType.F16, type_v=CacheType.F16)
     check_by_layer(model, kv)
-    types = _chosen(model, cache.kv_bytes, errors)
+    if bound == NEAR_STOCK:
+        near = None if errors is None else least_near(model, errors)
+        bound = model.kv_bytes_per_token(FINE.value, COARSE.value if errors is None else FINE.value) if near is None else near
+    types = _chosen(model, bound, errors)
     k, v = (COARSE if COARSE in kinds else FINE for kinds in (types.k, types.v))
     return kv.with_(type_k=k, type_v=v, layer_types=types)
 
@@ -51,12 +54,12 @@ def least_near(model: Geometry, errors: TypeErrors) -> int | None:
 
 def check_by_layer(model: Geometry, kv: KvOptions) -> None:
     """Raise ConfigError if the layers of a model cannot have types of their own, or the smallest take more than `kv_bytes`."""
-    name, wanted = model.path.name, kv.cache.kv_bytes or 0
+    name, wanted = model.path.name, kv.cache.kv_bytes
     if model.mla or model.index_rows or any(model.index_dims):
         raise ConfigError(f"{name} does not keep plain rows of K and V in each layer; use --type-k and --type-v in place of --kv-bytes")
     check_types(model, kv.with_(type_k=COARSE, type_v=COARSE, layer_types=None).cache)
     least = model.kv_bytes_per_token(COARSE.value, COARSE.value)
-    if wanted < least:
+    if wanted and wanted < least:
         raise ConfigError(f"K and V of a token of {name} take {least:,} bytes in the smallest types, and --kv-bytes is {wanted:,}; "
                           f"give {least:,} or more")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgekv.config import CacheOptions, KvOptions, LayerTypes, TypeErrors
+from edgekv.config import CacheOptions, KvOptions, LayerTypes, TypeErrors, parse_token_bytes
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType
 
@@ -52,8 +52,15 @@ def test_bytes_and_types_exclude_each_other(monkeypatch):
     assert KvOptions.from_env(type_v="q8_0").cache == CacheOptions(type_k="q8_0", type_v="q8_0"), "what is named counts more"
 
 
+def test_bytes_are_written_with_a_unit_or_auto():
+    assert parse_token_bytes("24KiB") == 24 << 10 and parse_token_bytes("auto") == 0
+    for bad in ("0", "many"):
+        with pytest.raises(ConfigError, match=f"the size of K and V of a token is '{bad}'; write bytes such as"):
+            parse_token_bytes(bad)
+
+
 @pytest.mark.parametrize(("bad", "said"), [
-    ({"kv_bytes": 0}, "must be a number of bytes a token"), ({"kv_bytes": "x"}, "must be a number of bytes a token"),
+    ({"kv_bytes": -1}, "must be a number of bytes a token"), ({"kv_bytes": "x"}, "must be a number of bytes a token"),
     ({"layer_types": "q8_0"}, "it must be what edgekv.with_layer_types chose"),
 ])
 def test_values_are_checked(bad, said):

@@ -104,3 +104,10 @@ def test_the_fewest_bytes_near_the_noise(model):
     assert least_near(model, replace(errors, noise=0.001)) is None, "not even q8_0 is near"
     assert least_near(model, replace(errors, k=(), v=())) is None and least_near(replace(model, mla=True), errors) is None
     assert least_near(model, replace(errors, noise=0.1)) == model.kv_bytes_per_token("q4_0", "q4_0")
+
+
+def test_as_few_bytes_as_stay_near(model):
+    errors, auto = costs((0.001, 0.020, 0.001, 0.010, 0.001, 0.001)), KvOptions(kv_bytes=0)
+    assert with_types(model, auto, errors).cache.layer_types == chosen(model, least_near(model, errors), errors).layer_types
+    assert with_types(model, auto, replace(errors, noise=0.001)).cache.layer_types.codes == ("888888", "888888"), "the finest there are"
+    assert with_types(model, auto, None).cache.layer_types.codes == ("888888", "444444"), "for now"

@@ -142,7 +142,8 @@ def test_types_by_layer(synthetic, short_measurement, fill):
     assert [row["kv_mode"] for row in rows] == [*STOCKS, "exact"] * 2 and [row["type_k"] for row in rows[:3]] == ["q8_0"] * 3
     codes = rows[-1]["type_k"] + rows[-1]["type_v"]
     assert sorted(codes) == ["4"] * 6 + ["8"] * 2 and rows[-1]["note"] is None and rows[-1]["avg_ts"] > 0
-    assert "needs flash attention" in rows[-2]["note"] and rows[-1]["kld"] < 0.1**2 / 2, "stock attends the same rows"
+    assert "needs flash attention" in rows[-2]["note"]
+    assert fill is Fill.SYNTHETIC or rows[-1]["kld"] < 0.1**2 / 2, "stock attends the same rows"
 
 
 def test_what_types_cost(synthetic, short_measurement):

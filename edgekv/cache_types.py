@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,8 +146,7 @@ def _read(ctx: Any, tokens: list[int], n_vocab: int) -> Iterator[np.ndarray]:
                 raise EdgeKVError("llama.cpp could not read the text of the measurement")
             position += len(part)
             if wanted:
-                flat = ctypes.cast(llama_cpp.llama_get_logits(ctx), ctypes.POINTER(ctypes.c_float))
-                yield np.ctypeslib.as_array(flat, (len(part), n_vocab)).copy()
+                yield np.ctypeslib.as_array(llama_cpp.llama_get_logits(ctx), (len(part), n_vocab)).copy()
     finally:
         llama_cpp.llama_batch_free(batch)
 

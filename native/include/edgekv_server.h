@@ -38,6 +38,12 @@ typedef struct {
     const char * id; /* digests of its file and of everything that its embeddings are computed from */
 } edgekv_medium;
 
+/* the first n tokens of a prompt stay for ttl_s seconds, at least */
+typedef struct {
+    int n;
+    int ttl_s;
+} edgekv_mark;
+
 typedef struct {
     struct llama_context * lctx;
     int seq_id;
@@ -50,6 +56,8 @@ typedef struct {
     const edgekv_adapter * adapters; /* all adapters that K and V of the tokens depend on */
     int n_adapters;
     const char * space;    /* the namespace; tokens of another namespace are never a prefix of these */
+    const edgekv_mark * marks; /* in order */
+    int n_marks;
 } edgekv_prefix_tokens;
 
 /* The first token in which a kept conversation differs from a prompt, if at least a block of the conversation follows; n_lost 0: no such token */
@@ -164,6 +172,12 @@ EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
 /* The server calls the function to bring published documents up to date, on the decoding thread between two batches: before it answers
    /metrics and /slots there, and (idle) when nothing is left to do. null: no calls */
 EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
+
+/* The function answers requests for /edgekv/cache, of which a key sees only its own. method: GET, POST or DELETE; space: the namespace of the
+   request's key; fields: those of the query and of the body, as a JSON object. It gives a JSON text to edgekv_server_answer() and returns the HTTP
+   status. Threads of requests call it, several at a time. null: prompts are not kept. */
+EDGEKV_API void edgekv_server_on_caches(int (*function)(const char * method, const char * space, const char * fields, void * out));
+EDGEKV_API void edgekv_server_answer(void * out, const char * text);
 
 /* cffi: end */
 

@@ -20,6 +20,9 @@ static std::unordered_map<int, int> g_pure;
 // For each sequence of a context that keeps more than rows, the number of its prompt's tokens after which it can continue.
 static std::unordered_map<int, int> g_goes_on;
 
+// for each sequence, the task whose prompt it holds, and the task's marks, which outlive its request
+static std::unordered_map<int, std::pair<int, std::vector<edgekv_mark>>> g_marks;
+
 // sequences that wait for kept rows of their prompts, and whether one waited in this round of the server
 static std::unordered_set<int> g_fetching;
 static bool                    g_fetches = false;
@@ -38,6 +41,7 @@ void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
     g_pure.clear();
     g_goes_on.clear();
+    g_marks.clear();
     g_fetching.clear();
     g_load = {};
 }
@@ -156,6 +160,11 @@ struct edgekv_told_tokens {
         told.adapters   = slot.adapters.data();
         told.n_adapters = static_cast<int>(slot.adapters.size());
         told.space      = tokens.edgekv_space.c_str();
+        const auto marked = g_marks.find(slot.seq_id);
+        if (marked != g_marks.end() && slot.task >= 0 && marked->second.first == slot.task) {
+            told.marks   = marked->second.second.data();
+            told.n_marks = static_cast<int>(marked->second.second.size());
+        }
         media.put_into(told);
     }
 
@@ -254,6 +263,7 @@ int edgekv_prefix_begin(
     edgekv_prefix_settle();
     g_fetching.erase(slot.seq_id);
     g_goes_on.erase(slot.seq_id);
+    g_marks[slot.seq_id] = { slot.task, edgekv_server::marks_of(slot.task) };
     edgekv_cached_tokens cached = {};
     cached.slot = n_past;
     edgekv_server::set_cached(slot.task, cached);
@@ -343,6 +353,10 @@ json edgekv_usage_json(int task) {
         {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
     if (const json left = edgekv_server::left_json(task); !left.is_null()) {
         usage["left"] = left;
+    }
+
+    if (const auto marks = g_kept ? edgekv_server::marks_of(task) : std::vector<edgekv_mark>(); !marks.empty()) {
+        usage["kept"] = { {"n", marks.back().n}, {"seconds", marks.back().ttl_s} };
     }
 
     return usage;

@@ -2,6 +2,7 @@
 
 #include "llama-edgekv.h"
 #include "server/media.h"
+#include "server/tasks.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -68,6 +69,9 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
         if (at >= last_user || at + LEAST <= last_user) {  // otherwise it would replace the message's snapshot
             wanted.push_back(at);
         }
+    }
+    for (const auto & mark : marks_of(slot.task)) {
+        wanted.push_back(std::min(mark.n, n_prompt - BEFORE_END));
     }
     std::sort(wanted.begin(), wanted.end());
     plan next = { slot.task, {} };

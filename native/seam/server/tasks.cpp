@@ -15,6 +15,7 @@ namespace {
 struct known_task {
     int64_t posted_us = -1;
     edgekv_cached_tokens cached = {};
+    std::vector<edgekv_mark> marks;
 };
 
 struct known_tasks {
@@ -34,14 +35,30 @@ known_task known(int id) {
     return found == s.by_id.end() ? known_task{} : found->second;
 }
 
+using noted_marks = std::unordered_map<int, std::vector<edgekv_mark>>;
+
+noted_marks & noted() {
+    thread_local noted_marks marks;
+    return marks;
+}
+
 }  // namespace
+
+void note_marks(int id, const std::vector<edgekv_mark> & marks) { noted()[id] = marks; }
+
+std::vector<edgekv_mark> marks_of(int id) { return known(id).marks; }
 
 void tasks_posted(const std::unordered_set<int> & ids) {
     auto & s = the_tasks();
     std::lock_guard<std::mutex> lock(s.mutex);
     for (const int id : ids) {
-        s.by_id[id].posted_us = ggml_time_us();
+        auto & task = s.by_id[id];
+        task.posted_us = ggml_time_us();
+        if (const auto found = noted().find(id); found != noted().end()) {
+            task.marks = std::move(found->second);
+        }
     }
+    noted().clear();
 }
 
 void request_ends(const void * reader, const std::unordered_set<int> & ids) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <unordered_set>
+#include <vector>
 
 namespace edgekv_server {
 
@@ -20,5 +21,11 @@ int64_t posted_us(int id);
 // the tokens of a task's prompt that need not be computed; zeros: its request has ended
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
+
+// The marks of a task that this thread is about to post; they are the task's once it is posted. Those of a task that is never posted are forgotten.
+void note_marks(int id, const std::vector<edgekv_mark> & marks);
+
+// in order; none: it has none, or its request has ended
+std::vector<edgekv_mark> marks_of(int id);
 
 }  // namespace edgekv_server

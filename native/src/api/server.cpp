@@ -1,5 +1,6 @@
 #include "edgekv_server.h"
 
+#include "server/caches.h"
 #include "server/limits.h"
 #include "server/pace.h"
 #include "server/published.h"
@@ -120,4 +121,12 @@ int64_t edgekv_server_asked_ms(const char * path) {
 
 void edgekv_server_on_refresh(void (*function)(int idle)) {
     edgekv_documents::on_refresh(function);
+}
+
+void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) {
+    edgekv_server::on_caches(function);
+}
+
+void edgekv_server_answer(void * out, const char * text) {
+    *static_cast<std::string *>(out) = text;
 }

@@ -1,0 +1,32 @@
+// Marks in requests: the prompt's first tokens, up to the end of a marked part, stay for a time. Anthropic's cache_control and OpenAI's
+// prompt_cache_breakpoint mark parts; prompt_cache_retention, prompt_cache_options and our edgekv_keep_s mark the whole prompt.
+//
+// Only the template knows where a part ends in the prompt. So a text that no client can guess is put at the end of each marked part before the
+// template is applied, and is taken out of the prompt afterwards: the prompt is the same as without marks. Threads of requests.
+#pragma once
+
+#include "edgekv_server.h"
+#include "server-common.h"
+
+#include <string>
+#include <vector>
+
+namespace edgekv_server {
+
+// Whether a request may hold marked parts. False spares a second reading of it.
+bool may_mark(const std::string & request);
+
+// Puts the texts into a request of any dialect. Throws std::invalid_argument if a mark is none, or if there are more than four of Anthropic's.
+void place_marks(json & request);
+json with_marks(json request);
+
+// Takes the texts out of a converted request's prompt. "edgekv_marks" then lists, for each, a number of the prompt's bytes and seconds.
+void take_marks(json & converted);
+
+// Notes a task's marks until it is posted. Throws std::invalid_argument if a field that marks the whole prompt has no such value.
+void mark_prompt(int task, const server_tokens & tokens, const json & converted, const llama_vocab * vocab);
+
+// Anthropic's counts of a task's prompt: those of tokens that now stay and were not kept before are taken out of input_tokens.
+void add_cache_usage(json & usage, int task);
+
+}  // namespace edgekv_server

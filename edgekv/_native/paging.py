@@ -44,9 +44,9 @@ def page_arrays(handle: Handle) -> PageArrays:
                            out.n_slots, out.slot_bytes)
 
 
-def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
-    """Set what the next ubatch reads. keep_tokens: tokens that mode evict keeps."""
-    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
+def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int, positions: int) -> None:
+    """Set what the next ubatch reads. keep_tokens, positions: `core.selection`."""
+    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens, positions))))
 
 
 def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:

@@ -112,8 +112,14 @@ class EvictionOptions:
     split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
     """The division of `keep` over layers and heads."""
 
+    positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
+    """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to
+    the trained length."""
+
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
+        if self.positions is not None and (not isinstance(self.positions, int) or self.positions < 1):
+            raise ConfigError(f"positions is {self.positions!r}; it must be a whole number from 1, or None")
         object.__setattr__(self, "keep", Keep.parse(self.keep))
 
 

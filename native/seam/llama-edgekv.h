@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 17
+#define LLAMA_EDGEKV_ABI 18
 
 #ifdef __cplusplus
 extern "C" {
@@ -173,6 +173,7 @@ struct llama_edgekv_cells {
     const uint64_t * seq;  // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;  // [n_cells] clock time of the last change
     uint64_t now;  // clock time
+    uint64_t n_turned;  // times that K of cells turned because gaps closed; the cells hold the same tokens, and their times stay
     uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch sets them atomically, on any thread; the cell's next
                                  // placement clears them; a copy of a stream copies them
 };
@@ -221,8 +222,12 @@ LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 // Waits until no thread holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks.
-LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
+// Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks. Before a token would be rotated
+// by position n_positions or a later one, gaps close: K of the sequence's tokens turns, as by a K-shift, so that tokens are rotated by their
+// number among the cells. Positions of cells stay as they are. 0: half of the trained positions that the cells leave. Gaps stay if K cannot
+// turn: llama_edgekv_closes_gaps(). llama_memory_seq_add() must not be called then.
+LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx, int n_positions);
+LLAMA_API bool llama_edgekv_closes_gaps(const struct llama_context * lctx);
 
 // the data that a context keeps of its tokens
 enum llama_edgekv_keeps {
@@ -298,6 +303,7 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 struct llm_graph_context;
 struct llama_model;
 struct llama_ubatch;
+class  llama_kv_cells;
 class  llama_io_read_i;
 class  llama_kv_cache_context;
 
@@ -340,26 +346,37 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
 // the node that replaces a product of weights; null: ggml's node stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
 
-// Labels in a saved state. A cell read by a sparse prompt gets one more sequence as its label, with a number that no sequence has.
-void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);
-// whether a sequence is the label; if so, sets it
-bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id);
+// Labels in a saved state: more sequences of a cell, with numbers that no sequence has. One says that a sparse prompt read the cell, another by
+// how many positions K of the cell is turned because gaps were closed.
+void llama_edgekv_add_label(const llama_kv_cells & cells, uint32_t i, std::vector<llama_seq_id> & seq_ids);
+// whether a sequence is a label; if so, sets it on the cell
+bool llama_edgekv_take_label(llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id);
 
-// the labels of a state that holds one sequence: the label follows the sequence's number
+// the labels of a state that holds one sequence: they follow the sequence's number
 class llama_edgekv_saved_labels {
 public:
-    explicit llama_edgekv_saved_labels(uint32_t n) : labels(n) {}
+    explicit llama_edgekv_saved_labels(uint32_t n) : saved(n) {}
 
-    // takes a cell's number of sequences, and lowers it by the label
+    // takes a cell's number of sequences, and lowers it by the labels
     void announce(uint32_t i, uint32_t & n_seq_id);
     // false: another sequence follows; the log says so
     bool read(uint32_t i, llama_io_read_i & io);
     // sets the labels on the cells where the state was placed
-    void put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const;
+    void put_on(llama_kv_cells & to, const std::vector<uint32_t> & cells) const;
 
 private:
-    std::vector<uint8_t> labels;
+    struct of_cell {
+        uint32_t n = 0;  // labels
+        uint8_t  labels = 0;
+        int32_t  offset = 0;
+    };
+    std::vector<of_cell> saved;
 };
+
+// Before a batch is placed: closes gaps if the batch would come to the last positions. The K-shift waits, and llama_context::memory_update applies it.
+void llama_edgekv_close_gaps(llama_context * lctx, const llama_batch & batch);
+// the ubatch with the positions by which its tokens are rotated; lives until the thread's next call
+const llama_ubatch * llama_edgekv_turned(const llama_ubatch * ubatch);
 
 // whether llama_edgekv_allow_gaps() was called for the context of this memory
 bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);

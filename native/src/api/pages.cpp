@@ -25,7 +25,7 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (s.prompt_resolution != 0.0f && (!(s.prompt_resolution >= 1.0f) || !std::isfinite(s.prompt_resolution))) {
         return fail(EDGEKV_INVALID, "the resolution of prompts must be a number from 1 on, or 0");
     }
-    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
+    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
     return EDGEKV_OK;

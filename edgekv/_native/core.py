@@ -247,11 +247,13 @@ class ContextLimits:
     n_seq_max: int
     n_batch: int
     n_ubatch: int
+    closes_gaps: bool
+    """Its sequence may be longer than the model was trained for (`Runtime.closes_gaps`)."""
 
 
 def limits(handle: Handle) -> ContextLimits:
     out = lib.edgekv_get_limits(handle)
-    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch)
+    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch, out.closes_gaps)
 
 
 def layers(handle: Handle) -> list[LayerReport]:

@@ -91,6 +91,14 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
     return n_cells[0]
 
 
+def free_cells(handle: Handle, cells: np.ndarray) -> int:
+    """Empty these cells (int [n], counted as `PageShape` counts them), of all layers and heads; how many were not empty."""
+    cells = np.ascontiguousarray(cells, np.int32)
+    n_cells = ffi.new("int *")
+    _check(lib.edgekv_free_cells(handle, ffi.from_buffer("int32_t *", cells), len(cells), n_cells))
+    return n_cells[0]
+
+
 def last_rows(handle: Handle, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The rows that a query token of the last ubatch read in one KV head, with the option `keep_rows`: int32 [n] cells of stream 0, ascending,
     and float32 [n] their weights; none where it had no such token or attended everything. Raises ConfigError for a layer, head or token that

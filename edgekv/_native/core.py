@@ -247,8 +247,7 @@ class ContextLimits:
     n_seq_max: int
     n_batch: int
     n_ubatch: int
-    closes_gaps: bool
-    """Its sequence may be longer than the model was trained for (`Runtime.closes_gaps`)."""
+    closes_gaps: bool  # `live.Cells.closes_gaps`
 
 
 def limits(handle: Handle) -> ContextLimits:

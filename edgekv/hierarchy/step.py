@@ -170,7 +170,7 @@ class Hierarchy:
             return
         n_keep = None if demand.n_keep is None else self.policy.most(demand.n_keep)
         if self.policy.sinks is not None:
-            if n_keep != demand.n_keep:
+            if n_keep is not None and n_keep != demand.n_keep:
                 demand = replace(demand, keep_tokens=n_keep * self.shape.page_tokens)
             cells = eviction.by_cell(demand, self.policy.sinks, self._user_pins)
             self.stats.n_freed += evictor.free_cells(cells) if len(cells) else 0

@@ -254,12 +254,6 @@ class Runtime:
         return core.limits(self._native_handle()).n_ctx_seq
 
     @property
-    def closes_gaps(self) -> bool:
-        """Mode evict: gaps that dropped tokens leave close (`EvictionOptions.positions`), so that a sequence may be longer than the model was
-        trained for. False where keys cannot turn to other positions."""
-        return core.limits(self._native_handle()).closes_gaps
-
-    @property
     def n_tokens(self) -> int:
         """Tokens computed so far; `stats` has them at the end of a run of the policy only."""
         seen = self._observation.read()

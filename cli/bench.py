@@ -15,7 +15,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.ranges import numbers, pair
-from edgekv.cli.common.shared_options import Parsed, model_path, option
+from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
@@ -68,6 +68,9 @@ class _Bench(click.Group):
 @_many("-t", "--threads", type=_NUMBERS, help="CPU threads.  [default: one for each core]")
 @_many("-ctk", "--type-k", "--cache-type-k", type=_TYPES, default=("f16",), help="Types of the K cache.")
 @_many("-ctv", "--type-v", "--cache-type-v", type=_TYPES, default=("f16",), help="Types of the V cache.")
+@_many("--kv-bytes", type=Parsed("SIZE,...", token_bounds),
+       help="Also caches with types by layer, of at most so many bytes of K and V a token, e.g. 24KiB; the modes' own name is in `type_k`, a digit "
+            "for each layer.")
 @option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
 @option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
@@ -122,7 +125,7 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
     _measure(**chosen)
 
 
-_LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type_k", "type_v", "budgets")
+_LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type_k", "type_v", "budgets", "kv_bytes")
 
 
 def _measure(
@@ -142,7 +145,7 @@ def _measure(
     request = BenchRequest(
         models=tuple(models) or (model_path(None),), texts=tuple(find_text(name) for name in texts), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
         n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes, budgets=found["budgets"],
-        threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types,
+        threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types, kv_bytes=found["kv_bytes"],
         n_rounds=repetitions, fill=Fill(fill), page_tokens=others["page_tokens"], n_warmup=others["warmup"], peer=others["peer"])
     rows: list[dict[str, Any]] = []
     problem: BaseException | None = None

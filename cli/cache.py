@@ -140,7 +140,7 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
         if pinned := next((chain for chain in doomed if chain.pins), None):
             raise ConfigError(f"{pinned.id} is pinned as {pinned.pins[0].name}; `edgekv cache unpin {pinned.pins[0].name}` first")
     else:
-        doomed = [chain for chain in chains if everything or chain.name == model]
+        doomed = [chain for chain in chains if everything or chain.name == model or chain.name.startswith(f"{model} (")]
         if model is not None and not doomed:
             names = ", ".join(sorted({chain.name for chain in chains})) or "none"
             raise ConfigError(f"no conversation of a model {model!r} is stored; there are: {names}")

@@ -11,7 +11,7 @@ from edgekv.cli.bench import ModeList
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
-from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
 from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
@@ -62,6 +62,16 @@ GRID_COLUMNS = [
     Column("note", "note", right=False),
 ]
 
+TYPE_COLUMNS = [
+    Column("types", "K/V", right=False),
+    Column("bytes", "bytes a token"),
+    Column("share", "of f16 %", percent),
+    Column("kld", "KLD", _scientific),
+    Column("times_noise", "x noise", lambda times: f"{times:.1f}"),
+    Column("how", "", right=False),
+    Column("note", "note", right=False),
+]
+
 SAYS_NOTHING = "says nothing about the cache"
 
 
@@ -70,6 +80,7 @@ SAYS_NOTHING = "says nothing about the cache"
     "edgekv quality --modes sparse:resolution=1000,ema --tasks none",
     "edgekv quality model.gguf --lengths 4096 --tasks passkey,variables",
     "edgekv quality --policy ema+anchor+recent --budget 12.5%",
+    "edgekv quality --types --kv-bytes 8KiB,9KiB",
 ))
 @model_argument
 @option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "
@@ -79,6 +90,12 @@ SAYS_NOTHING = "says nothing about the cache"
 @option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
         help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
              "the tasks are planted in the first.")
+@option("--types", is_flag=True,
+        help="Instead of all this, say what types of K and V cost the model. They are measured if this machine does not know them yet, in about a "
+             "minute for a small model, and kept: plan, chat and serve tell them.")
+@option("--kv-bytes", "bounds", type=Parsed("SIZE,...", token_bounds), default="", metavar="SIZE,...",
+        help="With --types: also what types by layer cost, in at most so many bytes of K and V a token, e.g. 24KiB.")
+@option("--again", is_flag=True, help="With --types: measure them in any case.")
 @option("-d", "--depth", type=click.IntRange(1), help="Tokens of context before the predictions.  [default: 7680, or what the model was "
         "trained for]")
 @option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
@@ -94,7 +111,8 @@ SAYS_NOTHING = "says nothing about the cache"
 @output_option("json", "csv", "md")
 def quality(
     model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, texts: tuple[str, ...],
-    depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None, samples: int, threads: int | None, seed: int, output: str,
+    types: bool, bounds: tuple[int, ...], again: bool, depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None,
+    samples: int, threads: int | None, seed: int, output: str,
 ) -> None:
     """Say what a KV mode costs in quality, against full attention.
 
@@ -116,6 +134,11 @@ def quality(
 
     MODEL is a GGUF file; without it the default model is used.
     """
+    if types:
+        _types(model_path(model), bounds, threads, again, output)
+        return
+    if bounds or again:
+        raise click.UsageError(f"{'--kv-bytes' if bounds else '--again'} works with --types only")
     from edgekv.lab.questions.quality import QualityBench, run
     from edgekv.lab.tasks import TASKS, default_tasks
     from edgekv.lab.texts.text import find_text
@@ -152,6 +175,15 @@ def quality(
     for part, columns in (table for table in tables if table[0]):
         click.echo()
         print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output)
+
+
+def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:
+    from edgekv.lab.questions.typed import run
+    from edgekv.machine import n_cores
+
+    with progress_bar() as progress:
+        rows = list(run(model, bounds, threads or n_cores(), progress, again))
+    print_rows(rows, [column for column in TYPE_COLUMNS if column.key != "note" or any(row["note"] for row in rows)], output)
 
 
 def _own_mode(options: dict[str, Any]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from edgekv.cli.common.shared_options import (
     option,
     split_kv_options,
     when_full_option,
-    with_head_errors,
+    with_measured,
 )
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 from edgekv.vocab import WhenFull
@@ -108,7 +108,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
         return EXIT_OK
     store, path = split_cache_options(settings), model_path(model)
     placed = split_kv_options(settings, path, slots)
-    placed["kv"] = with_head_errors(path, placed["kv"])
+    placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
         path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
         when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
@@ -166,6 +166,10 @@ def _say(text: str) -> None:
 def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
+    from edgekv.cache_types import known_cost
+
+    if (cost := known_cost(server.options.model, server.options.kv.cache)) is not None:
+        click.echo(str(cost), err=True)
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)

@@ -42,14 +42,15 @@ if lib_folder is None:
 else:
     os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
-__all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime", "with_head_errors"]
+__all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime", "with_head_errors", "with_layer_types"]
 
 owns_process = False
 """This process is our command line, which may handle signals: it says in a sentence how native code ended it. A library leaves signals alone."""
 
 
 _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.live.runtime", "Runtime"),
-           "runtime": ("edgekv.live.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors")}
+           "runtime": ("edgekv.live.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
+           "with_layer_types": ("edgekv.llama", "with_layer_types")}
 """Module and attribute of each public name; None: the module itself."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgekv import _native
 from edgekv._native import core
+from edgekv.cache_types import with_layer_types
 from edgekv.config import KvOptions, option_names
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.hierarchy import eviction
@@ -68,7 +69,7 @@ class Llama(llama_cpp.Llama):
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
             then the defaults.
         Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
-        type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number.
+        type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
         swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
@@ -94,6 +95,8 @@ class Llama(llama_cpp.Llama):
             self._kv_options = KvOptions.from_env(**named)
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
+        if not options.get("vocab_only"):
+            self._kv_options = with_layer_types(Path(model_path), self._kv_options, n_threads=options.get("n_threads"))
         cache = self._kv_options.cache
         kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
                                  for name, given, chosen in (("type_k", type_k, cache.type_k), ("type_v", type_v, cache.type_v))}

@@ -94,3 +94,7 @@ class CacheType(str, enum.Enum):
     def ggml_type(self) -> int:
         """The value of `enum ggml_type`."""
         return {"f16": 1, "q8_0": 8, "q4_0": 2}[self.value]
+
+
+Kinds = str | tuple[str, ...]
+"""The name of a cache type, of all layers or of each."""

@@ -12,6 +12,7 @@ from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
 from edgekv.models.shape_weights import row_bytes
 from edgekv.models.stock_layers import index_dims, index_rows, why_stock
+from edgekv.vocab import Kinds
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
@@ -92,29 +93,29 @@ class Geometry:
         """Layers that have a KV cache."""
         return sum(n > 0 for n in self.n_head_kv)
 
-    def kv_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int:
+    def kv_bytes_per_token(self, type_k: Kinds = "f16", type_v: Kinds = "f16") -> int:
         """KV cache bytes of one token over all layers, those with sliding windows and keys of an index included. Types are ggml names, e.g.
-        "f16", "q8_0", "q4_0"."""
+        "f16", "q8_0", "q4_0", of all layers or of each."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer)) + self._index_bytes(type_k)
 
-    def kv_bytes(self, n_ctx: int, type_k: str = "f16", type_v: str = "f16") -> int:
+    def kv_bytes(self, n_ctx: int, type_k: Kinds = "f16", type_v: Kinds = "f16") -> int:
         """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps only its window."""
         return n_ctx * self._index_bytes(type_k) + sum(
             self.layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
             for il in range(self.n_layer)
         )
 
-    def row_bytes(self, type_k: str, type_v: str) -> int:
+    def row_bytes(self, type_k: Kinds, type_v: Kinds) -> int:
         """Bytes of a token in the layers that keep a row of every token, including its keys in an index."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if not self.swa[il]) + self._index_bytes(type_k)
 
-    def snapshot_bytes(self, type_k: str, type_v: str) -> int:
+    def snapshot_bytes(self, type_k: Kinds, type_v: Kinds) -> int:
         """Bytes that a long sequence keeps besides those rows: full windows, and states."""
         windows = sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer) if self.swa[il]) * self.sliding_window
         return windows + self.recurrent_bytes
 
-    def _index_bytes(self, type_k: str) -> int:
-        return sum(row_bytes(dim, type_k) for dim in self.index_dims)
+    def _index_bytes(self, type_k: Kinds) -> int:
+        return sum(row_bytes(dim, of_layer(type_k, il)) for il, dim in enumerate(self.index_dims))
 
     def head_row_bytes(self, type_k: str, type_v: str) -> tuple[int, int]:
         """Bytes of K and of V of one token in one KV head of a layer without a window."""
@@ -129,13 +130,18 @@ class Geometry:
         """Whether a type can hold both K and V."""
         return not (self.not_held(type_name, False) or self.not_held(type_name, True))
 
-    def layer_kv_bytes(self, il: int, type_k: str, type_v: str) -> int:
+    def layer_kv_bytes(self, il: int, type_k: Kinds, type_v: Kinds) -> int:
         """KV cache bytes of one token in layer `il`."""
         if il >= self.n_layer - self.n_layer_shared:
             return 0
         dims = (self.head_dim_swa,) * 2 if self.swa[il] and self.head_dim_swa else (self.head_dim_k, self.head_dim_v)
-        k, v = (row_bytes(self.n_head_kv[il] * dim, kind) for dim, kind in zip(dims, (type_k, type_v)))
+        k, v = (row_bytes(self.n_head_kv[il] * dim, of_layer(kind, il)) for dim, kind in zip(dims, (type_k, type_v)))
         return k if self.mla else k + v
+
+
+def of_layer(kinds: Kinds, il: int) -> str:
+    """The type of a layer."""
+    return kinds if isinstance(kinds, str) else kinds[il]
 
 
 def block_numbers(type_name: str) -> int:

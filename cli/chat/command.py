@@ -20,7 +20,7 @@ from edgekv.cli.common.shared_options import (
     option,
     split_kv_options,
     when_full_option,
-    with_head_errors,
+    with_measured,
 )
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.vocab import KvMode, WhenFull
@@ -106,12 +106,13 @@ def chat(
             remote = RemoteServer(client, _name_there(model))
         return talk.run(remote, client)
 
+    from edgekv.cache_types import known_cost
     from edgekv.cli.common.summary import summary_line
     from edgekv.serving.server import Server, ServerOptions
 
     path = model_path(model)
     placed = split_kv_options(settings, path)
-    placed["kv"] = with_head_errors(path, placed["kv"])
+    placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     if when_full is None:
         when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL
     # The key keeps other users of this machine out: they could read the conversation.
@@ -122,6 +123,8 @@ def chat(
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
+    if (cost := known_cost(path, server.options.kv.cache)) is not None:
+        renderer.note(str(cost))
     if question is None:
         renderer.note(summary_line(server))
     with renderer.waiting(f"loading {server.alias}"):

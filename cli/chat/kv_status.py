@@ -50,7 +50,7 @@ class KvWatch:
         context, kv = self._server.context, self._server.options.kv
         attached = self._server.runtime
         if attached is None:
-            per_token = self._server.model.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value)
+            per_token = self._server.model.kv_bytes_per_token(*kv.cache.kinds)
             return KvStatus("off", per_token * n_used, context.kv_bytes, context.n_ctx)
         memory = attached.memory()
         status = KvStatus(mode_text(attached), memory.used_bytes, memory.home_bytes, context.n_ctx)

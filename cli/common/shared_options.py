@@ -16,6 +16,7 @@ from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, items, mo
 from edgekv.config import (
     AUTO_DEVICE,
     DEVICES,
+    INSTEAD_OF,
     Attend,
     CacheOptions,
     EvictionOptions,
@@ -26,6 +27,7 @@ from edgekv.config import (
     one_of_two,
     parse_error,
     parse_resolution,
+    parse_token_bytes,
 )
 from edgekv.errors import ConfigError
 from edgekv.vocab import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
@@ -141,6 +143,11 @@ def _vram(text: str) -> int | str:
     return AUTO if n_bytes is None else n_bytes
 
 
+def token_bounds(text: str) -> tuple[int, ...]:
+    """ "8KiB,9KiB"; none for an empty text. Raises ConfigError."""
+    return tuple(parse_token_bytes(part.strip()) for part in text.split(",") if text)
+
+
 def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
     return option(*names, cls=_KvOption, **settings)
 
@@ -152,7 +159,7 @@ def _choices(kind: type[Enum]) -> click.Choice:
 _KV_FIELDS = {
     "kv": "mode", "resolution": "resolution", "error": "error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
     "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
-    "kv_vram": "kv_vram",
+    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes",
 }
 """Parameter: the KV option that it sets."""
 
@@ -212,6 +219,9 @@ _KV_OPTIONS = [
                 "again for every token."),
     _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
     _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
+    _kv_option("--kv-bytes", type=Parsed("bytes", parse_token_bytes), metavar="SIZE|auto",
+               help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB; auto: as few as stay within twice "
+                    "stock's own noise. Each layer gets q8_0 or q4_0, by what the model loses there, which is measured once; on the processor."),
 ]
 
 
@@ -222,15 +232,18 @@ def kv_options(function: F) -> F:
     return function
 
 
-def with_head_errors(model: Path, kv: KvOptions) -> KvOptions:
-    """These options, with the errors of the model's heads if --error needs them. A bar shows the measurement."""
-    if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors:
+def with_measured(model: Path, kv: KvOptions, n_threads: int | None = None) -> KvOptions:
+    """These options, with the types by layer if --kv-bytes needs them, and the errors of the model's heads if --error does. A bar shows the
+    measurement."""
+    needs_errors = kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors
+    if not kv.cache.lacks_types and not needs_errors:
         return kv
-    from edgekv import with_head_errors as measured
+    from edgekv import with_head_errors, with_layer_types
     from edgekv.cli.common.progress import progress_bar
 
     with progress_bar() as show:
-        return measured(model, kv, show)
+        kv = with_layer_types(model, kv, show, n_threads)
+        return with_head_errors(model, kv, show) if needs_errors else kv
 
 
 def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slots: int = 1) -> dict[str, Any]:
@@ -249,9 +262,10 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     context = click.get_current_context(silent=True)
     named = {field for name, field in _KV_FIELDS.items()
              if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
-    for one, other in (("error", "resolution"), ("resolution", "error")):
-        if other not in named and (one in named or os.environ.get(f"{ENV_PREFIX}{one.upper()}")):
-            given.pop(other, None)  # the file's
+    for one, others in INSTEAD_OF.items():
+        for other in others:
+            if other not in named and (one in named or os.environ.get(f"{ENV_PREFIX}{one.upper()}")):
+                given.pop(other, None)  # the file's
     spelled = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__
     one_of_two(given, spelled)
     automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]

@@ -6,6 +6,13 @@ import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check
+from edgekv.config import LayerTypes
+
+
+def set_layer_types(types: LayerTypes | None) -> None:
+    """Give the caches of contexts that are created from now on, and attached, types of K and V by layer; None: those of their parameters."""
+    k, v = ([kind.ggml_type for kind in kinds] for kinds in (((), ()) if types is None else (types.k, types.v)))
+    _check(lib.edgekv_set_layer_types(k, v, len(k)))
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,8 +9,10 @@ from edgekv.config.groups import (
     SelectionOptions,
 )
 from edgekv.config.head_errors import HeadErrors
-from edgekv.config.options import KvOptions, one_of_two, option_kind, option_names
-from edgekv.config.values import Attend, Keep, choice, parse_error, parse_resolution
+from edgekv.config.layer_types import LayerTypes, TypeErrors
+from edgekv.config.options import INSTEAD_OF, KvOptions, one_of_two, option_kind, option_names
+from edgekv.config.values import Attend, Keep, choice, parse_error, parse_resolution, parse_token_bytes
 
-__all__ = ["AUTO_DEVICE", "DEVICES", "Attend", "CacheOptions", "EvictionOptions", "HeadErrors", "Keep", "KvOptions", "PlacementOptions",
-           "SelectionOptions", "choice", "one_of_two", "option_kind", "option_names", "parse_error", "parse_resolution"]
+__all__ = ["AUTO_DEVICE", "DEVICES", "INSTEAD_OF", "Attend", "CacheOptions", "EvictionOptions", "HeadErrors", "Keep", "KvOptions",
+           "LayerTypes", "PlacementOptions", "SelectionOptions", "TypeErrors", "choice", "one_of_two", "option_kind", "option_names", "parse_error",
+           "parse_resolution", "parse_token_bytes"]

@@ -8,9 +8,10 @@ from typing import Any
 
 from edgekv.amounts import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
-from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution
+from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
+from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution, parse_token_bytes
 from edgekv.errors import ConfigError
-from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, PromptReading, SketchKind, Split
+from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 
 AUTO_DEVICE = "auto"
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
@@ -29,12 +30,45 @@ class CacheOptions:
     page_tokens: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_TOKENS", integer)
     type_k: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_K")
     type_v: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_V")
+    kv_bytes: int | None = variable(None, "EDGEKV_KV_BYTES", parse_token_bytes)
+    """Instead of two types: the most bytes of K and V of a token, in all layers together; NEAR_STOCK (0, "auto"): as few as stay within twice stock's
+    own noise. Each layer gets the types that the model bears there, by
+    divergences that are measured once (`edgekv.with_layer_types`)."""
+    layer_types: LayerTypes | None = field(default=None, repr=False)
+    """The types by layer that were chosen for `kv_bytes`; `type_k` and `type_v` are then the coarsest of them."""
 
     def __post_init__(self) -> None:
         _choose(self, "type_k", CacheType, "K cache type")
         _choose(self, "type_v", CacheType, "V cache type")
+        if self.kv_bytes is not None and (not isinstance(self.kv_bytes, int) or self.kv_bytes < NEAR_STOCK):
+            raise ConfigError(f"the bytes of K and V are {self.kv_bytes!r}; they must be a number of bytes a token, or 0 for as few as stay near stock")
+        if not isinstance(self.layer_types, LayerTypes | None):
+            raise ConfigError(f"layer_types is {self.layer_types!r}; it must be what edgekv.with_layer_types chose, or None")
         if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
             raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
+
+
+    @property
+    def lacks_types(self) -> bool:
+        """Whether bytes are set without the types that were chosen for them."""
+        return self.kv_bytes is not None and self.layer_types is None
+
+    @property
+    def kinds(self) -> tuple[Kinds, Kinds]:
+        """The names of K's and V's types, of all layers or of each: for `models.Geometry`."""
+        if self.layer_types is None:
+            return self.type_k.value, self.type_v.value
+        return tuple(one.value for one in self.layer_types.k), tuple(one.value for one in self.layer_types.v)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The types of K and of V as a table says them: "q8_0", or a digit for each layer."""
+        return (self.type_k.value, self.type_v.value) if self.layer_types is None else self.layer_types.codes
+
+    @property
+    def types_text(self) -> str:
+        """ "q8_0/q4_0" for K and V, or the types by layer in words."""
+        return f"{self.type_k.value}/{self.type_v.value}" if self.layer_types is None else str(self.layer_types)
 
 
 @dataclass(frozen=True)

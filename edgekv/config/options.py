@@ -18,7 +18,9 @@ _MODES_OF = {**dict.fromkeys(("resolution", "error", "prompts", "sketch", "atten
 """The modes in which an option has an effect; options that are not named have one in all."""
 
 
-_INSTEAD_OF = {"error": "resolution", "resolution": "error"}
+INSTEAD_OF = {"error": ("resolution",), "resolution": ("error",), "kv_bytes": ("type_k", "type_v"), "type_k": ("kv_bytes",),
+              "type_v": ("kv_bytes",)}
+"""The options that an option excludes."""
 
 
 def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) -> None:
@@ -26,6 +28,8 @@ def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) ->
     if named.get("error") is not None and named.get("resolution") is not None:
         error, resolution = spelled("error"), spelled("resolution")
         raise ConfigError(f"{error} chooses a resolution for each layer and head, and {resolution} is one for all; give one of the two")
+    if named.get("kv_bytes") is not None and (given := [name for name in ("type_k", "type_v") if named.get(name) is not None]):
+        raise ConfigError(f"{spelled('kv_bytes')} chooses types for each layer, and {spelled(given[0])} is one for all; give one of the two")
 
 
 @dataclass(frozen=True, init=False)
@@ -119,10 +123,13 @@ class KvOptions:
     def from_env(cls, **named: Any) -> KvOptions:
         """Defaults, overridden by EDGEKV_* variables, overridden by each named option that is not None. Raises ConfigError."""
         values: dict[str, Any] = {}
+        bytes_count = os.environ.get("EDGEKV_KV_BYTES") and named.get("type_k") is None and named.get("type_v") is None
+        left_out = ("type_k", "type_v") if bytes_count else ()
         for group in (cls, *_GROUPS.values()):
             for one in fields(group):
                 in_env = one.metadata.get("variable", "")
-                if named.get(one.name) is None and named.get(_INSTEAD_OF.get(one.name, "")) is None and (text := os.environ.get(in_env)):
+                others = (one.name, *INSTEAD_OF.get(one.name, ()))
+                if all(named.get(other) is None for other in others) and one.name not in left_out and (text := os.environ.get(in_env)):
                     values[one.name] = one.metadata["read"](text, in_env)
         values.update({name: value for name, value in named.items() if value is not None})
         return cls(**values)

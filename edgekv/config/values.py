@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from edgekv.amounts import SWITCH, parse_bytes, parse_share, parse_tokens
+from edgekv.config.layer_types import NEAR_STOCK
 from edgekv.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
@@ -102,6 +103,14 @@ def parse_error(value: str | float | None, name: str = "error") -> float | None:
     except ConfigError:
         pass
     raise ConfigError(f"the {name} is {value!r}; it must be a share above 0% and up to {100 * _MOST_ERROR:g}%, such as 2% or 0.02")
+
+
+def parse_token_bytes(text: str, name: str = "the size of K and V of a token") -> int:
+    """ "24KiB" as bytes, "auto" as NEAR_STOCK. Raises ConfigError."""
+    n_bytes = parse_bytes(text, name)
+    if n_bytes == 0:
+        raise ConfigError(f"{name} is {text!r}; write bytes such as 24KiB, or auto")
+    return NEAR_STOCK if n_bytes is None else n_bytes
 
 
 # ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from edgekv import policies, prefetch
-from edgekv._native import core, device_calls
+from edgekv._native import core, device_calls, token_rows
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import EdgeKVError, NotPinned
 from edgekv.memory.available import available_bytes
@@ -93,6 +93,7 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     if options is None:
         core.clear_defaults()
     else:
+        token_rows.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 
 

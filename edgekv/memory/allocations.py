@@ -76,7 +76,7 @@ class ContextRequest:
     @property
     def in_flight_bytes(self) -> int:
         """Most bytes of prefix rows that are being loaded."""
-        per_token = self.shape.kv_bytes_per_token(self.kv.cache.type_k.value, self.kv.cache.type_v.value)
+        per_token = self.shape.kv_bytes_per_token(*self.kv.cache.kinds)
         return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
 
     def parts(self, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
@@ -102,7 +102,7 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
     """Bytes of K and V of all layers as llama.cpp allocates them: in steps of 256 cells; a sliding window gets a ubatch more than its size."""
     n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
     n_cells = rounded(n_together * cells(n_ctx, kv))
-    types = (kv.cache.type_k.value, kv.cache.type_v.value)
+    types = kv.cache.kinds
     plain = _only(model, sliding=False).kv_bytes(n_cells, *types)
     windowed = min(n_cells, rounded(n_together * model.sliding_window + n_ubatch))
     return n_caches * (plain + _only(model, sliding=True).kv_bytes(windowed, *types))

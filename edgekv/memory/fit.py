@@ -166,14 +166,14 @@ def page_bytes(model: Geometry, cache: CacheOptions) -> int:
 def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of K and V of one token in one KV head, the same in all layers. The model must have KV heads."""
     layers = range(model.n_layer)
-    return sum(model.layer_kv_bytes(il, cache.type_k.value, cache.type_v.value) for il in layers) // sum(model.n_head_kv)
+    return sum(model.layer_kv_bytes(il, *cache.kinds) for il in layers) // sum(model.n_head_kv)
 
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     """The options with `keep` in tokens: mode evict keeps as many as the bytes hold, in multiples of 256. Raises ConfigError."""
     if kv.mode is not KvMode.EVICT or not kv.eviction.keep.bytes:
         return kv
-    per_token = model.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value)
+    per_token = model.kv_bytes_per_token(*kv.cache.kinds)
     n_tokens = kv.eviction.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
     if n_tokens < CONTEXT_STEP:
         raise ConfigError(f"{size(kv.eviction.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
@@ -189,7 +189,7 @@ def cells(n_ctx: int, kv: KvOptions) -> int:
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_threads: int = 1) -> KvBytes:
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
     n_ctx = cells(n_ctx, kv)
-    home = n_sequences * model.kv_bytes(n_ctx, kv.cache.type_k.value, kv.cache.type_v.value)
+    home = n_sequences * model.kv_bytes(n_ctx, *kv.cache.kinds)
     layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:
         return KvBytes(home)

@@ -116,7 +116,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
     return Plan(
         model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
-        kv_bytes_per_token=shape.kv_bytes_per_token(kv.cache.type_k.value, kv.cache.type_v.value), mode=kv.mode.value, n_ctx=n_ctx,
+        kv_bytes_per_token=shape.kv_bytes_per_token(*kv.cache.kinds), mode=kv.mode.value, n_ctx=n_ctx,
         n_slots=request.slots.n, place=place, free=free, parts=parts, problem=problem, limits=limits, users=users(request, kv), speeds=speeds,
         served_layers=len(sparse_layers(shape)), n_layer=shape.n_layer, recommended=recommended.value, why=why,
         start_bytes=start, token_bytes=each, sentence=_sentence(request, limits), flags=tuple(_flags(request, n_ctx, recommended)), notes=tuple(notes),
@@ -249,7 +249,9 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
     if mode is KvMode.SPARSE and (error := request.kv.selection.error) is not None:
         yield from ("--error", f"{100 * error:g}%")
     cache = request.kv.cache
-    for name, kind in (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
+    if cache.kv_bytes is not None:
+        yield from ("--kv-bytes", str(cache.kv_bytes or "auto"))
+    for name, kind in () if cache.kv_bytes is not None else (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
         if kind != "f16":
             yield from (name, kind)
     yield from ("--device", "cpu" if request.room is None else "cuda")

@@ -66,7 +66,7 @@ class HostRoofline:
         self._traffic = traffic(model)
         shape = model.geometry
         served, whole = set(sparse_layers(shape)), set(whole_layers(shape))
-        types = (kv.cache.type_k.value, kv.cache.type_v.value)
+        types = kv.cache.kinds
         layers = [_Layer(n, shape.layer_kv_bytes(il, *types) // max(1, n), shape.swa[il], il in served, il in whole)
                   for il, n in enumerate(shape.n_head_kv)]
         self._layers = Counter(layers).items()  # most layers are alike

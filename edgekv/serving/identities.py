@@ -7,12 +7,14 @@ import struct
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from edgekv.config import CacheOptions
 from edgekv.errors import ModelError, NativeError
 from edgekv.live.runtime import Runtime
 from edgekv.live.tokens import Tokens
 from edgekv.serving.digesting import Digesting
 from edgekv.store.digests import digest_of_model
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint
+from edgekv.vocab import CacheType
 
 log = logging.getLogger("edgekv")
 
@@ -44,7 +46,7 @@ class Identities:
             return None
         if runtime not in self._known:
             try:
-                self._known[runtime] = Built(runtime.tokens, self._files(), self._model.stem)
+                self._known[runtime] = Built(runtime.tokens, self._files(), named(self._model, runtime.options.cache))
             except (NativeError, ModelError) as error:
                 log.warning("prefixes are not kept: %s", error)
                 self._known[runtime] = None
@@ -58,6 +60,12 @@ class Identities:
         if not self._known:
             raise ModelError(f"{self._model} changed while it was loaded; start again")
         return digest_of_model(self._model)  # a server that slept loads the model again
+
+
+def named(model: Path, cache: CacheOptions) -> str:
+    """What people call rows: by their model, and by the types of K and V if they are not f16."""
+    plain = (cache.type_k, cache.type_v) == (CacheType.F16, CacheType.F16)
+    return model.stem if plain else f"{model.stem} ({cache.types_text})"
 
 
 class Built:

@@ -38,7 +38,7 @@ from edgekv.serving.server_options import (
     later_bytes,
     llama_has_keys,
     spaces_of,
-    with_head_errors,
+    with_measured,
 )
 from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
@@ -68,11 +68,11 @@ class Server:
     def __init__(self, options: ServerOptions):
         file = open_model(options.model)
         self.model: Geometry = file.geometry
-        self.options = replace(options, kv=in_tokens(self.model, options.kv))
-        check_evict(self.options)
-        self.options = with_draft_model(self.options)
+        check_evict(options)
+        self.options = with_draft_model(options)
         keys = options.api_keys()
-        self.options = with_head_errors(self.options)
+        self.options = with_measured(self.options)
+        self.options = replace(self.options, kv=in_tokens(self.model, self.options.kv))
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)

@@ -245,13 +245,17 @@ def free_port(host: str, port: int) -> int:
         return probe.getsockname()[1]
 
 
-def with_head_errors(options: ServerOptions) -> ServerOptions:
-    """These options, with the errors of the model's heads if an error is set; missing errors are measured. Raises the errors of
-    `edgekv.Llama`."""
-    if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:
-        return options
-    from edgekv.llama import with_head_errors as measured  # with llama_cpp, which other options do not need
-
+def with_measured(options: ServerOptions) -> ServerOptions:
+    """These options, with the types by layer if bytes of K and V are set, and the errors of the model's heads if an error is; what is missing is
+    measured. Raises the errors of `edgekv.Llama`."""
     machine: dict[str, Any] = {"n_threads": options.n_threads, "n_threads_batch": options.n_threads, "n_gpu_layers": options.n_gpu_layers}
     given = {name: value for name, value in machine.items() if value is not None}
-    return replace(options, kv=measured(options.model, options.kv, weights_from_disk=options.weights_from_disk, **given))
+    if options.kv.cache.lacks_types:
+        from edgekv.llama import with_layer_types  # with llama_cpp, which other options do not need
+
+        options = replace(options, kv=with_layer_types(options.model, options.kv, n_threads=options.n_threads))
+    if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:
+        return options
+    from edgekv.llama import with_head_errors
+
+    return replace(options, kv=with_head_errors(options.model, options.kv, weights_from_disk=options.weights_from_disk, **given))

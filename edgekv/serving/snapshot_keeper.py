@@ -33,8 +33,7 @@ class SnapshotKeeper:
     def spacing(self, runtime: Runtime) -> int:
         """Tokens between two snapshots in the middle of a long prompt. Their rows take at least a snapshot's bytes, so that the store at most
         doubles, and reading them takes 20 times as long as the snapshot's copy."""
-        cache = runtime.options.cache
-        types = (cache.type_k.value, cache.type_v.value)
+        types = runtime.options.cache.kinds
         n_bytes = self._model.snapshot_bytes(*types)
         row_bytes = self._model.row_bytes(*types)
         by_bytes = n_bytes / row_bytes if row_bytes else 0.0  # without rows every layer slides or keeps a state

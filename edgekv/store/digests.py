@@ -42,6 +42,21 @@ def digest_of_model(path: Path, kept_in: Path | None = None) -> bytes:
     return whole.digest()
 
 
+def known_digest(path: Path, kept_in: Path | None = None) -> bytes | None:
+    """The same if it was computed before and kept; None otherwise, and for files that cannot be read. No file is read."""
+    folder = default_folder() if kept_in is None else kept_in
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"edgekv-model")
+    for part in parts(Path(path)):
+        try:
+            known = _known(_kept_as(_stamp(part.stat()), folder))
+        except OSError:
+            return None
+        if known is None:
+            return None
+        whole.update(known)
+    return whole.digest()
+
+
 def stamps_of_model(path: Path) -> tuple[tuple[int, ...], ...]:
     """Its files' places and times of last change, which differ after a file was replaced or written to. Raises ModelError."""
     try:
@@ -67,7 +82,7 @@ def default_folder() -> Path:
 def _digest_of_file(path: Path, folder: Path) -> bytes:
     with path.open("rb", buffering=0) as file:
         stamp = _stamp(os.fstat(file.fileno()))
-        kept = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()
+        kept = _kept_as(stamp, folder)
         if (known := _known(kept)) is not None:
             return known
         digest = _hash(file.fileno(), stamp[2])
@@ -76,6 +91,10 @@ def _digest_of_file(path: Path, folder: Path) -> bytes:
     if time.time_ns() - max(stamp[3:]) > SETTLED_NS:
         _keep(kept, digest)
     return digest
+
+
+def _kept_as(stamp: tuple[int, ...], folder: Path) -> Path:
+    return folder / hashlib.blake2b(repr(stamp).encode(), digest_size=16).hexdigest()
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, ...]:

@@ -65,6 +65,11 @@ typedef struct {
 /* Sets the settings of contexts created from now on; null: these contexts are not attached. */
 EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
 
+/* Sets the types of K and V by layer of the model, values of `enum ggml_type` [n_layers], for contexts created from now on, if defaults attach them
+   and their parameters name quantised types: all layers rotate K and V then, or none. n_layers 0: all layers have the types of the
+   context's parameters. Models with another number of layers ignore the call. The function copies the arrays. */
+EDGEKV_API edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n_layers);
+
 /* Sets the mode from the next ubatch on. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 /* Takes effect at the next ubatch. Any thread. */

@@ -13,6 +13,7 @@ struct ggml_tensor;
 struct llama_batch;
 struct llama_context;
 struct llama_cparams;
+struct llama_hparams;
 struct llama_model;
 class  llama_kv_cache;
 
@@ -21,6 +22,10 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
 
 // the same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);
+
+// Gives a layer's K and V, described but not allocated, types of their own. v may be null. A rotated cache must stay one: only a quantised
+// type replaces a quantised one. The keys of an index keep theirs.
+void llama_edgekv_type_rows(const llama_model & model, const llama_hparams & hparams, int il, ggml_tensor * k, ggml_tensor * v);
 
 // Gives back the memory of cells that have been emptied, in whole huge pages. Their rows then are zeros. Whoever reads cells has been waited for.
 void llama_edgekv_give_back(llama_kv_cache & kv);

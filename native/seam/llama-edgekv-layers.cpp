@@ -86,6 +86,32 @@ bool llama_edgekv_get_layer(const llama_context * lctx, int il, llama_edgekv_lay
     return true;
 }
 
+//
+// call site
+//
+
+static void set_type(ggml_tensor * rows, ggml_type type) {
+    if (!rows || rows->type == type || !ggml_is_quantized(rows->type) || !ggml_is_quantized(type) || rows->ne[0] % ggml_blck_size(type) != 0) {
+        return;
+    }
+    rows->type  = type;
+    rows->nb[0] = ggml_type_size(type);
+    rows->nb[1] = ggml_row_size(type, rows->ne[0]);
+    rows->nb[2] = rows->nb[1]*rows->ne[1];
+    rows->nb[3] = rows->nb[2]*rows->ne[2];
+}
+
+void llama_edgekv_type_rows(const llama_model & model, const llama_hparams & hparams, int il, ggml_tensor * k, ggml_tensor * v) {
+    const auto * hooks = llama_edgekv_get_hooks();
+    if (!hooks || !k || &hparams != &model.hparams) {  // the caches of an index have parameters of their own
+        return;
+    }
+    ggml_type k_type = k->type, v_type = v ? v->type : k->type;
+    hooks->layer_types(il, static_cast<int>(hparams.n_layer_all), &k_type, &v_type);
+    set_type(k, k_type);
+    set_type(v, v_type);
+}
+
 bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {
     const auto & hparams = lctx->get_model().hparams;
     const auto & cparams = lctx->get_cparams();

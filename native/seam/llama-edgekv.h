@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 18
+#define LLAMA_EDGEKV_ABI 19
 
 #ifdef __cplusplus
 extern "C" {
@@ -97,12 +97,12 @@ struct llama_edgekv_hooks {
 
     // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
     uint32_t (*kv_cells)(uint32_t n_cells);
+    // While a KV cache is made: sets the types of layer il's K and V, of n_layer layers; given are those of the context's parameters.
+    void (*layer_types)(int il, int n_layer, enum ggml_type * k, enum ggml_type * v);
 
-    // see llama_edgekv_set_prompts()
-    void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);
+    void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);  // see llama_edgekv_set_prompts()
 
-    // whether caches in host memory grow
-    bool (*grows)(void);
+    bool (*grows)(void);  // whether caches in host memory grow
 
     // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
     int64_t (*free_bytes)(void);

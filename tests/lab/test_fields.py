@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 from support.benches import measure
 
-from edgekv.errors import EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.engine.modes import MODES, find_mode
 from edgekv.lab.engine.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
 from edgekv.lab.engine.tally import Tally, log_softmax
+from edgekv.lab.questions import typed
 from edgekv.lab.texts.text import Text, standard_text
+from edgekv.live import measured_types
 from edgekv.rates.measuring.contexts import beside, read
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.filling import Fill
 from edgekv.vocab import CacheType, KvMode
 
 STOCKS = ["off-flash", "off-noflash"]
@@ -75,7 +78,7 @@ def test_every_row_says_how_far_above_the_weights_alone_it_is(synthetic, monkeyp
 
     monkeypatch.setattr(Decoder, "rewind", watched)
     rows = decode(synthetic(), depths=(40, 300), n_gen=(6,), n_rounds=2)
-    assert emptied.count((0, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins with an empty cache and our kernels"
+    assert emptied.count((1, KvMode.EXACT)) >= 2 * 2 * LIMIT_TOKENS, "a step of the limit begins behind one token, in our kernels"
     for row in rows:
         assert row["limit_ms"] > 0 and row["limit_ratio"] > 0
         assert row["limit_ratio"] == pytest.approx(1000 / row["tg_ts_p50"] / row["limit_ms"])
@@ -99,13 +102,14 @@ def test_a_limit_that_cannot_be_had_is_said(synthetic, monkeypatch):
 
 
 def test_the_limit_does_not_know_the_depth(synthetic):
-    """`weights_alone` decodes each token with nothing before it: the logits are those of a context that has seen it alone."""
+    """`weights_alone` decodes each token behind the first: the logits are those of a context that has seen these two alone."""
     with opened(synthetic(), Caches(), 512, 1) as decoder, beside(decoder, 256) as limit:
         list(read(decoder, list(range(260, 350)) * 4, 1))
-        assert len(weights_alone(limit, [270, 280, 290])) == 2 and limit.position == 1 and decoder.position == 360
+        assert len(weights_alone(limit, [270, 280, 290])) == 2 and limit.position == 2 and decoder.position == 360
         found = limit.logits()
         decoder.rewind(0)
-        decoder.decode([290])
+        for token in (270, 290):
+            decoder.decode([token])
         assert np.array_equal(found, decoder.logits())
 
 
@@ -121,6 +125,37 @@ def test_two_stock_kernels_are_the_measure(synthetic):
         for row in (noflash, exact):
             assert 0 < row["kld"] < 0.1**2 / 2 and row["nll"] == pytest.approx(flash["nll"], abs=2 * 0.1)
         assert 0 < noflash["kld_exact"] < 0.01**2 / 2
+
+
+@pytest.fixture
+def short_measurement(monkeypatch, tmp_path):
+    """What types cost is measured over few tokens, and kept in a folder of the test's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(measured_types, "READ_TOKENS", 96)
+    monkeypatch.setattr(measured_types, "STEPS", 64)
+
+
+@pytest.mark.parametrize("fill", Fill)
+def test_types_by_layer(synthetic, short_measurement, fill):
+    bound = 2 * 2 * (64 * 34 // 32) + 6 * 2 * (64 * 18 // 32)  # of four layers with two heads of 64: two rows in q8_0, the others in q4_0
+    rows = decode(synthetic(n_layer=4), cache_types=((CacheType.Q8_0, CacheType.Q8_0),), kv_bytes=(bound,), depths=(200,), fill=fill)
+    assert [row["kv_mode"] for row in rows] == [*STOCKS, "exact"] * 2 and [row["type_k"] for row in rows[:3]] == ["q8_0"] * 3
+    codes = rows[-1]["type_k"] + rows[-1]["type_v"]
+    assert sorted(codes) == ["4"] * 6 + ["8"] * 2 and rows[-1]["note"] is None and rows[-1]["avg_ts"] > 0
+    assert "needs flash attention" in rows[-2]["note"]
+    assert fill is Fill.SYNTHETIC or rows[-1]["kld"] < 0.1**2 / 2, "stock attends the same rows"
+
+
+def test_what_types_cost(synthetic, short_measurement):
+    path = synthetic(n_layer=4)
+    bound = 8 * 2 * (64 * 18 // 32)
+    rows = list(typed.run(path, (bound,), 1, lambda what, done, total: None))
+    assert [row["how"] for row in rows[:10]] == ["measured"] * 9 + ["estimated"] and rows[0]["times_noise"] == 1
+    assert [row["types"] for row in rows[1:9]][-1] == "q4_0/q4_0" and rows[8]["bytes"] == rows[9]["bytes"] == bound
+    assert rows[9]["types"] == "K q8_0 in 0 of 4 layers, V in 0, else q4_0" and rows[9]["kld"] == pytest.approx(rows[8]["kld"], rel=0.05)
+    assert all((row["note"] is None) == (row["times_noise"] <= 2) for row in rows)
+    with pytest.raises(ConfigError, match=f"--kv-bytes is {bound - 1:,}; give {bound:,} or more"):
+        list(typed.run(path, (bound - 1,), 1, lambda what, done, total: None))
 
 
 def test_stock_that_cannot_be_had_is_said(synthetic):

@@ -20,6 +20,7 @@ import llama_cpp
 N_TOKENS = (1, 2, 3, 4, 5, 17, 130)
 EXPERTS = {"some": Experts(8, 2, 256), "all": Experts(4, 4, 256)}
 """With `all` no token changes its experts because something was rounded."""
+GELU = "gelu"
 MIXTURES = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q5_0": "q5_0", "Q5_1": "q5_1", "Q8_0": "q8_0", "Q4_K": "q4_k_m", "Q5_K": "q5_k_m", "Q6_K": "q6_k",
             "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_xs", "MXFP4": "mxfp4_moe"}
 """By type, a mixture whose main type it is."""
@@ -33,17 +34,18 @@ def products() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def written(synthetic, tmp_path_factory) -> Callable[..., Path]:
-    """`written(mixture)`: a small model whose matrices all have its main type; `written(mixture, of)`: one with EXPERTS[of]."""
+    """`written(mixture)`: a small model whose matrices all have its main type; `written(mixture, of)`: one with EXPERTS[of], or with GEGLU."""
     folder = tmp_path_factory.mktemp("types")
     sources = {"": synthetic("llama", n_embd=512, n_ff=768, n_layer=2, dtype="f16")}
     for of, experts in EXPERTS.items():
         shape = ModelShape("experts", "qwen3moe", 2, 512, 768, 4, 2, 128, 384, 4096, 10_000.0, experts=experts)
         sources[of] = write_model(shape, folder / f"{of}.gguf", "f16")
+    sources[GELU] = write_model(ModelShape("gelu", "gemma3", 2, 512, 768, 4, 2, 128, 384, 4096, 10_000.0), folder / "gelu.gguf", "f16")
 
-    def write(mixture: str, experts: str = "") -> Path:
-        target = folder / f"{mixture}-{experts}.gguf"
+    def write(mixture: str, of: str = "") -> Path:
+        target = folder / f"{mixture}-{of}.gguf"
         if not target.exists():
-            quantise(sources[experts], target, mixture, pure=True)
+            quantise(sources[of], target, mixture, pure=True)
         return target
 
     return write
@@ -112,6 +114,17 @@ def test_products_are_as_exact_as_ggmls(written, products, name: str, repacked: 
         assert unlike_in_the_middle(ours, ggml) <= unlike_in_the_middle(ggml, floats)
     else:
         assert unlike(ours, floats) <= 1.1 * unlike(ggml, floats)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])
+def test_a_gate_by_gelu_is_as_exact_as_ggmls(written, products, name: str):
+    """GEGLU is computed where its result is quantised; ggml looks gelu up in a table of half precision."""
+    path = written(MIXTURES[name], GELU)
+    ours, made = read(path, "exact", True)
+    ggml, _ = read(path, "exact", False)
+    floats, _ = read(in_floats(path), "exact", False)
+    assert all(made), "our products ran"
+    assert unlike(ours, floats) <= 1.1 * unlike(ggml, floats)
 
 
 def test_mode_off_is_stock(default_model, products):

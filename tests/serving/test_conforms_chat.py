@@ -75,9 +75,43 @@ def test_several_answers(chat):
     assert [choice.index for choice in answers] == [0, 1] and all(choice.message.content for choice in answers)
 
 
-def test_more_answers_than_slots_are_refused_with_what_to_do(chat):
-    with pytest.raises(openai.BadRequestError, match="'n' is 3, and each answer needs a slot; start the server with --slots 3 or more"):
-        chat(n=3)
+def test_more_answers_than_slots_come_in_turns(chat):
+    """The request counts as one in the queue, and its usage is that of all answers."""
+    answer = chat(n=5, temperature=1.5, seed=3, max_completion_tokens=7)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4]
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) > 1, "each has a seed of its own"
+    again = chat(n=5, temperature=1.5, seed=3, max_completion_tokens=7)
+    assert [choice.message.content for choice in again.choices] == texts
+    alone = chat(max_completion_tokens=7)
+    assert answer.usage.completion_tokens == 5 * alone.usage.completion_tokens == 35
+    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 35
+    greedy = chat(n=5, max_completion_tokens=7)
+    assert {choice.message.content for choice in greedy.choices} == {alone.choices[0].message.content}
+
+
+def test_more_answers_than_slots_stream(client):
+    texts: dict[int, str] = {}
+    with client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hello"}], n=4, max_completion_tokens=6, temperature=0,
+                                        stream=True) as stream:
+        for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    assert sorted(texts) == [0, 1, 2, 3] and len(set(texts.values())) == 1 and texts[0]
+
+
+def test_too_many_answers_are_refused(chat):
+    with pytest.raises(openai.BadRequestError, match="'n' is 129; ask for 128 answers at most"):
+        chat(n=129)
+
+
+def test_usage_of_several_prompts_with_several_answers(endpoint):
+    answer = endpoint.ask("/v1/completions", {"prompt": ["one two", "three four five six"], "n": 3, "max_tokens": 4, "ignore_eos": True}).body
+    alone = [endpoint.ask("/v1/completions", {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}).body["usage"]["prompt_tokens"]
+             for prompt in ("one two", "three four five six")]
+    assert len(answer["choices"]) == 6
+    assert answer["usage"]["prompt_tokens"] == sum(alone) and answer["usage"]["completion_tokens"] == 24
 
 
 def test_logprobs(chat):

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekv.amounts import size
-from edgekv.config import KvOptions
+from edgekv.config import CacheOptions, KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.fit import kv_bytes, rounded
 from edgekv.models.geometry import ModelFile
-from edgekv.vocab import CacheType
 
 _F32 = 4
 
@@ -20,8 +19,7 @@ class Room:
     model: ModelFile
     options: Sequence[KvOptions]
     """The options of each mode that runs in the first context."""
-    type_k: CacheType
-    type_v: CacheType
+    cache: CacheOptions
     n_ubatch: int
     n_empty: int
     """Tokens of the longest prompt that is also read into an empty cache, for which each of the two contexts has a small one beside it."""
@@ -36,7 +34,7 @@ class Room:
         """Bytes of a context beside it without flash attention, whose work space holds the scores of all query heads."""
         shape = self.model.geometry
         scores = _F32 * max(shape.n_head) * self.n_ubatch * n_ctx
-        return shape.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) + scores + self._empty()
+        return shape.kv_bytes(n_ctx, *self.cache.kinds) + self._work(n_ctx) + scores + self._empty()
 
     def problem(self, n_ctx: int, second: int | None = None) -> str | None:
         """The reason if a first context of `n_ctx` tokens and a second one of `second` do not fit; None: they fit."""
@@ -50,7 +48,7 @@ class Room:
 
     def _empty(self) -> int:
         n_ctx = rounded(self.n_empty)
-        return self.model.geometry.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + self._work(n_ctx) if n_ctx else 0
+        return self.model.geometry.kv_bytes(n_ctx, *self.cache.kinds) + self._work(n_ctx) if n_ctx else 0
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab

@@ -120,13 +120,16 @@ def _counters(runtime: Runtime | None) -> tuple[Stats, SelectionReport]:
 
 
 def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
-    """Seconds of each step but the first, each with only its own token in the cache: a step's time when attention costs
-    nothing."""
+    """Seconds of each step but the first, each behind that first token alone: a step's time when attention costs nothing. The
+    first token stays, since an empty home gives its memory back and the next step would pay for it again."""
+    decoder.rewind(0)
+    decoder.decode(tokens[:1])
+    decoder.mark()
     seconds = []
-    for token in tokens:
-        decoder.rewind(0)
+    for token in tokens[1:]:
+        decoder.rewind(1)
         seconds.append(decoder.decode([token]))
-    return seconds[1:]
+    return seconds
 
 
 def memory_figures(runtime: Runtime | None) -> dict[str, int]:

@@ -61,6 +61,8 @@ class BenchRequest:
     batches: tuple[int, ...] = (2048,)
     ubatches: tuple[int, ...] = (512,)
     cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
+    kv_bytes: tuple[int, ...] = ()
+    """Besides these, caches with types by layer of at most so many bytes a token."""
     page_tokens: int | None = None
     """None: as EDGEKV_PAGE_TOKENS says, else the default."""
     n_warmup: int | None = None

@@ -8,7 +8,6 @@ from edgekv.lab.engine.fields import FIGURES
 from edgekv.lab.engine.request import BenchTest
 from edgekv.models import Geometry
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.vocab import CacheType
 
 import llama_cpp
 
@@ -55,10 +54,10 @@ def machine_fields(where: dict[str, Any]) -> Row:
             "gpu_info": where["gpu"] or "", "backends": "CUDA" if where["gpu"] else "CPU", "environment": where}
 
 
-def test_fields(test: BenchTest, type_k: CacheType, type_v: CacheType, text: str, fill: str) -> Row:
+def test_fields(test: BenchTest, type_k: str, type_v: str, text: str, fill: str) -> Row:
     now = datetime.datetime.now(datetime.timezone.utc)
-    return {"test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.depth, "type_k": type_k.value,
-            "type_v": type_v.value, "text": text, "fill": fill if test.depth else None, "test_time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"test": test.name, "n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.depth, "type_k": type_k,
+            "type_v": type_v, "text": text, "fill": fill if test.depth else None, "test_time": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
 def from_peer(answer: Row, name: str, common: Row) -> Row:

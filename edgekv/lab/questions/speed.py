@@ -7,13 +7,14 @@ take turns. Stock is measured with and without flash attention, and the other mo
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgekv import _native
 from edgekv.amounts import MIB
-from edgekv.config import HeadErrors, KvOptions
+from edgekv.config import CacheOptions, HeadErrors, KvOptions
 from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.engine import peer
 from edgekv.lab.engine.effort import Kind, Work
@@ -27,6 +28,7 @@ from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill, with_arena
 from edgekv.lab.engine.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.lab.engine.taken import Taken
 from edgekv.lab.texts.text import Text
+from edgekv.llama import with_layer_types
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import rounded
 from edgekv.models.geometry import ModelFile, open_model
@@ -56,8 +58,15 @@ def run(request: BenchRequest, where: Row, meter: Meter, warn: Callable[[str], N
         n_most = max(test.depth + test.n_tokens for depth in request.depths for test in request.tests(depth))
         if n_most > file.geometry.n_ctx_train:
             warn(f"{path.name} was trained for {file.geometry.n_ctx_train:,} tokens: beyond them only the times mean something")
-        for text, n_batch, n_ubatch, types in product(request.texts, request.batches, request.ubatches, request.cache_types):
-            yield from Group(request, Setting(file, text, n_batch, min(n_ubatch, n_batch), *types), where, meter).rows()
+        caches = [CacheOptions(type_k=k, type_v=v) for k, v in request.cache_types]
+        caches += [_by_layer(path, n_bytes, max(request.threads), meter) for n_bytes in request.kv_bytes]
+        for text, n_batch, n_ubatch, cache in product(request.texts, request.batches, request.ubatches, caches):
+            yield from Group(request, Setting(file, text, n_batch, min(n_ubatch, n_batch), cache), where, meter).rows()
+
+
+def _by_layer(model: Path, n_bytes: int, n_threads: int, meter: Meter) -> CacheOptions:
+    """The cache with types by layer of at most so many bytes a token. Raises as `with_layer_types`."""
+    return with_layer_types(model, KvOptions(kv_bytes=n_bytes), lambda what, done, total: meter.say(f"{what}: {done} of {total}"), n_threads).cache
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,7 @@ class Setting:
     text: Text
     n_batch: int
     n_ubatch: int
-    type_k: CacheType
-    type_v: CacheType
+    cache: CacheOptions
 
 
 @dataclass(frozen=True)
@@ -130,14 +138,15 @@ class Group:
     def _cache(self) -> dict[str, Any]:
         """The options of a context's cache."""
         s = self.setting
-        return {"type_k": s.type_k, "type_v": s.type_v, **({"page_tokens": n} if (n := self.request.page_tokens) else {})}
+        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types}
+        return {"type_k": s.cache.type_k, "type_v": s.cache.type_v, **{name: value for name, value in named.items() if value}}
 
     def _n_empty(self) -> int:
         return max(test.n_empty for depth in self.request.depths for test in self.request.tests(depth))
 
     def _room(self) -> Room:
         options = [member.mode.options(KvOptions(**self._cache), 0) for member in self.members.values()]
-        return Room(self.setting.file, options, self.setting.type_k, self.setting.type_v, self.setting.n_ubatch, self._n_empty(),
+        return Room(self.setting.file, options, self.setting.cache, self.setting.n_ubatch, self._n_empty(),
                     available_bytes())
 
     def _n_ctx(self, depth: int) -> int:
@@ -179,8 +188,8 @@ class Group:
         """Plan the contexts; the second one is as large as fits beside the first."""
         n_ctx, second = self._n_ctx(depths[-1]), None
         if STOCK_KERNELS[1] in self.members:
-            if self.setting.type_v is not CacheType.F16:
-                self.notes[STOCK_KERNELS[1]] = f"llama.cpp needs flash attention for a {self.setting.type_v.value} V cache"
+            if self.setting.cache.type_v is not CacheType.F16:
+                self.notes[STOCK_KERNELS[1]] = f"llama.cpp needs flash attention for a {self.setting.cache.type_v.value} V cache"
             else:
                 fitting = [self._n_ctx(depth) for depth in depths if room.problem(n_ctx, self._n_ctx(depth)) is None]
                 second = max(fitting, default=None)
@@ -294,15 +303,17 @@ class Group:
     def _common(self, test: BenchTest, n_threads: int, opened: Contexts | None) -> Row:
         s = self.setting
         return {**machine_fields(self.where), **model_fields(s.file.geometry, opened.first if opened else None),
-                **test_fields(test, s.type_k, s.type_v, s.text.name, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
+                **test_fields(test, *s.cache.names, s.text.name, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
                 "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth)}
 
     def _peer(self, test: BenchTest, n_threads: int) -> list[Row]:
         assert self.request.peer is not None
         self.meter.say(f"{test.name}: {self.request.peer.name}")
         s, name = self.setting, self.request.peer.name
-        asked = peer.PeerSetting(s.file.geometry.path, s.n_batch, s.n_ubatch, n_threads, s.type_k, s.type_v, self.request.n_rounds)
+        asked = peer.PeerSetting(s.file.geometry.path, s.n_batch, s.n_ubatch, n_threads, s.cache.type_k, s.cache.type_v, self.request.n_rounds)
         common = {**self._common(test, n_threads, None), "n_ctx": None}
+        if s.cache.layer_types is not None:
+            return [{**empty_row(), **common, "kv_mode": "peer", "peer": name, "note": "it has one type for all layers"}]
         try:
             answers = peer.ask(self.request.peer, asked, test)
         except peer.PeerError as error:

@@ -49,8 +49,8 @@ class TokenLayout:
 
     k_bytes: tuple[int, ...]
     v_bytes: tuple[int, ...]
-    type_k: CacheType
-    type_v: CacheType
+    types_k: tuple[CacheType, ...]
+    types_v: tuple[CacheType, ...]
     more_positions: int = 0
     """Further numbers of a saved cell: M-RoPE's two other positions and the token."""
 
@@ -65,7 +65,14 @@ class TokenLayout:
             raise EdgeKVError("the model keeps states alone")
         cache = decoder.kv.options.cache
         m_rope = llama_cpp.llama_model_rope_type(decoder.llama.model) in (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
-        return cls(*decoder.kv.tokens.row_bytes(), cache.type_k, cache.type_v, 3 if m_rope else 0)
+        k_bytes, v_bytes = decoder.kv.tokens.row_bytes()
+        n = len(k_bytes)
+        if (by_layer := cache.layer_types) is None:
+            return cls(k_bytes, v_bytes, (cache.type_k,) * n, (cache.type_v,) * n, 3 if m_rope else 0)
+        keeping = [il for il in range(shape.n_layer) if not shape.swa[il] and shape.layer_kv_bytes(il, "f16", "f16")]
+        types_k, types_v = (tuple(kinds[il] for il in keeping) for kinds in (by_layer.k, by_layer.v))
+        assert len(keeping) == n, "the header and the context count layers with rows alike"
+        return cls(k_bytes, v_bytes, types_k, types_v, 3 if m_rope else 0)
 
     @property
     def token_bytes(self) -> int:
@@ -87,12 +94,12 @@ class TokenLayout:
         cells[:, 1], cells[:, -1] = 1, 0
         parts = list(self.parts(block))
         pieces: list[np.ndarray] = [np.array([_STATE_MAGIC, 0, 1, n], np.uint32), cells, np.array([1, len(parts)], np.uint32)]
-        for (keys, _), width in zip(parts, self.k_bytes):
-            pieces += [np.array([self.type_k.ggml_type], np.int32), np.array([width], np.uint64), keys]
-        for (_, values), width in zip(parts, self.v_bytes):
+        for (keys, _), width, kind in zip(parts, self.k_bytes, self.types_k):
+            pieces += [np.array([kind.ggml_type], np.int32), np.array([width], np.uint64), keys]
+        for (_, values), width, kind in zip(parts, self.v_bytes, self.types_v):
             if not width:  # compressed rows have only K
                 continue
-            pieces += [np.array([self.type_v.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
+            pieces += [np.array([kind.ggml_type, 2, width // 2], np.int32), values.view(np.uint16).T]
         return np.concatenate([np.ascontiguousarray(piece).view(np.uint8).ravel() for piece in pieces])
 
 
@@ -122,8 +129,8 @@ class Bank:
         """computed: a block of some hundred tokens."""
         rng = np.random.default_rng(0)
         made = []
-        for keys, values in layout.parts(computed):
-            made += [_alike(keys, layout.type_k, spread, n, rng), _alike(values, layout.type_v, 1.0, n, rng)]
+        for (keys, values), type_k, type_v in zip(layout.parts(computed), layout.types_k, layout.types_v):
+            made += [_alike(keys, type_k, spread, n, rng), _alike(values, type_v, 1.0, n, rng)]
         self._parts, self._n = made, n
 
     def block(self, first: int, n: int) -> np.ndarray:

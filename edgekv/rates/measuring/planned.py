@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +14,10 @@ from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
 from edgekv.memory.plan import Plan, make_plan
+from edgekv.memory.type_choice import with_types
+from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model
-from edgekv.vocab import DeviceKind
+from edgekv.vocab import CacheType, DeviceKind
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
@@ -50,6 +52,7 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     """
     model = open_model(path, whole=False)
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
+    kv, about_types = _typed(path, model, kv)
     placement = place(kv)
     request = ContextRequest(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
                       from_disk=asked.from_disk)
@@ -58,11 +61,11 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
 
         again = bool(measuring and measuring.again)
         if placement.kind is not DeviceKind.CUDA:
-            return make_plan(request, None)
-        return make_plan(request, None, calibrate(placement.kind, placement.index, again, request.available))
+            return noted(make_plan(request, None), about_types)
+        return noted(make_plan(request, None, calibrate(placement.kind, placement.index, again, request.available)), about_types)
     if measuring is None:
-        return make_plan(request, kept_rates(model, kv, n_threads))
-    notes: list[str] = []
+        return noted(make_plan(request, kept_rates(model, kv, n_threads)), about_types)
+    notes = [*about_types]
     rates: HostRates | None = None
     if measuring.compute:
         from edgekv.rates.measuring.reserve import reserved_compute
@@ -75,8 +78,30 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
         rates = measured_rates(model, kv, n_threads, measuring)
     except EdgeKVError as error:  # memory is worth telling without speeds
         notes.append(f"the speeds could not be measured: {error}")
-    plan = make_plan(request, rates)
+    return noted(make_plan(request, rates), notes)
+
+
+def noted(plan: Plan, notes: Iterable[str]) -> Plan:
+    """The plan with more notes."""
     return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _typed(path: Path, model: ModelFile, kv: KvOptions) -> tuple[KvOptions, list[str]]:
+    """The options with the types for `kv_bytes`, and what is known of their cost. Raises ConfigError."""
+    if not kv.cache.lacks_types and (kv.cache.type_k, kv.cache.type_v) == (CacheType.F16, CacheType.F16):
+        return kv, []
+    from edgekv.cache_types import check_place, known_errors
+
+    errors, lacked = known_errors(path), kv.cache.lacks_types
+    kv = with_types(model.geometry, kv, errors)
+    notes = []
+    if lacked and kv.cache.layer_types is not None:
+        check_place(kv)
+        notes.append(f"{model.geometry.kv_bytes_per_token(*kv.cache.kinds):,} bytes of K and V a token: {kv.cache.layer_types}"
+                     + ("" if errors is not None else ", for now: what each layer needs is measured when the model is first opened"))
+    if (cost := type_cost(model.geometry, kv.cache, errors)) is not None:
+        notes.append(f"warning: {cost.text}" if cost.warns else cost.text)
+    return kv, notes
 
 
 def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: Measuring) -> HostRates:

@@ -1,5 +1,6 @@
 #include "server/requests.h"
 
+#include "server/answers.h"
 #include "server/limits.h"
 
 #include <stdexcept>
@@ -61,9 +62,8 @@ void check_fields(const json & body, endpoint where) {
         }
     }
     const int64_t n = is_count(body, "n") ? body.at("n").get<int64_t>() : 1;
-    if (n > current().n_slots) {
-        refuse("the field 'n' is " + std::to_string(n) + ", and each answer needs a slot; start the server with --slots " +
-               std::to_string(n) + " or more, or ask for " + std::to_string(current().n_slots) + " at most");
+    if (n > kMostAnswers) {
+        refuse("the field 'n' is " + std::to_string(n) + "; ask for " + std::to_string(kMostAnswers) + " answers at most");
     }
     if (where == endpoint::completions && is_count(body, "best_of") && body.at("best_of").get<int64_t>() > n) {
         refuse("the field 'best_of' is not supported above 'n'; ask for 'n' and choose");

@@ -26,6 +26,7 @@ struct Library {
     bool initialised = false;
     bool have_defaults = false;
     edgekv_params defaults = {};
+    std::vector<ggml_type> k_types, v_types;  // by layer; empty: all layers have the context's types
     edgekv_callbacks callbacks = {};
 };
 
@@ -149,6 +150,16 @@ uint32_t on_kv_cells(uint32_t n_cells) {
     return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255) / 256 * 256);
 }
 
+// asked at the same time. A draft model's cache has parameters of its own: another number of layers, or types that are not quantised.
+void on_layer_types(int il, int n_layer, ggml_type * k, ggml_type * v) {
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    if (hooks_enabled() && lib.have_defaults && lib.k_types.size() == static_cast<size_t>(n_layer)) {
+        *k = lib.k_types[il];
+        *v = lib.v_types[il];
+    }
+}
+
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (edgekv_context * ctx = find_active(lctx)) {
         if (edgekv_set_prompts(ctx, seq_ids, n) != EDGEKV_OK) {
@@ -169,7 +180,7 @@ const char * on_ubatch_failure(llama_context * lctx) {
 
 const llama_edgekv_hooks kHooks = {
     on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells, on_prompts, hooks_enabled, on_free_bytes,
+    on_kv_cells, on_layer_types, on_prompts, hooks_enabled, on_free_bytes,
 };
 
 }  // namespace
@@ -258,6 +269,25 @@ edgekv_status edgekv_set_defaults(const edgekv_params * params) {
     lib.have_defaults = params != nullptr;
     if (params) {
         lib.defaults = *params;
+    }
+    return EDGEKV_OK;
+}
+
+edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n_layers) {
+    for (int il = 0; il < n_layers; ++il) {
+        for (const int32_t type : { k[il], v[il] }) {
+            if (type < 0 || type >= GGML_TYPE_COUNT || !ggml_is_quantized(static_cast<ggml_type>(type))) {
+                return fail(EDGEKV_INVALID, "a layer's K and V have types of their own only among the quantised ones");
+            }
+        }
+    }
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    lib.k_types.clear();
+    lib.v_types.clear();
+    for (int il = 0; il < n_layers; ++il) {
+        lib.k_types.push_back(static_cast<ggml_type>(k[il]));
+        lib.v_types.push_back(static_cast<ggml_type>(v[il]));
     }
     return EDGEKV_OK;
 }

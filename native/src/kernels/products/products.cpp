@@ -46,6 +46,8 @@ void weigh_values(const float * values, float factor, const float * weights, int
 
 const ProductKernels * product_kernels(const char * name) { return kernels_by_name(name, kTables); }
 
-void gate_values(const float * gate, const float * up, int n, float * out, Isa isa) { kernels(isa).gate_values(gate, up, n, out); }
+void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa) {
+    kernels(isa).gate_values(form, gate, up, n, out);
+}
 
 }  // namespace edgekv

@@ -38,6 +38,12 @@ struct TokenChunk {
     float halves[2 * kChunkBlocks];  // of 16 codes, not times d
 };
 
+// How a gate weighs: gate / (1 + exp(-y)) * up. silu (SwiGLU): y = gate. gelu (GEGLU, by tanh, arXiv:1606.08415):
+// y = kGeluLinear * gate * (1 + kGeluCubic * gate^2).
+enum class GateForm { silu, gelu };
+constexpr float kGeluLinear = 1.5957691216f;  // 2 * sqrt(2 / pi)
+constexpr float kGeluCubic  = 0.044715f;
+
 struct ProductProblem {
     WeightType type;
     bool interleaved;         // eight rows side by side, in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4
@@ -69,14 +75,14 @@ void quantise_token(const float * values, int n, TokenForm form, TokenChunk * ou
 // The quantising node can do these steps of earlier nodes. n is a multiple of kProductBlock; `out` must not overlap the inputs.
 float rms_factor(const float * values, int n, float eps, Isa isa);  // 1 / sqrt(mean of the squares + eps)
 void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa);  // values * factor * weights
-void gate_values(const float * gate, const float * up, int n, float * out, Isa isa);  // SwiGLU: gate / (1 + exp(-gate)) * up
+void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa);
 
 // The specifications: plain loops, products in double.
 void multiply_rows_reference(const ProductProblem & problem, int first, int end);
 void quantise_token_reference(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
 float rms_factor_reference(const float * values, int n, float eps);
 void weigh_values_reference(const float * values, float factor, const float * weights, int n, float * out);
-void gate_values_reference(const float * gate, const float * up, int n, float * out);
+void gate_values_reference(GateForm form, const float * gate, const float * up, int n, float * out);
 
 // A weight's value, from its block.
 double weight_value(const ProductProblem & problem, int row, int at);

@@ -11,7 +11,7 @@ struct ProductKernels {
     void (*quantise)(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride);
     float (*rms_factor)(const float * values, int n, float eps);
     void (*weigh_values)(const float * values, float factor, const float * weights, int n, float * out);
-    void (*gate_values)(const float * gate, const float * up, int n, float * out);
+    void (*gate_values)(GateForm form, const float * gate, const float * up, int n, float * out);
 };
 extern const ProductKernels kProductsPortable;
 extern const ProductKernels kProductsAvx2;

@@ -159,10 +159,11 @@ void weigh_values_reference(const float * values, float factor, const float * we
     }
 }
 
-void gate_values_reference(const float * gate, const float * up, int n, float * out) {
+void gate_values_reference(GateForm form, const float * gate, const float * up, int n, float * out) {
     for (int i = 0; i < n; ++i) {
         const auto x = static_cast<double>(gate[i]);
-        out[i] = static_cast<float>(x / (1.0 + std::exp(-x)) * static_cast<double>(up[i]));
+        const double y = form == GateForm::gelu ? static_cast<double>(kGeluLinear) * x * (1.0 + static_cast<double>(kGeluCubic) * x * x) : x;
+        out[i] = static_cast<float>(x / (1.0 + std::exp(-y)) * static_cast<double>(up[i]));
     }
 }
 

@@ -31,12 +31,13 @@ void weigh_values(const float * values, float factor, const float * weights, int
     }
 }
 
-void gate_values(const float * gate, const float * up, int n, float * out) {
-    const F one = Simd::set1(1.0f);
+void gate_values(GateForm form, const float * gate, const float * up, int n, float * out) {
+    const F one = Simd::set1(1.0f), linear = Simd::set1(kGeluLinear), cubic = Simd::set1(kGeluCubic);
     for (int i = 0; i < n; i += kLanes) {
         const F x = Simd::load(gate + i);
-        const F e = vector_exp(Simd::min(x, Simd::sub(Simd::zero(), x)));  // of -|x|, which does not overflow
-        const F s = Simd::div(Simd::where_positive(x, one, e), Simd::add(one, e));
+        const F y = form == GateForm::gelu ? Simd::mul(Simd::mul(linear, x), Simd::fma(cubic, Simd::mul(x, x), one)) : x;
+        const F e = vector_exp(Simd::min(y, Simd::sub(Simd::zero(), y)));  // of -|y|, which does not overflow
+        const F s = Simd::div(Simd::where_positive(y, one, e), Simd::add(one, e));
         Simd::store(out + i, Simd::mul(Simd::mul(x, s), Simd::load(up + i)));
     }
 }

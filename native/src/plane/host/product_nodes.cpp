@@ -1,8 +1,8 @@
 // Products of quantised weights with tokens.
 //
 //   1. The quantise node turns the tokens' floats into codes of 8 bits, as ggml does for the type of weights. Each thread takes a range of
-//      chunks of 256 values. Thread 0 clears the counters in front of them. If the floats come from an RMS norm with weights, or from SwiGLU,
-//      the quantise node computes that step too, in place of its node.
+//      chunks of 256 values. Thread 0 clears the counters in front of them. If the floats come from an RMS norm with weights, or from SwiGLU
+//      or GEGLU, the quantise node computes that step too, in place of its node.
 //   2. A free thread of the product node claims the next unit of rows of weights, and multiplies it by all tokens.
 //
 // Matrices that multiply the same tokens in the same form, such as those of Q, K and V, share the quantise node; each has its own counter there.
@@ -32,7 +32,8 @@ namespace {
 // The counters in front of the quantised tokens: for each product, the next unit to claim.
 constexpr size_t kHead = 64;
 constexpr int kShared  = kHead / sizeof(std::atomic<int>);
-constexpr int kMaxUnit = 4 * kProductRows;  // rows claimed at once, with many tokens
+constexpr int kMaxUnit = 4 * kProductRows;     // rows claimed at once, with many tokens
+constexpr size_t kMaxUnitBytes = size_t{1} << 21;  // of weights claimed at once, with few tokens
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
@@ -86,6 +87,7 @@ void run_route(ggml_tensor * dst, int ith, int, void * n_experts) {
 // The arguments of a quantise node's function, packed into its userdata.
 struct QuantiseArgs {
     TokenForm form;
+    GateForm gate;
     int n_experts, n_used;  // 0: not a mixture; all tokens, in their own order
     float eps;              // of the norm; not for a mixture
 
@@ -94,11 +96,12 @@ struct QuantiseArgs {
         if (!n_experts) {
             std::memcpy(&more, &eps, sizeof more);
         }
-        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | intptr_t{n_experts} << 1 | intptr_t{more} << 32);
+        return reinterpret_cast<void *>(static_cast<intptr_t>(form) | static_cast<intptr_t>(gate) << 1 | intptr_t{n_experts} << 2 | intptr_t{more} << 32);
     }
     static QuantiseArgs of(void * packed) {
         const auto bits = reinterpret_cast<intptr_t>(packed);
-        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<int>((bits & 0xffffffff) >> 1), static_cast<int>(bits >> 32), 0.0f};
+        QuantiseArgs args = {static_cast<TokenForm>(bits & 1), static_cast<GateForm>(bits >> 1 & 1), static_cast<int>((bits & 0xffffffff) >> 2),
+                             static_cast<int>(bits >> 32), 0.0f};
         std::memcpy(&args.eps, &args.n_used, sizeof args.eps);
         return args;
     }
@@ -140,11 +143,31 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
             weigh_values(values, factor, floats(norm) + first, n, made, selected_isa());
             values = made;
         } else if (up) {
-            gate_values(values, floats(up, at) + first, n, made, selected_isa());
+            gate_values(args.gate, values, floats(up, at) + first, n, made, selected_isa());
             values = made;
         }
         quantise_token(values, n, args.form, out + chunk * n_tokens + token, 1, selected_isa());
     }
+}
+
+// The weights of a matrix, or of one expert; the tokens and the sums are set by the caller.
+ProductProblem problem_of(const ggml_tensor * weights, int expert = 0) {
+    ProductProblem problem = {};
+    problem.type          = *weight_type(weights->type);
+    problem.interleaved   = repacked(weights);
+    problem.weights       = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2];
+    problem.weight_stride = weights->nb[1];
+    problem.n_values      = static_cast<int>(weights->ne[0]);
+    return problem;
+}
+
+// Rows of weights that a thread claims at once: for many tokens few, which stay in a cache. For few tokens each thread has one unit, since a unit's
+// first chunks come late, or several of one size where a unit would be so large that a slower thread kept the others waiting.
+int unit_rows(const ggml_tensor * weights, int n_experts, int nth, bool few) {
+    const int share = (static_cast<int>(weights->ne[1]) * n_experts + nth - 1) / nth;
+    const int n_parts = few ? 1 + static_cast<int>(share * weights->nb[1] / kMaxUnitBytes) : 8;
+    const int rows = (share + n_parts - 1) / n_parts, whole = (rows + kProductRows - 1) / kProductRows * kProductRows;
+    return few ? whole : std::min(kMaxUnit, whole);
 }
 
 // `turn`: this product's number among the products of the same tokens
@@ -161,27 +184,16 @@ void run_product(ggml_tensor * dst, int ith, int nth, void * turn) {
         g_made.fetch_add(1, std::memory_order_relaxed);
     }
 
-    // free threads claim units of rows of weights: small units for many tokens, which stay in a cache, and long units for few tokens, whose
-    // memory is fetched ahead
     auto & next = reinterpret_cast<std::atomic<int> *>(tokens)[reinterpret_cast<intptr_t>(turn)];
-    const int most = few ? n_rows * n_chosen / (2 * nth) : std::min(kMaxUnit, n_rows * n_chosen / (8 * nth));
-    const int unit = std::max(kProductRows, most / kProductRows * kProductRows);
-    const int n_units = (n_rows + unit - 1) / unit;
+    const int unit = unit_rows(weights, n_chosen, nth, few), n_units = (n_rows + unit - 1) / unit;
     for (int item = next.fetch_add(1, std::memory_order_relaxed); item < n_chosen * n_units; item = next.fetch_add(1, std::memory_order_relaxed)) {
         const int expert = routed ? routes_of(routed, n_experts).chosen[item / n_units] : 0, row = item % n_units * unit;
-        ProductProblem problem = {
-            /*.type          =*/ *weight_type(weights->type),
-            /*.interleaved   =*/ repacked(weights),
-            /*.weights       =*/ static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2],
-            /*.weight_stride =*/ weights->nb[1],
-            /*.tokens        =*/ reinterpret_cast<const TokenChunk *>(tokens + kHead),
-            /*.token_stride  =*/ static_cast<size_t>(n_tokens),
-            /*.n_values      =*/ static_cast<int>(weights->ne[0]),
-            /*.n_tokens      =*/ n_tokens,
-            /*.places        =*/ nullptr,
-            /*.out           =*/ static_cast<float *>(dst->data),
-            /*.out_stride    =*/ dst->nb[1] / sizeof(float),
-        };
+        ProductProblem problem = problem_of(weights, expert);
+        problem.tokens       = reinterpret_cast<const TokenChunk *>(tokens + kHead);
+        problem.token_stride = static_cast<size_t>(n_tokens);
+        problem.n_tokens     = n_tokens;
+        problem.out          = static_cast<float *>(dst->data);
+        problem.out_stride   = dst->nb[1] / sizeof(float);
         if (routed) {
             const ExpertRoutes routes = routes_of(routed, n_experts);
             const int first = routes.first[expert];
@@ -239,7 +251,7 @@ bool has_floats(const ggml_tensor * tensor) {
 }
 
 // The sources of the node that quantises `tokens`. If the node can do their last step, it takes the step's sources: an RMS norm with weights, whose
-// eps goes into `how`, or SwiGLU.
+// eps goes into `how`, or a gate.
 void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sources)[N_QUANTISE_SOURCES]) {
     sources[QUANTISE_TOKENS] = tokens;
     if (tokens->op == GGML_OP_MUL && tokens->src[0]->op == GGML_OP_RMS_NORM && !how.n_experts && ggml_nrows(tokens->src[1]) == 1 &&
@@ -248,15 +260,17 @@ void find_sources(ggml_tensor * tokens, QuantiseArgs & how, ggml_tensor * (&sour
         sources[QUANTISE_NORM]   = tokens->src[1];
         std::memcpy(&how.eps, tokens->src[0]->op_params, sizeof how.eps);
     }
-    if (tokens->op == GGML_OP_GLU && ggml_get_glu_op(tokens) == GGML_GLU_OP_SWIGLU && tokens->src[1] && has_floats(tokens->src[0]) &&
+    const bool gated = tokens->op == GGML_OP_GLU && (ggml_get_glu_op(tokens) == GGML_GLU_OP_SWIGLU || ggml_get_glu_op(tokens) == GGML_GLU_OP_GEGLU);
+    if (gated && tokens->src[1] && has_floats(tokens->src[0]) &&
         has_floats(tokens->src[1]) && ggml_are_same_stride(tokens->src[0], tokens->src[1])) {
         sources[QUANTISE_TOKENS] = tokens->src[0];
         sources[QUANTISE_UP]     = tokens->src[1];
+        how.gate = ggml_get_glu_op(tokens) == GGML_GLU_OP_GEGLU ? GateForm::gelu : GateForm::silu;
     }
 }
 
 Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
-    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), 0, 0, 0.0f };
+    QuantiseArgs how = { token_form(*weight_type(args.weights->type)), GateForm::silu, 0, 0, 0.0f };
     Made & last = t_quantised[static_cast<int>(how.form)];
     if (last.is_of(args.graph, args.tokens) && last.node->src[QUANTISE_ROUTES] == routed && last.n_products < kShared) {
         return last;

@@ -54,6 +54,11 @@ class CacheOptions:
         return self.kv_bytes is not None and self.layer_types is None
 
     @property
+    def is_f16(self) -> bool:
+        """Whether K and V are stored as llama.cpp does by itself, and no bytes ask for less."""
+        return self.kv_bytes is None and (self.type_k, self.type_v) == (CacheType.F16, CacheType.F16)
+
+    @property
     def kinds(self) -> tuple[Kinds, Kinds]:
         """The names of K's and V's types, of all layers or of each: for `models.Geometry`."""
         if self.layer_types is None:

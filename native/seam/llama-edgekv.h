@@ -97,8 +97,8 @@ struct llama_edgekv_hooks {
 
     // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
     uint32_t (*kv_cells)(uint32_t n_cells);
-    // While a KV cache is made: sets the types of layer il's K and V, of n_layer layers; given are those of the context's parameters.
-    void (*layer_types)(int il, int n_layer, enum ggml_type * k, enum ggml_type * v);
+    // While a KV cache is made: sets the types (ggml_type) of layer il's K and V, of n_layer layers; given are those of the context.
+    void (*layer_types)(int il, int n_layer, int32_t * k, int32_t * v);
 
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);  // see llama_edgekv_set_prompts()
 

@@ -78,7 +78,6 @@ SAYS_NOTHING = "says nothing about the cache"
 @click.command(epilog=examples(
     "edgekv quality",
     "edgekv quality --modes sparse:resolution=1000,ema --tasks none",
-    "edgekv quality model.gguf --lengths 4096 --tasks passkey,variables",
     "edgekv quality --policy ema+anchor+recent --budget 12.5%",
     "edgekv quality --types --kv-bytes 8KiB,9KiB",
 ))

@@ -99,7 +99,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     code 130 or 143, and so does a signal while the model is loaded.
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
-    from edgekv.cli.common.summary import summary_line
+    from edgekv.cli.common.summary import summary_line, told_cost
     from edgekv.serving.server import Server
     from edgekv.serving.server_options import ServerLimits, ServerOptions, try_extra, with_projector
 
@@ -115,6 +115,8 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     ))
     how_to_stop = _stop_on_signals()
     click.echo(summary_line(server), err=True)
+    if cost := told_cost(server):
+        click.echo(cost, err=True)
     try:
         server.start()
         if server.runtime is not None:
@@ -166,10 +168,6 @@ def _say(text: str) -> None:
 def _announce(server: Server, how_to_stop: str) -> None:
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
-    from edgekv.cache_types import known_cost
-
-    if (cost := known_cost(server.options.model, server.options.kv.cache)) is not None:
-        click.echo(str(cost), err=True)
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)

@@ -80,6 +80,13 @@ class Geometry:
     index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty if none is known
     stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
+    rope_sections: bool = False  # a token has several positions, as those of images have
+
+    @property
+    def turns(self) -> bool:
+        """Whether keys can turn to other positions, so that positions stay in range in mode evict. The context decides
+        (`live.Cells.closes_gaps`)."""
+        return self.rope_freq_base is not None and not self.rope_sections
 
     @property
     def n_layer_kv(self) -> int:
@@ -223,6 +230,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         index_dims=index_dims(arch, reader, n_layer),
         stock=why_stock(arch, reader, n_layer),
         recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
+        rope_sections=get("rope.dimension_sections") is not None,
     )
 
 

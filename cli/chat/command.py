@@ -106,8 +106,7 @@ def chat(
             remote = RemoteServer(client, _name_there(model))
         return talk.run(remote, client)
 
-    from edgekv.cache_types import known_cost
-    from edgekv.cli.common.summary import summary_line
+    from edgekv.cli.common.summary import summary_line, told_cost
     from edgekv.serving.server import Server, ServerOptions
 
     path = model_path(model)
@@ -123,8 +122,8 @@ def chat(
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
-    if (cost := known_cost(path, server.options.kv.cache)) is not None:
-        renderer.note(str(cost))
+    if cost := told_cost(server):
+        renderer.note(cost)
     if question is None:
         renderer.note(summary_line(server))
     with renderer.waiting(f"loading {server.alias}"):

@@ -165,7 +165,8 @@ _KV_FIELDS = {
 
 _KV_OPTIONS = [
     option("-c", "--ctx", type=_Tokens(min=1), metavar="TOKENS|auto",
-           help="Context length.  [default: auto, what the model was trained for, as far as memory allows]"),
+           help="Context length.  [default: auto, what the model was trained for, as far as memory allows; in mode evict a million "
+                "tokens]"),
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU that gains little, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",

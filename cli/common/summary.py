@@ -37,6 +37,18 @@ def summary_line(server: Server, runtime: Runtime | None = None) -> str:
     return "\n".join(lines)
 
 
+def told_cost(server: Server) -> str | None:
+    """What the types of K and V cost the model, as far as this machine knows; None: nothing. Ask before the server starts: llama_cpp, which this
+    imports, takes llama.cpp's log for itself."""
+    options = server.options
+    if options.kv.cache.is_f16:
+        return None
+    from edgekv.cache_types import known_cost
+
+    cost = known_cost(options.model, options.kv.cache)
+    return None if cost is None else str(cost)
+
+
 def with_measured(parts: Sequence[MemoryPart], memory: MemoryReport) -> list[MemoryPart]:
     """The parts, with an opened context's own figures instead of estimates."""
     home = sum(part.bytes for part in parts if part.name == "KV home")

@@ -138,13 +138,13 @@ def edgekv_py_free_bytes(_user):
 # ---- contexts -------------------------------------------------------------------------------------------------------------------
 
 
-def selection(chosen: SelectionOptions, keep_tokens: int) -> dict:
-    """The fields of an edgekv_selection. keep_tokens: tokens that mode evict keeps."""
+def selection(chosen: SelectionOptions, keep_tokens: int, positions: int) -> dict:
+    """The fields of an edgekv_selection. keep_tokens: tokens that mode evict keeps; positions: `EvictionOptions.positions`, 0: None."""
     return {
         "sketch": SKETCHES[chosen.sketch], "resolution": chosen.resolution, "share": chosen.attend.share,
         "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
         "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
-        "keep_tokens": keep_tokens,
+        "keep_tokens": keep_tokens, "positions": positions,
         "prompt_resolution": chosen.prompt_resolution if chosen.prompts is PromptReading.SPARSE else 0.0,
     }
 
@@ -162,7 +162,7 @@ def _placement(options: KvOptions) -> dict:
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
         "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
-        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens),
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens, options.eviction.positions or 0),
         "placement": _placement(options)})
 
 
@@ -247,11 +247,12 @@ class ContextLimits:
     n_seq_max: int
     n_batch: int
     n_ubatch: int
+    closes_gaps: bool  # `live.Cells.closes_gaps`
 
 
 def limits(handle: Handle) -> ContextLimits:
     out = lib.edgekv_get_limits(handle)
-    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch)
+    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch, out.closes_gaps)
 
 
 def layers(handle: Handle) -> list[LayerReport]:

@@ -44,9 +44,9 @@ def page_arrays(handle: Handle) -> PageArrays:
                            out.n_slots, out.slot_bytes)
 
 
-def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int) -> None:
-    """Set what the next ubatch reads. keep_tokens: tokens that mode evict keeps."""
-    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens))))
+def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int, positions: int) -> None:
+    """Set what the next ubatch reads. keep_tokens, positions: `core.selection`."""
+    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens, positions))))
 
 
 def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:
@@ -88,6 +88,14 @@ def free_pages(handle: Handle, pages: np.ndarray) -> int:
     pages = np.ascontiguousarray(pages, np.int32)
     n_cells = ffi.new("int *")
     _check(lib.edgekv_free_pages(handle, ffi.from_buffer("int32_t *", pages), len(pages), n_cells))
+    return n_cells[0]
+
+
+def free_cells(handle: Handle, cells: np.ndarray) -> int:
+    """Empty these cells (int [n], counted as `PageShape` counts them), of all layers and heads; how many were not empty."""
+    cells = np.ascontiguousarray(cells, np.int32)
+    n_cells = ffi.new("int *")
+    _check(lib.edgekv_free_cells(handle, ffi.from_buffer("int32_t *", cells), len(cells), n_cells))
     return n_cells[0]
 
 

@@ -54,6 +54,11 @@ class CacheOptions:
         return self.kv_bytes is not None and self.layer_types is None
 
     @property
+    def is_f16(self) -> bool:
+        """Whether K and V are stored as llama.cpp does by itself, and no bytes ask for less."""
+        return self.kv_bytes is None and (self.type_k, self.type_v) == (CacheType.F16, CacheType.F16)
+
+    @property
     def kinds(self) -> tuple[Kinds, Kinds]:
         """The names of K's and V's types, of all layers or of each: for `models.Geometry`."""
         if self.layer_types is None:
@@ -146,8 +151,14 @@ class EvictionOptions:
     split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
     """The division of `keep` over layers and heads."""
 
+    positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
+    """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to
+    the trained length."""
+
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
+        if self.positions is not None and (not isinstance(self.positions, int) or self.positions < 1):
+            raise ConfigError(f"positions is {self.positions!r}; it must be a whole number from 1, or None")
         object.__setattr__(self, "keep", Keep.parse(self.keep))
 
 

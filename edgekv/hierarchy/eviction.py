@@ -31,6 +31,10 @@ class Demand:
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0
     """Cells that must be emptied in any case. The pages that their best head values least go first, pinned ones last."""
+    positions: np.ndarray | None = None
+    """int [page, token], the position in each cell, -1: empty. None: nobody keeps single cells."""
+    keep_tokens: int = 0
+    """Tokens of `n_keep` pages, to the cell; 0: all."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class Evictor(Protocol):
 
     def free(self, pages: np.ndarray) -> int:
         """Empty the cells of these pages (`Losses.freed`); returns how many cells that were."""
+
+    def free_cells(self, cells: np.ndarray) -> int:
+        """Empty these cells (`by_cell`); returns how many that were."""
 
 
 def batch_tokens(n_cells: int, most: int = 512) -> int:
@@ -113,3 +120,22 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
 
     rows, heads, at = np.nonzero(visible & ~kept & ~goes)
     return Losses(shape.ids(rows, heads, used[at]), used[goes].astype(np.int64))
+
+
+def by_cell(demand: Demand, sinks: int, pinned: np.ndarray | None) -> np.ndarray:
+    """int64 [n]: flat cells (page * page_tokens + cell) that go where the first `sinks` tokens and the newest stay, `keep_tokens` in all,
+    and of these as many as leave `n_excess` cells empty.
+
+    pinned: bool [page], pages whose cells stay; they do not count. The first token of all stays in any case (`decide`).
+    """
+    if demand.positions is None:
+        return np.empty(0, np.int64)
+    positions = demand.positions.reshape(-1)
+    used = np.flatnonzero(positions >= 0)
+    stays = positions[used] < max(1, sinks)
+    if pinned is not None:
+        stays |= pinned[used // demand.positions.shape[1]]
+    others = used[~stays]
+    others = others[np.argsort(positions[others], kind="stable")]  # the oldest first
+    n_goes = max(demand.n_excess, len(others) - (demand.keep_tokens - sinks) if demand.keep_tokens else 0, 0)
+    return others[:n_goes].astype(np.int64)

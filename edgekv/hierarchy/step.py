@@ -163,12 +163,18 @@ class Hierarchy:
         self.migrator.advance(self._pins)
 
     def evict(self) -> None:
-        """Heads drop the pages that they do not keep, and pages without room are freed."""
+        """Heads drop the pages that they do not keep, and pages without room are freed; or single cells, if the policy keeps tokens by age."""
         evictor = self.evictor
         demand = None if evictor is None else evictor.demand()
         if evictor is None or demand is None:
             return
         n_keep = None if demand.n_keep is None else self.policy.most(demand.n_keep)
+        if self.policy.sinks is not None:
+            if n_keep is not None and n_keep != demand.n_keep:
+                demand = replace(demand, keep_tokens=n_keep * self.shape.page_tokens)
+            cells = eviction.by_cell(demand, self.policy.sinks, self._user_pins)
+            self.stats.n_freed += evictor.free_cells(cells) if len(cells) else 0
+            return
         demand = replace(demand, split=self.policy.split or demand.split, n_keep=n_keep)
         losses = eviction.decide(self.shape, self.policy.scores, self._pins, demand)
         if len(losses.dropped):

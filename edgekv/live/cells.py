@@ -75,6 +75,12 @@ class Cells:
         """Cells of a stream: in mode evict fewer than the context's tokens."""
         return core.cells(self._handle(), 0).n_cells
 
+    @property
+    def closes_gaps(self) -> bool:
+        """Mode evict: gaps that dropped tokens leave close (`EvictionOptions.positions`), so that a sequence may be longer than the model was
+        trained for. False where keys cannot turn to other positions."""
+        return core.limits(self._handle()).closes_gaps
+
     def stream(self, stream: int = 0) -> StreamCells:
         native = core.cells(self._handle(), stream)
         return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end,

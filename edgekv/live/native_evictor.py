@@ -39,12 +39,15 @@ class NativeEvictor:
         by_page = positions.reshape(self._shape.n_pages, -1)
         n_cells = np.count_nonzero(by_page >= 0, axis=1)
         if eviction is None:
-            return Demand(gone, by_page.max(axis=1), n_cells, Split.POOLED, None, n_excess)
+            return Demand(gone, by_page.max(axis=1), n_cells, Split.POOLED, None, n_excess, by_page)
         n_keep = eviction.keep.tokens // self._shape.page_tokens
-        return Demand(gone, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess)
+        return Demand(gone, by_page.max(axis=1), n_cells, eviction.split, n_keep, n_excess, by_page, eviction.keep.tokens)
 
     def drop(self, ids: np.ndarray) -> None:
         paging.drop_pages(self._handle, moves_of(self._shape, ids))
 
     def free(self, pages: np.ndarray) -> int:
         return paging.free_pages(self._handle, pages)
+
+    def free_cells(self, cells: np.ndarray) -> int:
+        return paging.free_cells(self._handle, cells)

@@ -8,12 +8,16 @@ from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.vocab import KvMode
 
+ENDLESS = 1 << 20
+"""Tokens of a conversation in mode evict that nobody gave a length. Its server keeps their numbers, 4 bytes each."""
+
 
 def choose_context(request: ContextRequest) -> ContextChoice:
     """The context to open, in tokens for each slot.
 
     Without a length it is the trained context, or as much of that as fits into half of the memory that the weights leave. A longer one is cut
-    to the trained context. Raises DoesNotFit if the context asked for, before any cut, needs more than is free; ConfigError if the
+    to the trained context. In mode evict, whose memory does not grow with the context, it is any length, without one ENDLESS, if the model's
+    keys can turn. Raises DoesNotFit if the context asked for, before any cut, needs more than is free; ConfigError if the
     arena's budget holds no page, or if a type cannot hold the model's heads.
     """
     model, kv = request.shape, request.kv
@@ -22,6 +26,10 @@ def choose_context(request: ContextRequest) -> ContextChoice:
         kept = request.store_bytes + request.in_flight_bytes + request.later_bytes
         return choose_device_context(model, request.n_ctx, kv, request.room, request.slots.n, max(0, request.available - kept))
     _check_budget(request)
+    if kv.mode is KvMode.EVICT and model.turns and (request.n_ctx or request.fits(ENDLESS, kv)):
+        n = request.n_ctx or ENDLESS
+        check_context(request, n)
+        return ContextChoice(n, kv_bytes(model, n, kv, request.slots.n), None)
     if request.n_ctx is None:
         return _automatic(request)
     check_context(request, request.n_ctx)

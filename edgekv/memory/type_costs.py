@@ -8,7 +8,6 @@ from edgekv.config import CacheOptions, TypeErrors
 from edgekv.config.layer_types import NOISE_FACTOR
 from edgekv.memory.type_choice import least_near
 from edgekv.models.geometry import Geometry
-from edgekv.vocab import CacheType
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class TypeCost:
 
 def type_cost(model: Geometry, cache: CacheOptions, errors: TypeErrors | None) -> TypeCost | None:
     """What these types cost a model; None: nothing, both are f16. errors: as measured; None: not measured."""
-    if cache.lacks_types or (cache.type_k, cache.type_v) == (CacheType.F16, CacheType.F16):
+    if cache.lacks_types or cache.is_f16:
         return None
     if errors is None:
         return TypeCost(f"what a cache in {cache.types_text} costs this model is not measured; `edgekv quality --types` measures it once")

@@ -74,6 +74,11 @@ class Policy:
         """bool [page], for all layers and heads, or [layer, head, page]: pages that are never demoted, and in mode evict never dropped."""
         return self._pins
 
+    @property
+    def sinks(self) -> int | None:
+        """Mode evict keeps exactly so many of the first tokens, and the newest, cell by cell; None: it keeps pages, by scores and pins."""
+        return None
+
     def update(self, observation: Observation) -> None:
         """Take in the tokens since the last run. Every run calls it, even if no mass was observed."""
 

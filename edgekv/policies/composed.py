@@ -33,6 +33,11 @@ class Composed(Policy):
         pins = [pins for member in self.members if (pins := member.pins) is not None]
         return reduce(np.logical_or, pins) if pins else None
 
+    @property
+    def sinks(self) -> int | None:
+        """Of a policy that stands alone: others may want pages that are neither first nor new."""
+        return self.members[0].sinks if len(self.members) == 1 else None
+
     def update(self, observation: Observation) -> None:
         for member in self.members:
             member.update(observation)

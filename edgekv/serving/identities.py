@@ -14,7 +14,6 @@ from edgekv.live.tokens import Tokens
 from edgekv.serving.digesting import Digesting
 from edgekv.store.digests import digest_of_model
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint
-from edgekv.vocab import CacheType
 
 log = logging.getLogger("edgekv")
 
@@ -64,8 +63,7 @@ class Identities:
 
 def named(model: Path, cache: CacheOptions) -> str:
     """What people call rows: by their model, and by the types of K and V if they are not f16."""
-    plain = (cache.type_k, cache.type_v) == (CacheType.F16, CacheType.F16)
-    return model.stem if plain else f"{model.stem} ({cache.types_text})"
+    return model.stem if cache.is_f16 else f"{model.stem} ({cache.types_text})"
 
 
 class Built:

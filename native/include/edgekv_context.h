@@ -10,12 +10,13 @@ extern "C" {
 
 /* cffi: begin */
 
-/* The limits that a context was made with. */
+/* The limits that a context was made with; closes_gaps may change with the mode. */
 typedef struct {
     int n_ctx_seq; /* tokens of a sequence: llama_n_ctx_seq() */
     int n_seq_max;
     int n_batch;   /* tokens of the largest llama_decode */
     int n_ubatch;
+    bool closes_gaps; /* mode evict: its sequence may be longer than the model was trained for, because positions of rotation stay in range */
 } edgekv_limits;
 EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
 

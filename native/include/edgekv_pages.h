@@ -59,6 +59,8 @@ EDGEKV_API edgekv_status edgekv_release_pages(edgekv_context * ctx, const edgekv
 EDGEKV_API edgekv_status edgekv_drop_pages(edgekv_context * ctx, const edgekv_move * moves, int n); /* ignores the moves' slots */
 /* Empties the cells of pages [n] and adds their number to n_cells. Call it between ubatches or in the ubatch callback. */
 EDGEKV_API edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int n, int * n_cells);
+/* The same for cells [n], counted through all streams. */
+EDGEKV_API edgekv_status edgekv_free_cells(edgekv_context * ctx, const int32_t * cells, int n, int * n_cells);
 
 /* cffi: end */
 

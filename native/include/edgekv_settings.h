@@ -35,6 +35,8 @@ typedef struct {
     bool keep_rows;     /* keep the rows that the last ubatch read, for edgekv_last_rows() */
     float prompt_resolution; /* mode sparse with sketches: ubatches too long for the hook attend blocks of 64 cells: a block with more than
                                 1/prompt_resolution of the estimated attention for certain, others by chance; 0: all visible blocks */
+    int positions;      /* mode evict: gaps close before a token would be rotated by this position or a later one; 0: half way from the cells to
+                           the trained length */
     int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells per stream, rounded up to 256; 0: no bound */
 } edgekv_selection;
 

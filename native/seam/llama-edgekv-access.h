@@ -26,6 +26,9 @@ const llama_edgekv_hooks * llama_edgekv_get_hooks();
 // waits until no other thread reads cells of the context
 void llama_edgekv_wait_for_holds(const llama_context * lctx);
 
+// the context whose ubatch this thread is building and computing; null: none
+llama_context * llama_edgekv_current();
+
 // Removes a sequence's rows from a position on; its windows and states stay.
 void llama_edgekv_remove_cells(llama_context * lctx, int seq_id, int first_pos);
 
@@ -161,6 +164,7 @@ struct llama_edgekv_access {
         out.seq         = reinterpret_cast<const uint64_t *>(cells.seq.data());
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
+        out.n_turned    = cells.edgekv_clock.n_turned;
         out.labels      = cells.edgekv_clock.labels.data();
     }
 
@@ -177,6 +181,19 @@ struct llama_edgekv_access {
             n = 1;
         }
         return n;
+    }
+
+    // Queues a turn of a cell's K by some positions; its position stays.
+    static void turn(llama_kv_cells & cells, uint32_t i, int32_t by) {
+        if (by != 0) {
+            cells.shift[i] += by;
+            cells.has_shift = true;
+            cells.edgekv_clock.turns = true;
+        }
+    }
+
+    static bool can_turn(const llama_kv_cache & kv) {
+        return kv.hparams.rope_type != LLAMA_ROPE_TYPE_NONE && n_streams(kv) == 1 && kv.get_can_shift();
     }
 
     static bool & gaps(llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }

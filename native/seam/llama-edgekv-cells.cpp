@@ -11,49 +11,93 @@ static_assert(sizeof(llama_kv_cells::seq_set_t) % sizeof(uint64_t) == 0, "sequen
 // call sites
 //
 
-bool llama_edgekv_has_gaps(const llama_memory_i * memory) {
-    auto * kv = llama_edgekv_access::cache(const_cast<llama_memory_i *>(memory));
-    return kv && llama_edgekv_access::gaps(*kv);
+constexpr llama_seq_id READ_SPARSELY = 0x45444b56;
+constexpr llama_seq_id TURNED        = 0x60000000;  // and all above: by how many positions K is turned
+
+namespace {
+
+struct label {
+    uint8_t bits = 0;
+    int32_t offset = 0;
+};
+
+bool read_label(llama_seq_id seq_id, label & out) {
+    if (seq_id >= TURNED) {
+        out.offset = seq_id - TURNED;
+        return true;
+    }
+    if (seq_id == READ_SPARSELY) {
+        out.bits = LLAMA_EDGEKV_SPARSE_PROMPT;
+        return true;
+    }
+    return false;
 }
 
-constexpr llama_seq_id READ_SPARSELY = 0x45444b56;
+// A cell was loaded whose K is turned by `offset` positions. alone: its cache holds nothing but what is loaded, so that it stays turned;
+// otherwise it turns as the other tokens of its sequence did.
+void turn_loaded(llama_kv_cells & cells, uint32_t i, int32_t offset, bool alone) {
+    auto & clock = llama_edgekv_access::clock(cells);
+    if (clock.gaps && alone) {
+        clock.closed->set(cells.pos_get(i), offset);
+    } else {
+        llama_edgekv_access::turn(cells, i, offset - clock.offset_of(cells.pos_get(i)));
+    }
+}
 
-void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids) {
-    if (labels & LLAMA_EDGEKV_SPARSE_PROMPT) {
+}  // namespace
+
+void llama_edgekv_add_label(const llama_kv_cells & cells, uint32_t i, std::vector<llama_seq_id> & seq_ids) {
+    const auto & clock = cells.edgekv_clock;
+    if (clock.labels[i] & LLAMA_EDGEKV_SPARSE_PROMPT) {
         seq_ids.push_back(READ_SPARSELY);
     }
+    if (const int32_t offset = clock.offset_of(cells.pos_get(i))) {
+        seq_ids.push_back(TURNED + offset);
+    }
 }
 
-bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id) {
-    if (seq_id != READ_SPARSELY) {
+bool llama_edgekv_take_label(llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id) {
+    label found;
+    if (!read_label(seq_id, found)) {
         return false;
     }
-    labels = LLAMA_EDGEKV_SPARSE_PROMPT;
+    cells.edgekv_clock.labels[i] |= found.bits;
+    if (found.offset) {
+        turn_loaded(cells, i, found.offset, true);
+    }
     return true;
 }
 
 void llama_edgekv_saved_labels::announce(uint32_t i, uint32_t & n_seq_id) {
-    if (n_seq_id == 2) {
-        labels[i] = LLAMA_EDGEKV_SPARSE_PROMPT;
-        n_seq_id  = 1;
+    if (n_seq_id == 2 || n_seq_id == 3) {
+        saved[i].n = n_seq_id - 1;
+        n_seq_id   = 1;
     }
 }
 
 bool llama_edgekv_saved_labels::read(uint32_t i, llama_io_read_i & io) {
-    if (!labels[i]) {
-        return true;
+    for (uint32_t k = 0; k < saved[i].n; ++k) {
+        llama_seq_id seq_id;
+        label found;
+        io.read(&seq_id, sizeof(seq_id));
+        if (!read_label(seq_id, found)) {
+            LLAMA_LOG_ERROR("%s: a cell has a sequence besides its own, which is no label\n", __func__);
+            return false;
+        }
+        saved[i].labels |= found.bits;
+        saved[i].offset += found.offset;
     }
-    llama_seq_id seq_id;
-    io.read(&seq_id, sizeof(seq_id));
-    if (seq_id != READ_SPARSELY) {
-        LLAMA_LOG_ERROR("%s: a cell has a sequence besides its own, which is no label\n", __func__);
-    }
-    return seq_id == READ_SPARSELY;
+    return true;
 }
 
-void llama_edgekv_saved_labels::put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const {
-    for (size_t i = 0; i < labels.size(); ++i) {
-        to[cells[i]] = labels[i];
+void llama_edgekv_saved_labels::put_on(llama_kv_cells & to, const std::vector<uint32_t> & cells) const {
+    const bool alone = to.get_used() == saved.size();
+    if (alone && to.edgekv_clock.gaps) {
+        to.edgekv_clock.closed->clear();
+    }
+    for (size_t i = 0; i < saved.size(); ++i) {
+        to.edgekv_clock.labels[cells[i]] |= saved[i].labels;
+        turn_loaded(to, cells[i], saved[i].offset, alone);
     }
 }
 
@@ -90,12 +134,6 @@ int llama_edgekv_free_cells(llama_context * lctx, uint32_t stream, const uint32_
     const int n_freed = llama_edgekv_access::free_cells(*kv, stream, cells, n);
     llama_edgekv_give_back(*kv);
     return n_freed;
-}
-
-void llama_edgekv_allow_gaps(llama_context * lctx) {
-    if (auto * kv = llama_edgekv_access::cache(lctx); kv && !llama_edgekv_access::is_guest(*kv)) {
-        llama_edgekv_access::gaps(*kv) = true;
-    }
 }
 
 int llama_edgekv_stream_of(const llama_context * lctx, int seq_id) {

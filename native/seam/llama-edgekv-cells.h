@@ -1,5 +1,5 @@
-// Each KV cell's time of last change, labels of how its token was read, and readers on other threads. llama.cpp's llama-kv-cells.h includes
-// this file and calls touch() wherever it alters a cell, before the rows change.
+// Each KV cell's time of last change, labels of how its token was read, closed gaps, and readers on other threads. llama.cpp's llama-kv-cells.h
+// includes this file and calls touch() wherever it alters a cell, before the rows change.
 //
 // The clock advances on every change of a cell's position, sequences or K/V rows. A reader remembers now(); later every cell with a greater
 // get(i) has changed, and since() names the few cells to look at. The rollback of a speculative placement (prepare) restores the old
@@ -56,6 +56,49 @@ private:
     std::atomic<uint32_t> n_held { 0 };  // held cells
 };
 
+// Where the gaps between the tokens of a sequence are closed: the token at position p is rotated as if it were at p - offset_of(p). Positions
+// themselves stay, for whoever counts the sequence's tokens.
+class llama_edgekv_closed {
+public:
+    bool empty() const { return runs.empty(); }
+    void clear() { runs.clear(); }
+
+    int32_t offset_of(int32_t pos) const {
+        const auto behind = std::upper_bound(runs.begin(), runs.end(), pos, [](int32_t p, const run & r) { return p < r.first; });
+        return behind == runs.begin() ? 0 : (behind - 1)->offset;
+    }
+
+    // Positions from `first` on, beyond all so far, have this offset.
+    void add(int32_t first, int32_t offset) {
+        if (offset != (runs.empty() ? 0 : runs.back().offset)) {
+            runs.push_back({ first, offset });
+        }
+    }
+
+    // The token at this position has this offset, which is at least that of earlier ones; in any order.
+    void set(int32_t pos, int32_t offset) {
+        const auto behind = std::upper_bound(runs.begin(), runs.end(), pos, [](int32_t p, const run & r) { return p < r.first; });
+        if (behind != runs.end() && behind->offset == offset) {
+            behind->first = pos;
+        } else if (offset != (behind == runs.begin() ? 0 : (behind - 1)->offset)) {
+            runs.insert(behind, { pos, offset });
+        }
+    }
+
+    // The sequence ends at position `newest`: what was known beyond is void.
+    void end_at(int32_t newest) {
+        while (!runs.empty() && runs.back().first > newest) {
+            runs.pop_back();
+        }
+    }
+
+private:
+    struct run {
+        int32_t first, offset;
+    };
+    std::vector<run> runs;  // ascending
+};
+
 class llama_edgekv_clock {
 public:
     uint64_t now() const { return time; }
@@ -90,6 +133,10 @@ public:
             t = time;
         }
         forgotten = time;
+        if (gaps) {
+            closed->clear();
+        }
+        turns = false;
     }
 
     // Calls each(first, end) with ranges that hold every cell touched after `t`, the newest first. Ranges may overlap and may also hold
@@ -168,8 +215,25 @@ public:
         }
     }
 
+    // the K-shift that waited was applied to a cell, to all cells
+    void shifted(uint32_t i) {
+        if (!turns) {
+            touch(i);
+        }
+    }
+
+    void all_shifted() { turns = false; }
+
+    int32_t offset_of(int32_t pos) const { return closed ? closed->offset_of(pos) : 0; }
+
     // positions of a sequence may be missing; never reset
     bool gaps = false;
+
+    // Gaps close before a token would be rotated by this position or a later one; 0: they stay.
+    int32_t n_positions = 0;
+    std::shared_ptr<llama_edgekv_closed> closed;  // not null where there may be gaps; sliding layers share it
+    bool     turns    = false;  // the K-shift that waits closes gaps: K turns, and the cells hold the same tokens as before
+    uint64_t n_turned = 0;      // times that K turned
 
     // [cell] bits of llama_edgekv_label, for tokens that were not read exactly
     std::vector<uint8_t> labels;

@@ -106,10 +106,10 @@ void llama_edgekv_type_rows(const llama_model & model, const llama_hparams & hpa
     if (!hooks || !k || &hparams != &model.hparams) {  // the caches of an index have parameters of their own
         return;
     }
-    ggml_type k_type = k->type, v_type = v ? v->type : k->type;
+    int32_t k_type = k->type, v_type = v ? v->type : k->type;
     hooks->layer_types(il, static_cast<int>(hparams.n_layer_all), &k_type, &v_type);
-    set_type(k, k_type);
-    set_type(v, v_type);
+    set_type(k, static_cast<ggml_type>(k_type));
+    set_type(v, static_cast<ggml_type>(v_type));
 }
 
 bool llama_edgekv_get_rope(const llama_context * lctx, llama_edgekv_rope * out) {

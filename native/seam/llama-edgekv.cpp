@@ -18,6 +18,8 @@ static thread_local llama_context * t_current = nullptr;
 static thread_local uint64_t t_graph = 0;  // number of the graph that the thread builds, or built last
 static thread_local const llama_edgekv_choice * t_choice = nullptr;  // choice of cells for the attention that the thread builds
 
+llama_context * llama_edgekv_current() { return t_current; }
+
 const llama_edgekv_hooks * llama_edgekv_get_hooks() { return g_hooks.load(std::memory_order_acquire); }
 
 //

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 18
+#define LLAMA_EDGEKV_ABI 19
 
 #ifdef __cplusplus
 extern "C" {
@@ -97,8 +97,8 @@ struct llama_edgekv_hooks {
 
     // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
     uint32_t (*kv_cells)(uint32_t n_cells);
-    // While a KV cache is made: sets the types of layer il's K and V, of n_layer layers; given are those of the context's parameters.
-    void (*layer_types)(int il, int n_layer, enum ggml_type * k, enum ggml_type * v);
+    // While a KV cache is made: sets the types (ggml_type) of layer il's K and V, of n_layer layers; given are those of the context.
+    void (*layer_types)(int il, int n_layer, int32_t * k, int32_t * v);
 
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);  // see llama_edgekv_set_prompts()
 
@@ -173,6 +173,7 @@ struct llama_edgekv_cells {
     const uint64_t * seq;  // [n_cells][n_seq_words], bit s: the cell belongs to sequence s
     const uint64_t * changed;  // [n_cells] clock time of the last change
     uint64_t now;  // clock time
+    uint64_t n_turned;  // times that K of cells turned because gaps closed; the cells hold the same tokens, and their times stay
     uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch sets them atomically, on any thread; the cell's next
                                  // placement clears them; a copy of a stream copies them
 };
@@ -221,8 +222,12 @@ LLAMA_API void llama_edgekv_free_hold(struct llama_edgekv_hold * hold);
 // Waits until no thread holds these cells. Call it before you write their rows.
 LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 
-// Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks.
-LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx);
+// Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks. Before a token would be rotated
+// by position n_positions or a later one, gaps close: K of the sequence's tokens turns, as by a K-shift, so that tokens are rotated by their
+// number among the cells. Positions of cells stay as they are. 0: half of the trained positions that the cells leave. Gaps stay if K cannot
+// turn: llama_edgekv_closes_gaps(). llama_memory_seq_add() must not be called then.
+LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx, int n_positions);
+LLAMA_API bool llama_edgekv_closes_gaps(const struct llama_context * lctx);
 
 // the data that a context keeps of its tokens
 enum llama_edgekv_keeps {
@@ -290,6 +295,7 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 }
 
 #include "llama-edgekv-home.h"
+#include "llama-edgekv-labels.h"
 
 #include <vector>
 
@@ -298,7 +304,6 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 struct llm_graph_context;
 struct llama_model;
 struct llama_ubatch;
-class  llama_io_read_i;
 class  llama_kv_cache_context;
 
 void llama_edgekv_context_created(llama_context * lctx);
@@ -339,30 +344,6 @@ struct llama_edgekv_mha {
 ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const llama_edgekv_mha & mha);
 // the node that replaces a product of weights; null: ggml's node stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
-
-// Labels in a saved state. A cell read by a sparse prompt gets one more sequence as its label, with a number that no sequence has.
-void llama_edgekv_add_label(uint8_t labels, std::vector<llama_seq_id> & seq_ids);
-// whether a sequence is the label; if so, sets it
-bool llama_edgekv_take_label(uint8_t & labels, llama_seq_id seq_id);
-
-// the labels of a state that holds one sequence: the label follows the sequence's number
-class llama_edgekv_saved_labels {
-public:
-    explicit llama_edgekv_saved_labels(uint32_t n) : labels(n) {}
-
-    // takes a cell's number of sequences, and lowers it by the label
-    void announce(uint32_t i, uint32_t & n_seq_id);
-    // false: another sequence follows; the log says so
-    bool read(uint32_t i, llama_io_read_i & io);
-    // sets the labels on the cells where the state was placed
-    void put_on(std::vector<uint8_t> & to, const std::vector<uint32_t> & cells) const;
-
-private:
-    std::vector<uint8_t> labels;
-};
-
-// whether llama_edgekv_allow_gaps() was called for the context of this memory
-bool llama_edgekv_has_gaps(const struct llama_memory_i * memory);
 
 // the number of cells of a plain cache; upstream's is `n_cells`
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);

@@ -166,6 +166,20 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
         server.wait()
 
 
+def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--type-k", "q8_0", "--type-v", "q8_0", "--log-file", str(tmp_path / "log")],
+                              env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    try:
+        said = list(islice(server.stderr, 4))
+        assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv quality --types` measures it once\n"
+        assert said[2].startswith("serving ") and said[3].startswith("try: ")
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == EXIT_OK and server.stderr.read() == "stopping\n"
+    finally:
+        server.kill()
+        server.wait()
+
+
 def test_serve_lists_the_options_of_the_server_below(edgekv):
     result = edgekv("serve", "--", "--help")
     assert result.returncode == EXIT_OK and "--slot-save-path" in result.stdout

@@ -68,3 +68,26 @@ def test_bounds_that_cannot_be_kept_are_refused():
     assert Keep.parse("64MiB") == Keep(0, 64 << 20) and Keep.parse(" 4096 ") == Keep(4096)
     with pytest.raises(ConfigError, match="convert 1.0 MiB to tokens first"):
         _ = KvOptions(mode="evict", keep="1MiB").keep_tokens
+
+
+def test_by_cell_the_sinks_and_the_newest_stay():
+    positions = np.full((8, 16), -1, np.int32)
+    positions.reshape(-1)[:100] = np.random.default_rng(3).permutation(100)
+
+    def kept(sinks: int, keep: int, n_excess: int = 0, pinned=None) -> list[int]:
+        demand = eviction.Demand(np.zeros(SHAPE.axes, np.uint8), positions.max(axis=1), (positions >= 0).sum(axis=1), Split.UNIFORM, 2, n_excess,
+                                 positions, keep)
+        left = positions.reshape(-1).copy()
+        left[eviction.by_cell(demand, sinks, pinned)] = -1
+        return sorted(left[left >= 0].tolist())
+
+    assert kept(4, 20) == [0, 1, 2, 3, *range(84, 100)]
+    assert kept(0, 20) == [0, *range(80, 100)], "a sequence is never without its first token"
+    assert kept(4, 0) == kept(4, 100) == list(range(100))
+    assert kept(4, 0, n_excess=30) == kept(4, 90, n_excess=30) == [0, 1, 2, 3, *range(34, 100)]
+    assert kept(4, 20, n_excess=90) == [0, 1, 2, 3, *range(94, 100)], "room for the next batch counts more than what is kept"
+    pinned = np.zeros(8, bool)
+    pinned[3] = True
+    assert kept(4, 20, pinned=pinned) == sorted({0, 1, 2, 3, *positions[3].tolist(), *[p for p in range(99, -1, -1) if p not in positions[3]][:16]})
+    nothing = eviction.Demand(np.zeros(SHAPE.axes, np.uint8), positions.max(axis=1), (positions >= 0).sum(axis=1), Split.UNIFORM, 2)
+    assert not len(eviction.by_cell(nothing, 4, None))

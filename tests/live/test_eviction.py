@@ -191,6 +191,19 @@ def test_a_bounded_context_makes_room_in_every_mode(synthetic):
             assert run.memory().n_cells_used <= 256 and run.stats.n_freed > 0
 
 
+def test_streaming_keeps_cells(synthetic):
+    """4 sinks and the newest tokens, to the cell, after each look of the policy; the mass of the others goes on as the pages do."""
+    with attached(synthetic("llama"), evict(260, policy="streaming(sink_tokens=4)", recent_tokens=0, plan_every=1), n_ctx=8192, n_seq=1, n_batch=16,
+                  n_ubatch=16) as (context, run):
+        chat = Chat(context, run)
+        assert run.cells.n_cells == 512
+        for n in (*[16] * 30, *[1] * 50, 7, 16, 3):
+            assert np.isfinite(chat.feed(chat.tokens(n))).all()
+            if chat.position > 400:
+                assert chat.positions() == {0, 1, 2, 3, *range(chat.position - 256, chat.position)}
+        assert run.stats.n_freed == chat.position - 260 and run.stats.n_dropped == 0
+
+
 def test_contexts_that_cannot_evict_say_so(synthetic):
     path = str(synthetic("llama"))
     with pytest.raises(ConfigError, match="batches of 512 tokens; keep at least 2,048"):

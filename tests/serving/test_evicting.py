@@ -10,6 +10,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
+from edgekv.memory.context import ENDLESS
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
 
@@ -39,6 +40,22 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
         rows = dict(memory_rows(server))
         assert rows["kept"].startswith(f"{status.kept[0]:,} of") and rows["dropped"].startswith(f"{run.stats.n_freed:,} tokens")
         assert ask(server, [{"role": "user", "content": "x"}], 5)["usage"]["completion_tokens"] > 0
+
+
+def test_a_conversation_longer_than_the_model_was_trained_for(synthetic):
+    """Without a length of the context: positions of rotation stay in range, and the next turn finds its beginning."""
+    path = synthetic("llama", n_ctx_train=512)
+    with Server(ServerOptions(path, kv=KvOptions(mode="evict", keep=256))) as server:
+        (run,) = runtime.live()
+        assert server.context.n_ctx == llama_n_ctx(run) == ENDLESS and run.cells.closes_gaps
+        messages, cached = [], []
+        for turn in range(12):
+            messages += [{"role": "user", "content": f"{turn}" * 80}]
+            answer = ask(server, messages, 30)
+            messages += [answer["choices"][0]["message"]]
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached == sorted(set(cached)) and cached[-1] > 2 * 512, "each turn begins behind the last one's prompt"
+        assert run.n_positions > 2 * 512 and run.memory().n_cells_used <= 256
 
 
 def llama_n_ctx(run: Runtime) -> int:

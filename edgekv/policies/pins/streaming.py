@@ -23,13 +23,18 @@ class Streaming(Policy):
         score = 1 / (1 + age in pages),  for the sinks: KEPT
 
     so that the window is the rest of the budget. The sinks are the pages of each stream that begin before `sink_tokens`; the source has 4
-    tokens, whose page has 16. The policy looks at no attention, so unobserved tokens count like others.
+    tokens, whose page has 16. Mode evict keeps `sink_tokens` cells, no whole pages, and the newest to the cell. The policy looks at no
+    attention, so unobserved tokens count like others.
     """
 
     settings: StreamingSettings
     settings_of = StreamingSettings
     scoring = True
     split = Split.UNIFORM
+
+    @property
+    def sinks(self) -> int | None:
+        return self._sink_tokens()
 
     def _sink_tokens(self) -> int:
         return self.settings.sink_tokens

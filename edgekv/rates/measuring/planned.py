@@ -17,7 +17,7 @@ from edgekv.memory.plan import Plan, make_plan
 from edgekv.memory.type_choice import with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model
-from edgekv.vocab import CacheType, DeviceKind
+from edgekv.vocab import DeviceKind
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
@@ -88,7 +88,7 @@ def noted(plan: Plan, notes: Iterable[str]) -> Plan:
 
 def _typed(path: Path, model: ModelFile, kv: KvOptions) -> tuple[KvOptions, list[str]]:
     """The options with the types for `kv_bytes`, and what is known of their cost. Raises ConfigError."""
-    if not kv.cache.lacks_types and (kv.cache.type_k, kv.cache.type_v) == (CacheType.F16, CacheType.F16):
+    if kv.cache.is_f16:
         return kv, []
     from edgekv.cache_types import check_place, known_errors
 

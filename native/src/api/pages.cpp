@@ -25,7 +25,7 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (s.prompt_resolution != 0.0f && (!(s.prompt_resolution >= 1.0f) || !std::isfinite(s.prompt_resolution))) {
         return fail(EDGEKV_INVALID, "the resolution of prompts must be a number from 1 on, or 0");
     }
-    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.keep_tokens < 0) {
+    if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
     return EDGEKV_OK;
@@ -214,9 +214,26 @@ edgekv_status edgekv_free_pages(edgekv_context * ctx, const int32_t * pages, int
     return EDGEKV_OK;
 }
 
+edgekv_status edgekv_free_cells(edgekv_context * ctx, const int32_t * cells, int n, int * n_cells) {
+    const int per_stream = ctx->shape.pages_per_stream * ctx->params.page_tokens;
+    std::vector<std::vector<uint32_t>> of_stream(ctx->shape.n_stream);
+
+    *n_cells = 0;
+    for (int i = 0; i < n; ++i) {
+        if (cells[i] < 0 || cells[i] >= per_stream * ctx->shape.n_stream) {
+            return fail(EDGEKV_INVALID, "there is no cell " + std::to_string(cells[i]));
+        }
+        of_stream[cells[i] / per_stream].push_back(static_cast<uint32_t>(cells[i] % per_stream));
+    }
+    for (int s = 0; s < ctx->shape.n_stream; ++s) {
+        *n_cells += llama_edgekv_free_cells(ctx->lctx, static_cast<uint32_t>(s), of_stream[s].data(), static_cast<int>(of_stream[s].size()));
+    }
+    return EDGEKV_OK;
+}
+
 edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
     return { static_cast<int>(llama_n_ctx_seq(ctx->lctx)), static_cast<int>(llama_n_seq_max(ctx->lctx)),
-             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)) };
+             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)), llama_edgekv_closes_gaps(ctx->lctx) };
 }
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int layer, int head, int token, int32_t * cells, float * weights, int capacity,

@@ -26,7 +26,7 @@ struct Library {
     bool initialised = false;
     bool have_defaults = false;
     edgekv_params defaults = {};
-    std::vector<ggml_type> k_types, v_types;  // by layer; empty: all layers have the context's types
+    std::vector<int32_t> k_types, v_types;  // by layer; empty: all layers have the context's types
     edgekv_callbacks callbacks = {};
 };
 
@@ -151,7 +151,7 @@ uint32_t on_kv_cells(uint32_t n_cells) {
 }
 
 // asked at the same time. A draft model's cache has parameters of its own: another number of layers, or types that are not quantised.
-void on_layer_types(int il, int n_layer, ggml_type * k, ggml_type * v) {
+void on_layer_types(int il, int n_layer, int32_t * k, int32_t * v) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
     if (hooks_enabled() && lib.have_defaults && lib.k_types.size() == static_cast<size_t>(n_layer)) {
@@ -286,8 +286,8 @@ edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n
     lib.k_types.clear();
     lib.v_types.clear();
     for (int il = 0; il < n_layers; ++il) {
-        lib.k_types.push_back(static_cast<ggml_type>(k[il]));
-        lib.v_types.push_back(static_cast<ggml_type>(v[il]));
+        lib.k_types.push_back(k[il]);
+        lib.v_types.push_back(v[il]);
     }
     return EDGEKV_OK;
 }

@@ -13,7 +13,7 @@ edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & param
 
     auto host = std::make_unique<HostPlane>(*this);
     if (params.mode == EDGEKV_MODE_EVICT) {
-        llama_edgekv_allow_gaps(lctx);
+        llama_edgekv_allow_gaps(lctx, params.selection.positions);
     }
     if (params.placement.kind == EDGEKV_DEVICE_HOST && !host->reserve()) {
         throw std::bad_alloc();

@@ -13,6 +13,7 @@ void Cells::shape(const PageShape & shape) {
     assert(shape.page_tokens > 0 && shape.n_pages == shape.n_stream * shape.pages_per_stream);
     dims = shape;
     now.assign(dims.n_stream, 0);
+    n_turned.assign(dims.n_stream, 0);
     stream_positions.assign(dims.n_stream, nullptr);
     page_newest.assign(dims.n_pages, -1);
     page_oldest.assign(dims.n_pages, std::numeric_limits<int32_t>::max());
@@ -72,7 +73,21 @@ void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, Stal
     changed.push_back(id);
 }
 
-void Cells::sync(const llama_context * lctx, StaleGroups & stale) {
+// Keys of the stream turned; the pages hold the same tokens as before.
+void Cells::turn(int stream, const llama_edgekv_cells & cells, StaleGroups & stale, bool copies) {
+    for (uint32_t c = 0; c < cells.used_end; c += kGroupCells) {
+        stale.mark(stream, static_cast<int>(c / kGroupCells));
+    }
+    for (int page = 0; copies && page < dims.pages_per_stream; ++page) {
+        const int id = stream * dims.pages_per_stream + page;
+        if (page_newest[id] >= 0) {
+            found[stream].push_back({ id, page_newest[id], false });
+            changed.push_back(id);
+        }
+    }
+}
+
+void Cells::sync(const llama_context * lctx, StaleGroups & stale, bool copies) {
     if (delivered) {
         changed.clear();
         delivered = false;
@@ -80,6 +95,7 @@ void Cells::sync(const llama_context * lctx, StaleGroups & stale) {
 
     const size_t n_before = changed.size();
 
+    bool turned = false;
     n_changed = 0;
     for (int s = 0; s < dims.n_stream; ++s) {
         llama_edgekv_cells cells;
@@ -92,8 +108,13 @@ void Cells::sync(const llama_context * lctx, StaleGroups & stale) {
             look_at(s, page, cells, stale);
         }
         now[s] = cells.now;
+        turned = turned || n_turned[s] != cells.n_turned;
+        if (n_turned[s] != cells.n_turned) {
+            turn(s, cells, stale, copies);
+            n_turned[s] = cells.n_turned;
+        }
     }
-    if (n_before > 0) {
+    if (n_before > 0 || turned) {
         std::sort(changed.begin(), changed.end());
         changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
     }

@@ -23,8 +23,9 @@ public:
     void shape(const PageShape & shape);  // forgets all; throws std::bad_alloc
 
     // Decoding thread, before a ubatch is computed. Finds the cells that changed since the previous call, at a cost that depends only on their
-    // number, and marks their groups in `stale`.
-    void sync(const llama_context * lctx, StaleGroups & stale);
+    // number, and marks their groups in `stale`. Keys that turned as gaps closed make all groups stale; `copies`: and all pages changed, because
+    // there may be copies of them.
+    void sync(const llama_context * lctx, StaleGroups & stale, bool copies);
     const std::vector<ChangedPage> & changed_now(int stream) const {  // in the last sync
         assert(dims.has_stream(stream));
         return found[stream];
@@ -57,7 +58,10 @@ private:
     void look_at(int stream, int page, const llama_edgekv_cells & cells, StaleGroups & stale);
 
     PageShape dims = {};
+    void turn(int stream, const llama_edgekv_cells & cells, StaleGroups & stale, bool copies);
+
     std::vector<uint64_t> now;        // [stream] clock time of the last sync
+    std::vector<uint64_t> n_turned;   // [stream] as of the last sync
     std::vector<llama_edgekv_range> ranges;
     std::vector<int32_t> candidates;  // pages of a stream
     uint64_t looked = 0;

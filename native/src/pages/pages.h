@@ -25,7 +25,7 @@ struct Pages {
     // Decoding thread, before a ubatch is computed. Finds the changes since the previous call. `n_stored`: see Table; `sketches`: whether the
     // ubatch builds sketches.
     void sync(const llama_context * lctx, int n_stored, bool sketches) {
-        cells.sync(lctx, stale);
+        cells.sync(lctx, stale, table.n_slots() > 0);
         if (sketches) {
             stale.find(cells);
         } else {

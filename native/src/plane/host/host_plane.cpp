@@ -94,7 +94,7 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
                 return { EDGEKV_UNSUPPORTED, "mode evict does not serve compressed KV (MLA); use the modes exact or sparse" };
             }
         }
-        llama_edgekv_allow_gaps(ctx.lctx);
+        llama_edgekv_allow_gaps(ctx.lctx, ctx.params.selection.positions);
     }
     return {};
 }

@@ -31,6 +31,7 @@ extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens cons
 extern "Python" int edgekv_py_prefix_start(void *);
 extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
+extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
 """
 
 PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device", "sizes")

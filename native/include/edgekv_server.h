@@ -58,6 +58,7 @@ typedef struct {
     const char * space;    /* the namespace; tokens of another namespace are never a prefix of these */
     const edgekv_mark * marks; /* in order */
     int n_marks;
+    int in_memory; /* nothing is written to disk or sent to a server */
 } edgekv_prefix_tokens;
 
 /* The first token in which a kept conversation differs from a prompt, if at least a block of the conversation follows; n_lost 0: no such token */
@@ -173,9 +174,9 @@ EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
    /metrics and /slots there, and (idle) when nothing is left to do. null: no calls */
 EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
-/* The function answers requests for /edgekv/cache, of which a key sees only its own. method: GET, POST or DELETE; space: the namespace of the
-   request's key; fields: those of the query and of the body, as a JSON object. It gives a JSON text to edgekv_server_answer() and returns the HTTP
-   status. Threads of requests call it, several at a time. null: prompts are not kept. */
+/* The function answers requests for /edgekv/cache. method: GET, POST or DELETE; space: the namespace of the request's key and prompt_cache_key;
+   fields: those of the query and of the body, as a JSON object. It gives a JSON text to edgekv_server_answer() and returns the HTTP status. Threads of
+   requests call it, several at a time. null: prompts are not kept. */
 EDGEKV_API void edgekv_server_on_caches(int (*function)(const char * method, const char * space, const char * fields, void * out));
 EDGEKV_API void edgekv_server_answer(void * out, const char * text);
 

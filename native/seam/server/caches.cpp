@@ -4,6 +4,7 @@
 #include "server/spaces.h"
 
 #include <atomic>
+#include <stdexcept>
 
 namespace edgekv_server {
 
@@ -23,12 +24,12 @@ server_http_res_ptr answer(const char * method, const server_http_req & req) {
     }
     json fields = req.body.empty() ? json::object() : json::parse(req.body);
     if (!fields.is_object()) {
-        fields = json::object();
+        throw std::invalid_argument("the request must be a JSON object");
     }
     for (const auto & [name, value] : req.params) {
         fields[name] = value;
     }
-    res->status = function(method, space_of_key(req.headers).c_str(), fields.dump().c_str(), &res->data);
+    res->status = function(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
     return res;
 }
 

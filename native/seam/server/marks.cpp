@@ -15,7 +15,6 @@ namespace edgekv_server {
 namespace {
 
 constexpr int    MOST_MARKS   = 4;  // as the vendors have it
-constexpr int    MOST_KEEP_S  = 366*24*3600;
 constexpr int    MEDIUM_ENDS  = 8;  // most tokens that a projector puts behind a medium
 constexpr char   SPACE[]      = " \t\r\n";
 
@@ -100,7 +99,8 @@ public:
         usual_s  = options_ttl(request, all);
         for (auto & tool : list(request, "tools")) {
             json & function = given(tool, "function") ? tool["function"] : tool;
-            add(given(function, "description") ? &function["description"] : nullptr, tool);
+            json * const text = given(function, "description") ? &function["description"] : nullptr;
+            add(text && shows(*text) ? text : nullptr, tool);
         }
         for (auto & block : list(request, "system")) {
             add(text_of(block), block);
@@ -148,6 +148,9 @@ private:
         return given(of, field) && of.at(field).is_array() ? of[field] : none;
     }
 
+    // templates may strip white space at both ends of a text
+    static bool shows(const json & text) { return text.is_string() && text.get<std::string>().find_first_not_of(SPACE) != std::string::npos; }
+
     static json * text_of(json & block) { return given(block, "text") ? &block["text"] : nullptr; }
 
     void message(json & one, bool goes_on) {
@@ -173,21 +176,26 @@ private:
     }
 
     void add(json * text, const json & marked) {
-        const bool usable = text && text->is_string() && text->get<std::string>().find_first_not_of(SPACE) != std::string::npos;
+        const bool is_text = text && text->is_string();
+        const bool usable  = is_text && shows(*text);
         if (usable) {
             texts.push_back(text);
         }
         const int control_s = cache_control(marked);
         const int ttl_s     = control_s > 0 ? control_s : breakpoint(marked, usual_s);
-        n_controls += control_s > 0;
-        if (ttl_s > 0) {
-            marks.push_back({ texts.size(), !usable, ttl_s });
+        if (ttl_s == 0) {
+            return;
         }
+        if (is_text && !usable) {
+            throw std::invalid_argument(std::string("the field '") + (control_s > 0 ? "cache_control" : "prompt_cache_breakpoint") +
+                                        "' cannot mark an empty text; leave the block out, or mark the one before it");
+        }
+        n_controls += control_s > 0;
+        marks.push_back({ texts.size(), !usable, ttl_s });
     }
 
     static void insert(json & text, int ttl_s, bool begins) {
         std::string found = text.get<std::string>();
-        // templates may strip white space at both ends
         const auto at = begins ? found.find_first_not_of(SPACE) : found.find_last_not_of(SPACE) + 1;
         found.insert(at, sign_of(ttl_s));
         text = found;
@@ -196,7 +204,7 @@ private:
     std::vector<json *> texts;
     std::vector<place>  marks;
     int n_controls = 0;
-    int usual_s    = 0;
+    int usual_s    = 0;  // of OpenAI's marks
 };
 
 // the number of tokens that the prompt's first bytes have
@@ -227,32 +235,27 @@ int tokens_of(const server_tokens & tokens, const std::string & prompt, size_t n
     return end;
 }
 
-// seconds for which the whole prompt stays; 0: it is not marked
-int whole_s(const json & request) {
+// seconds for which the whole prompt stays, 0: it is not marked; and whether it stays only in memory
+int whole_s(const json & request, bool & in_memory) {
     int seconds = 0;
     if (given(request, "prompt_cache_retention")) {
         const json & retention = request.at("prompt_cache_retention");
-        if (retention != "24h" && retention != "in_memory" && retention != "in-memory") {
+        if (retention != "24h" && retention != "in_memory") {
             throw std::invalid_argument("the field 'prompt_cache_retention' must be \"in_memory\" or \"24h\"");
         }
-        seconds = retention == "24h" ? 24*3600 : 0;
+        in_memory = retention == "in_memory";
+        seconds   = in_memory ? 0 : 24*3600;
     }
     bool all = false;
     const int options_s = options_ttl(request, all);
-    seconds = all ? std::max(seconds, options_s) : seconds;
-    if (given(request, "edgekv_keep_s")) {
-        const json & keep = request.at("edgekv_keep_s");
-        if (!keep.is_number_integer() || keep.get<int64_t>() < 1 || keep.get<int64_t>() > MOST_KEEP_S) {
-            throw std::invalid_argument("the field 'edgekv_keep_s' must be a number of seconds, from 1 to 31622400");
-        }
-        seconds = std::max(seconds, keep.get<int>());
-    }
-    return seconds;
+    return all ? std::max(seconds, options_s) : seconds;
 }
 
 }  // namespace
 
-bool may_mark(const std::string & request) { return request.find("\"cache_control\"") != std::string::npos; }
+bool may_mark(const std::string & request) {
+    return request.find("\"cache_control\"") != std::string::npos || request.find("\"prompt_cache_breakpoint\"") != std::string::npos;
+}
 
 void place_marks(json & request) {
     if (request.is_object()) {
@@ -285,7 +288,8 @@ void take_marks(json & converted) {
 }
 
 void mark_prompt(int task, const server_tokens & tokens, const json & converted, const llama_vocab * vocab) {
-    std::vector<edgekv_mark> marks;
+    prompt_marks wished;
+    auto & marks = wished.marks;
     const json listed = json_value(converted, "edgekv_marks", json::array());
     const std::string prompt = converted.at("prompt").is_string() ? converted.at("prompt").get<std::string>() : std::string();
     for (const auto & mark : listed) {
@@ -296,13 +300,13 @@ void mark_prompt(int task, const server_tokens & tokens, const json & converted,
         }
         marks.push_back({ tokens_of(tokens, prompt, static_cast<size_t>(at), vocab), mark[1].get<int>() });
     }
-    if (const int seconds = whole_s(converted); seconds > 0) {
+    if (const int seconds = whole_s(converted, wished.in_memory); seconds > 0) {
         marks.push_back({ static_cast<int>(tokens.size()), seconds });
     }
     marks.erase(std::remove_if(marks.begin(), marks.end(), [](const edgekv_mark & mark) { return mark.n <= 0 || mark.ttl_s <= 0; }), marks.end());
     std::sort(marks.begin(), marks.end(), [](const edgekv_mark & a, const edgekv_mark & b) { return a.n < b.n; });
-    if (!marks.empty()) {
-        note_marks(task, marks);
+    if (!marks.empty() || wished.in_memory) {
+        note_marks(task, std::move(wished));
     }
 }
 
@@ -310,7 +314,7 @@ void add_cache_usage(json & usage, int task) {
     const int n_read = usage.at("cache_read_input_tokens").get<int>();
     int n_before = n_read, n_short = 0, n_long = 0;
     if (edgekv_prefixes_kept()) {
-        for (const auto & mark : marks_of(task)) {
+        for (const auto & mark : marks_of(task).marks) {
             (mark.ttl_s > ANTHROPIC.at("5m") ? n_long : n_short) += std::max(0, mark.n - n_before);
             n_before = std::max(n_before, mark.n);
         }

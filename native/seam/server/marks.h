@@ -1,5 +1,5 @@
 // Marks in requests: the prompt's first tokens, up to the end of a marked part, stay for a time. Anthropic's cache_control and OpenAI's
-// prompt_cache_breakpoint mark parts; prompt_cache_retention, prompt_cache_options and our edgekv_keep_s mark the whole prompt.
+// prompt_cache_breakpoint mark parts; prompt_cache_retention and prompt_cache_options mark the whole prompt.
 //
 // Only the template knows where a part ends in the prompt. So a text that no client can guess is put at the end of each marked part before the
 // template is applied, and is taken out of the prompt afterwards: the prompt is the same as without marks. Threads of requests.
@@ -16,7 +16,8 @@ namespace edgekv_server {
 // Whether a request may hold marked parts. False spares a second reading of it.
 bool may_mark(const std::string & request);
 
-// Puts the texts into a request of any dialect. Throws std::invalid_argument if a mark is none, or if there are more than four of Anthropic's.
+// Puts the texts into a request of any dialect. Throws std::invalid_argument if a mark is none or its part is empty, or if there are more than four
+// of Anthropic's; of OpenAI's the last four count.
 void place_marks(json & request);
 json with_marks(json request);
 

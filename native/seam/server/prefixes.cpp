@@ -21,7 +21,7 @@ static std::unordered_map<int, int> g_pure;
 static std::unordered_map<int, int> g_goes_on;
 
 // for each sequence, the task whose prompt it holds, and the task's marks, which outlive its request
-static std::unordered_map<int, std::pair<int, std::vector<edgekv_mark>>> g_marks;
+static std::unordered_map<int, std::pair<int, edgekv_server::prompt_marks>> g_marks;
 
 // sequences that wait for kept rows of their prompts, and whether one waited in this round of the server
 static std::unordered_set<int> g_fetching;
@@ -162,8 +162,10 @@ struct edgekv_told_tokens {
         told.space      = tokens.edgekv_space.c_str();
         const auto marked = g_marks.find(slot.seq_id);
         if (marked != g_marks.end() && slot.task >= 0 && marked->second.first == slot.task) {
-            told.marks   = marked->second.second.data();
-            told.n_marks = static_cast<int>(marked->second.second.size());
+            const auto & wished = marked->second.second;
+            told.marks     = wished.marks.data();
+            told.n_marks   = static_cast<int>(wished.marks.size());
+            told.in_memory = wished.in_memory;
         }
         media.put_into(told);
     }
@@ -355,8 +357,8 @@ json edgekv_usage_json(int task) {
         usage["left"] = left;
     }
 
-    if (const auto marks = g_kept ? edgekv_server::marks_of(task) : std::vector<edgekv_mark>(); !marks.empty()) {
-        usage["kept"] = { {"n", marks.back().n}, {"seconds", marks.back().ttl_s} };
+    if (const auto marks = edgekv_server::marks_of(task).marks; g_kept && !marks.empty()) {
+        usage["pinned"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
     }
 
     return usage;

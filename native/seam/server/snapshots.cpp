@@ -70,7 +70,7 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
             wanted.push_back(at);
         }
     }
-    for (const auto & mark : marks_of(slot.task)) {
+    for (const auto & mark : marks_of(slot.task).marks) {
         wanted.push_back(std::min(mark.n, n_prompt - BEFORE_END));
     }
     std::sort(wanted.begin(), wanted.end());

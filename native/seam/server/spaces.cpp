@@ -35,9 +35,7 @@ std::string key_of(const headers & given) {
     return key.compare(0, bearer.size(), bearer) == 0 ? key.substr(bearer.size()) : key;
 }
 
-}  // namespace
-
-std::string space_of_key(const headers & given) {
+std::string key_space(const headers & given) {
     if (by_key().empty()) {
         return {};
     }
@@ -45,10 +43,12 @@ std::string space_of_key(const headers & given) {
     return found == by_key().end() ? UNKNOWN : found->second;
 }
 
+}  // namespace
+
 void set_spaces(std::map<std::string, std::string> spaces) { by_key() = std::move(spaces); }
 
 std::string space_of(const headers & given, const json & body) {
-    const std::string space = space_of_key(given);
+    const std::string space = key_space(given);
     if (!body.contains("prompt_cache_key") || body.at("prompt_cache_key").is_null()) {
         return space;
     }
@@ -60,12 +60,12 @@ std::string space_of(const headers & given, const json & body) {
 }
 
 std::string slot_file(const std::string & path, const headers & given) {
-    const std::string space = space_of_key(given);
+    const std::string space = key_space(given);
     return space.empty() ? path : path + "." + space;
 }
 
 std::string stream_of(const std::string & name, const headers & given) {
-    const std::string space = space_of_key(given);
+    const std::string space = key_space(given);
     return space.empty() ? name : space + "/" + name;
 }
 

@@ -17,9 +17,6 @@ void set_spaces(std::map<std::string, std::string> by_key);
 // The namespace of an admitted request. Throws std::invalid_argument if prompt_cache_key is not a text.
 std::string space_of(const headers & given, const json & body);
 
-// the namespace of an admitted request's key alone
-std::string space_of_key(const headers & given);
-
 // the file of a saved slot; each key has files of its own
 std::string slot_file(const std::string & path, const headers & given);
 

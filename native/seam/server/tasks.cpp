@@ -15,7 +15,7 @@ namespace {
 struct known_task {
     int64_t posted_us = -1;
     edgekv_cached_tokens cached = {};
-    std::vector<edgekv_mark> marks;
+    prompt_marks marks;
 };
 
 struct known_tasks {
@@ -35,7 +35,7 @@ known_task known(int id) {
     return found == s.by_id.end() ? known_task{} : found->second;
 }
 
-using noted_marks = std::unordered_map<int, std::vector<edgekv_mark>>;
+using noted_marks = std::unordered_map<int, prompt_marks>;
 
 noted_marks & noted() {
     thread_local noted_marks marks;
@@ -44,9 +44,9 @@ noted_marks & noted() {
 
 }  // namespace
 
-void note_marks(int id, const std::vector<edgekv_mark> & marks) { noted()[id] = marks; }
+void note_marks(int id, prompt_marks marks) { noted()[id] = std::move(marks); }
 
-std::vector<edgekv_mark> marks_of(int id) { return known(id).marks; }
+prompt_marks marks_of(int id) { return known(id).marks; }
 
 void tasks_posted(const std::unordered_set<int> & ids) {
     auto & s = the_tasks();

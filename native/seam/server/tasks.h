@@ -22,10 +22,16 @@ int64_t posted_us(int id);
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
 
-// The marks of a task that this thread is about to post; they are the task's once it is posted. Those of a task that is never posted are forgotten.
-void note_marks(int id, const std::vector<edgekv_mark> & marks);
+// what a request asks of the store
+struct prompt_marks {
+    std::vector<edgekv_mark> marks;  // in order
+    bool in_memory = false;  // nothing of it is written to disk or sent to a server
+};
 
-// in order; none: it has none, or its request has ended
-std::vector<edgekv_mark> marks_of(int id);
+// The marks of a task that this thread is about to post; they are the task's once it is posted. Those of a task that is never posted are forgotten.
+void note_marks(int id, prompt_marks marks);
+
+// none: it has none, or its request has ended
+prompt_marks marks_of(int id);
 
 }  // namespace edgekv_server

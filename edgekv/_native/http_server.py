@@ -143,6 +143,34 @@ def waits() -> tuple[Waits, Waits, Waits]:
     return of(lib.EDGEKV_WAIT_QUEUE), of(lib.EDGEKV_WAIT_FIRST_TOKEN), of(lib.EDGEKV_WAIT_NEXT_TOKEN)
 
 
+# ---- kept prompts ---------------------------------------------------------------------------------------------------------------
+
+_caches: object = None
+"""Keeps the registered function alive."""
+
+
+def answer_caches(function: Callable[[str, str, str], tuple[int, str]] | None) -> None:
+    """Let a function answer the requests for /edgekv/cache of the servers that `run` starts from now on; None: they keep no prompts. It gets the
+    method, the namespace of the request's key and prompt_cache_key, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
+    of requests call it, several at a time."""
+    _native.prepare()
+    from edgekv._native._server import ffi, lib
+
+    global _caches
+    lib.edgekv_server_on_caches(ffi.NULL)
+    _caches = function
+    if function is None:
+        return
+
+    @ffi.def_extern("edgekv_py_caches", error=500, onerror=lambda *raised: log.error("a request for kept prompts failed", exc_info=raised))
+    def answer(method, space, fields, out):
+        status, text = function(*(ffi.string(one).decode(errors="replace") for one in (method, space, fields)))
+        lib.edgekv_server_answer(out, text.encode())
+        return status
+
+    lib.edgekv_server_on_caches(lib.edgekv_py_caches)
+
+
 # ---- documents ------------------------------------------------------------------------------------------------------------------
 
 _on_refresh: Callable[[bool], None] | None = None

@@ -25,6 +25,16 @@ class Medium:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A prompt's first tokens stay for a time, because its request asks for it."""
+
+    n: int
+    """Tokens."""
+    ttl_s: int
+    """Seconds."""
+
+
+@dataclass(frozen=True)
 class SequenceTokens:
     """Tokens of a sequence of the server: a prompt that begins, or tokens that were computed."""
 
@@ -43,6 +53,10 @@ class SequenceTokens:
     """The projector's file."""
     at: np.ndarray | None = None
     """int32 [3, n]: position, line and column of each token; None: positions count up. Valid as long as `tokens`."""
+    marks: tuple[Mark, ...] = ()
+    """In order; they may reach behind the given tokens."""
+    in_memory: bool = False
+    """The request forbids places below RAM."""
 
 
 @dataclass
@@ -128,7 +142,8 @@ def _define_callbacks() -> None:
         media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
         at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
         return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
-                              text_of(native.projector), at)
+                              text_of(native.projector), at, tuple(Mark(one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
+                              bool(native.in_memory))
 
     def text_of(native) -> str:
         return ffi.string(native).decode(errors="surrogateescape")

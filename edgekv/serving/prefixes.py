@@ -1,7 +1,7 @@
 """Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
 
-import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,28 +10,30 @@ from pathlib import Path
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
+from edgekv._native import prefix_callbacks
+from edgekv._native.prefix_callbacks import CachedTokens, Mark, Medium, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
-from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.models.geometry import Geometry
+from edgekv.serving.cache_requests import CacheRequests
 from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
+from edgekv.serving.readings import accepted, current_settings, held_places
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
-from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
+from edgekv.store.blocks import BLOCK_TOKENS, Link
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
-from edgekv.store.ram import SharedRam
+from edgekv.store.kept import Kept
 from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
+from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore, Reading, StoreStats
-from edgekv.vocab import KvMode, PromptReading
 
 log = logging.getLogger("edgekv")
 
@@ -88,7 +90,7 @@ class Prefixes:
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
-            look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime), goes_on=goes_on)
+            look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime), True, asked.root, current_settings(runtime), goes_on=goes_on)
             fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
@@ -106,7 +108,7 @@ class Prefixes:
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True, goes_on=goes_on)
+        near = store.restore(wanted.tokens, n_have, accepted(runtime), True, wanted.root, current_settings(runtime), near=True, goes_on=goes_on)
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
@@ -208,25 +210,26 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = _read_with(runtime)  # before the labels: settings that change later must not pass for these
+        read_with = current_settings(runtime)  # before the labels: settings that change later must not pass for these
         n_held, held = len(held.tokens), self._media.numbered(held)
-        places, readings = _places(runtime, held)
+        places, readings = held_places(runtime, held)
         if len(places) == n_held:
-            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), read_with)
+            self._snapshots.take(runtime, store, held, readings, self._root(runtime, held), read_with)
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep a sequence's tokens up to the first gap. Rows are copied while later ones are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = _read_with(runtime)  # as above
+        read_with = current_settings(runtime)  # as above
         held = self._media.numbered(held)
-        places, readings = _places(runtime, held)
+        places, readings = held_places(runtime, held)
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
-        root, conversation = self._root(runtime, held), self.conversation
+        root, conversation, marks, in_memory = self._root(runtime, held), self.conversation, held.marks, held.in_memory
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.save(tokens, readings, read, root, read_with)
+            saved = store.save(tokens, readings, read, root, read_with, in_memory)
+            _pin(store, marks, len(tokens), saved.chain)
             if conversation is not None and self._where.folder is not None:
                 self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
@@ -259,6 +262,11 @@ class Prefixes:
 
         self._saver.flush()
         return self._claims.submit(forget).result()  # after the conversation's newest blocks are noted
+
+    def kept(self, space: str) -> list[Kept]:
+        """What each store keeps of a namespace, but not what was computed with adapters. Any thread may call it."""
+        self._saver.flush()
+        return [Kept(store, [store.identity.chain_root("", space)]) for store in list(self._stores.values())]
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything is written to the places below RAM."""
@@ -318,6 +326,20 @@ class Prefixes:
         return built.identity.chain_root(built.named(of.adapters), of.space)
 
 
+def connect(prefixes: Prefixes | None) -> None:
+    """Let the server of this process use a keeper, and clients see what it keeps; None: nothing is kept. Only while no server runs."""
+    prefix_callbacks.set_prefixes(prefixes)
+    native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept).answer)
+
+
+def _pin(store: PrefixStore, marks: Sequence[Mark], n: int, chain: Sequence[Link]) -> None:
+    """Let what the marks say stay, as far as the chain has it, which holds at most n tokens."""
+    for mark in marks:
+        last = (mark.n - 1) // BLOCK_TOKENS
+        if mark.n <= n and last < len(chain):
+            store.pin(chain[last].key, time.time() + mark.ttl_s)
+
+
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
     try:
         conversations.add_blocks(folder, conversation, keys)
@@ -358,37 +380,3 @@ def _worth(hit: PrefixHit) -> PrefixHit:
              sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
              " and ".join(sorted({piece.source for piece in rest if piece.coming})))
     return hit.first_pieces(n)
-
-
-def _accepted(runtime: Runtime) -> Reading:
-    """The worst reading that a context accepts: the one that it would compute itself."""
-    if runtime.mode is not KvMode.SPARSE:
-        return Reading.EXACT
-    return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
-
-
-def _read_with(runtime: Runtime) -> ReadWith:
-    def digest(settings: tuple) -> bytes:
-        return hashlib.blake2b(repr(settings).encode(), digest_size=8).digest()
-
-    options = runtime.options
-    return ReadWith(b"", digest(sampled_with(options)), digest(sparse_with(options)))
-
-
-def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of a sequence's tokens, uint32 [n], and their readings, uint8 [n] of Reading; up to the first token sampled with earlier settings."""
-    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
-    labels = runtime.tokens.labels(held.seq_id, places)
-    earlier = np.flatnonzero(labels & cells.EARLIER)
-    n = earlier[0] if len(earlier) else len(places)
-    return places[:n], _readings(runtime, labels[:n])
-
-
-def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
-    """Readings, uint8 [n], from the labels of the tokens' cells."""
-    readings = np.full(len(labels), Reading.EXACT, np.uint8)
-    readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
-    readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
-    if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:
-        np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not tell which of its steps sampled
-    return readings

@@ -266,19 +266,18 @@ class Server:
 
     def _open_prefixes(self) -> None:
         """Open the store of prefixes, except in mode evict, whose dropped tokens cannot be kept."""
-        from edgekv._native import prefix_callbacks as native
-        from edgekv.serving.prefixes import Prefixes
+        from edgekv.serving.prefixes import Prefixes, connect
 
         options = self.options
         if options.store is not None and options.kv.mode is not KvMode.EVICT:
             self._prefixes = Prefixes(self.model, options.store)
             self.figures.store = self._prefixes.figures
-        native.set_prefixes(self._prefixes)
+        connect(self._prefixes)
 
     def _close_prefixes(self) -> None:
-        from edgekv._native import prefix_callbacks as native
+        from edgekv.serving.prefixes import connect
 
-        native.set_prefixes(None)
+        connect(None)
         prefixes, self._prefixes = self._prefixes, None
         self.figures.store = None
         if prefixes is not None:

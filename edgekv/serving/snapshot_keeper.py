@@ -42,11 +42,11 @@ class SnapshotKeeper:
         wanted = max(LEAST_SPACING, by_bytes, by_time)
         return -(-int(wanted) // BLOCK_TOKENS) * BLOCK_TOKENS
 
-    def take(self, runtime: Runtime, store: PrefixStore, seq_id: int, tokens: np.ndarray, readings: np.ndarray, root: bytes,
-             read_with: ReadWith) -> None:
-        """Keep a snapshot of a sequence of exactly these tokens (int32 [n], with their Reading, uint8 [n]) if the store lacks it."""
+    def take(self, runtime: Runtime, store: PrefixStore, held: SequenceTokens, readings: np.ndarray, root: bytes, read_with: ReadWith) -> None:
+        """Keep a snapshot of a sequence of exactly these tokens, with their Reading, uint8 [n], if the store lacks it."""
+        tokens = held.tokens.copy()
         if not store.has_snapshot(tokens, readings, root, read_with):
-            store.save_snapshot(tokens, readings, runtime.tokens.snapshot(seq_id), root, read_with)
+            store.save_snapshot(tokens, readings, runtime.tokens.snapshot(held.seq_id), root, read_with, held.in_memory)
 
     def put(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit,
             place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:

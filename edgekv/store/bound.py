@@ -20,6 +20,8 @@ class FolderBound:
         self.n_bytes = 0
         """Bytes of all blocks when the folder was last listed, and of those written since."""
         self.n_blocks = 0
+        self.pinned = False
+        """Whether the last call of `make_room` found too little that may go, and pins."""
         self._looked: float | None = None
         self._theirs: set[Path] = set()  # what this user may not remove
 
@@ -79,4 +81,5 @@ class FolderBound:
             if file.path not in pinned and file.path not in self._theirs and not keep(file.link):
                 victims.append(file)
                 excess -= file.n_bytes
+        self.pinned = excess > 0 and bool(pinned)
         return (False, []) if excess > 0 else (True, victims)

@@ -20,7 +20,7 @@ from edgekv.store.coming import ComingBlock, open_block
 from edgekv.store.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
 from edgekv.store.format import Refused, encode_header
 from edgekv.store.identity import ModelIdentity
-from edgekv.store.named import read_pins
+from edgekv.store.named import Pin, asked_name, extend_pin, read_pins, remove_pin
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.place_rates import Rate
 from edgekv.store.results import PlaceStats
@@ -58,7 +58,7 @@ class FolderPlace:
         self._refused: set[Path] = set()
         self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
         self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
-        self._made = False
+        self._made = self._said_full = False
         try:
             self._make_folder()
             remove_temporaries(self._folder)
@@ -199,6 +199,17 @@ class FolderPlace:
             with contextlib.suppress(OSError):  # it is gone, or another user's
                 os.utime(self._path(link), ns=(0, 0))
 
+    def pin(self, key: bytes, expires: float) -> None:
+        name = asked_name(key)
+        try:
+            if expires:
+                self._make_folder()
+                extend_pin(self._folder, Pin(name, self._root, key, expires))
+            else:
+                remove_pin(self._folder, name)
+        except OSError as error:
+            self._writing.failed(_why(error))
+
     def write(self, block: Block) -> Outcome:
         path = self._path(block.link)
         if path in self._theirs:
@@ -214,6 +225,7 @@ class FolderPlace:
                 fits, n_evicted = self._bound.make_room(n_bytes, lambda link: link.key in self._latest)
                 self.stats.n_evicted += n_evicted
                 if not fits:
+                    self._say_full()
                     self._counted()
                     return Outcome.DECLINED
                 self._write_anyhow(path, header, block.payload, self._latest.get(block.link.key, time.time_ns()))
@@ -233,6 +245,11 @@ class FolderPlace:
         self._refused.discard(path)
         self._writing.succeeded()
         return Outcome.WRITTEN
+
+    def _say_full(self) -> None:
+        if self._bound.pinned and not self._said_full:
+            self._said_full = True
+            log.warning("pinned prompts fill the folder %s; others are not written until the time of these is over", self._folder)
 
     @staticmethod
     def _is_theirs(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Named prefixes of a folder: they stay until the name expires, even unused."""
+"""Named prefixes of a folder: they stay until the name expires, even unused. A name is a person's, or says that a request asked for it."""
 
 import contextlib
 import json
@@ -12,6 +12,8 @@ from edgekv.errors import ConfigError
 from edgekv.store.files import BlockFile, temporary_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ASKED = "asked-"
+_KEY_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class Pin:
     key: bytes
     expires: float
     """Seconds since 1970."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a request asked for it."""
+        return self.name == asked_name(self.key)
+
+
+def asked_name(key: bytes) -> str:
+    """The name of a pin that a request asked for."""
+    return _ASKED + key.hex()[:_KEY_DIGITS]
 
 
 def write_pin(folder: Path, pin: Pin) -> None:
@@ -55,6 +67,16 @@ def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
             said = json.loads(path.read_text())
             pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
     return [pin for pin in pins if pin.expires > (time.time() if now is None else now)]
+
+
+def extend_pin(folder: Path, pin: Pin) -> None:
+    """Write a pin, unless it lasts longer already. Those whose time is over go. Raises OSError."""
+    written, now = read_pins(folder, now=0.0), time.time()
+    for one in written:
+        if one.expires <= now:
+            remove_pin(folder, one.name)
+    if all(one.name != pin.name or one.expires < pin.expires for one in written):
+        write_pin(folder, pin)
 
 
 def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:

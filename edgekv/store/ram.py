@@ -1,12 +1,11 @@
-"""The upper tier: blocks in RAM, bounded in bytes, least recently used first."""
+"""The upper tier: blocks in RAM, the least recently used first, and those that may not go."""
 
-import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 
 from edgekv.store.blocks import Block, Link
 from edgekv.store.place import Child, covered_tails
-from edgekv.store.writer import Writer
 
 
 class Ram:
@@ -88,36 +87,41 @@ class Ram:
         return passed or next((key for key in self._blocks if may_go(key)), None)
 
 
-class SharedRam:
-    """RAM of one store, or of several, which then evict the block that any of them used least recently. Keys of different model identities never
-    meet."""
+class Pins:
+    """Chains that stay until their time is over, even unused. Not thread-safe, like Ram."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Condition()
-        """Bytes of everything here."""
-        self.blocks = Ram()
-        self.in_use: Counter[bytes] = Counter()
-        """Keys of blocks whose rows are on their way into a sequence, and how often. To evict one would free no memory, so they stay and count."""
-        self.below: set[bytes] = set()
-        """Keys of blocks in RAM that a place keeps too."""
-        self.writers: list[Writer] = []
-        """Of all stores."""
+    def __init__(self, ram: Ram, clock: Callable[[], float] = time.time):
+        self._ram, self._clock = ram, clock
+        self._until: dict[bytes, float] = {}  # by the key of a chain's last block
 
+    def add(self, key: bytes, expires: float) -> None:
+        """The chain to this block stays until then, in seconds since 1970, or longer if it does so already."""
+        self._until[key] = max(expires, self._until.get(key, 0.0))
 
-class RamHolder:
-    """RAM, as a search asks it."""
+    def remove(self, key: bytes) -> None:
+        self._until.pop(key, None)
 
-    name = Ram.name
-    ahead = 1
-    working = True
+    def move(self, key: bytes, to: bytes) -> float:
+        """A longer block takes the place of a chain's last one; returns the time of its pin, 0 if there is none."""
+        expires = self._until.pop(key, 0.0)
+        if expires:
+            self.add(to, expires)
+        return expires
 
-    def __init__(self, ram: Ram, lock: threading.Condition):
-        self._ram, self._lock = ram, lock
+    def until(self, key: bytes) -> float:
+        """The time of the pin that ends in this block; 0: there is none, or its time is over."""
+        expires = self._until.get(key, 0.0)
+        return expires if expires > self._clock() else 0.0
 
-    def have(self, links: Sequence[Link]) -> list[bool]:
-        with self._lock:
-            return [link.key in self._ram for link in links]
-
-    def children(self, parent: bytes) -> list[Child]:
-        with self._lock:
-            return self._ram.children(parent)
+    def keys(self) -> set[bytes]:
+        """All blocks and snapshots in RAM on pinned chains."""
+        now = self._clock()
+        self._until = {key: expires for key, expires in self._until.items() if expires > now}
+        found: set[bytes] = set()
+        for last in self._until:
+            key = last
+            while key not in found and (block := self._ram.get(key)) is not None:
+                beside = [*self._ram.snapshots(key), *self._ram.snapshots(block.link.parent)]
+                found |= {key, *(one.link.key for one in beside)}
+                key = block.link.parent
+        return found

@@ -194,6 +194,9 @@ class RedisPlace:
     def pass_over(self, links: Sequence[Link]) -> None:
         """Does nothing: blocks that are not renewed expire on the server."""
 
+    def pin(self, key: bytes, expires: float) -> None:
+        """Does nothing: the server's own setting bounds its memory."""
+
     def write(self, block: Block) -> Outcome:
         if block.payload.nbytes > MOST_BLOCK_BYTES:
             return Outcome.DECLINED

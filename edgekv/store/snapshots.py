@@ -12,8 +12,9 @@ import numpy as np
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.place import Child, Place
-from edgekv.store.ram import Ram, SharedRam
+from edgekv.store.ram import Ram
 from edgekv.store.results import KeptSnapshot, PrefixHit
+from edgekv.store.shared_ram import SharedRam
 from edgekv.store.writer import Writer
 
 N_NEWEST = 3
@@ -29,21 +30,22 @@ class Candidate(NamedTuple):
 
 
 class Snapshots:
-    """The snapshots of one store. `known`: its link of a block that it has; `make_room`: as the store's, with the lock held."""
+    """The snapshots of one store. `known`: its link of a block that it has; `make_room` and `write`: as the store's, with the lock held."""
 
     def __init__(self, shared: SharedRam, places: Sequence[Place], writers: Sequence[Writer],
-                 known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None], make_room: Callable[[int, set[bytes], float | None], bool]):
+                 known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None], make_room: Callable[[int, set[bytes], float | None], bool],
+                 write: Callable[[bytes, bool], None]):
         self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
-        self._known, self._make_room = known, make_room
+        self._known, self._make_room, self._write = known, make_room, write
 
     def has(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
         """Whether RAM or a near place has it."""
         link = self._chain(tokens, readings, root, read_with)[-1]
         with self._shared.lock:
-            in_ram = link.key in self._ram
+            in_ram = link.key in self._ram and link.key not in self._shared.alone
         return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
 
-    def save(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
+    def save(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes, read_with: ReadWith, in_memory: bool) -> bool:
         if payload.dtype != np.uint8 or payload.ndim != 1:
             raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
         chain = self._chain(tokens, readings, root, read_with)
@@ -56,9 +58,11 @@ class Snapshots:
                 if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
                     return False
                 self._ram.put(block)
+                self._write(block.link.key, in_memory)
                 for writer in self._writers:
-                    writer.add(block.link.key)
                     writer.pass_over(passed)
+            elif not in_memory and block.link.key in self._shared.alone:
+                self._write(block.link.key, False)
             self._ram.passed.discard(block.link.key)
             self._ram.touch(link.key for link in chain)
         return True

@@ -13,10 +13,11 @@ from edgekv.store.coming import ComingBlock, InFlight
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
 from edgekv.store.places import open_places
-from edgekv.store.ram import Ram, RamHolder, SharedRam
+from edgekv.store.ram import Ram
 from edgekv.store.results import BlockPiece, Holds, KeptSnapshot, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
+from edgekv.store.shared_ram import RamHolder, SharedRam
 from edgekv.store.snapshots import Snapshots
 from edgekv.store.writer import Writer
 
@@ -42,15 +43,15 @@ class PrefixStore:
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
         """Never more than this is kept in RAM."""
         self._root = identity.root_key()
-        self._shared = SharedRam() if ram is None else ram
-        self._lock, self._ram, self._below = self._shared.lock, self._shared.blocks, self._shared.below
+        self.shared = SharedRam() if ram is None else ram
+        self._lock, self._ram, self._below = self.shared.lock, self.shared.blocks, self.shared.below
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
         self._upper = RamHolder(self._ram, self._lock)
-        self._writers = [Writer(place, self._lock, self._ram.get, self._written) for place in self.places]
-        self._snapshots = Snapshots(self._shared, self.places, self._writers, self._known, self._make_room)
+        self._writers = [Writer(place, self._lock, self.shared.to_write, self._written) for place in self.places]
+        self._snapshots = Snapshots(self.shared, self.places, self._writers, self._known, self._make_room, self._write)
         with self._lock:
-            self._shared.writers += self._writers
+            self.shared.writers += self._writers
         self._stats = StoreStats()
         self._closed = False
 
@@ -176,7 +177,7 @@ class PrefixStore:
             for i in needed:
                 if (block := self._ram.get(steps[i].link.key)) is not None:
                     opened[i] = block, Ram.name
-                    self._shared.in_use[block.link.key] += 1
+                    self.shared.in_use[block.link.key] += 1
                     holds.keys.append(block.link.key)
         # First from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
         for place, found in [*((place, True) for place in places), *((place, False) for place in places)]:
@@ -201,17 +202,18 @@ class PrefixStore:
     def _let_go(self, holds: Holds) -> None:
         """With the lock held."""
         self._ram.n_bytes -= holds.n_bytes
-        self._shared.in_use.subtract(holds.keys)
+        self.shared.in_use.subtract(holds.keys)
         for key in holds.keys:
-            if not self._shared.in_use[key]:
-                del self._shared.in_use[key]
+            if not self.shared.in_use[key]:
+                del self.shared.in_use[key]
         holds.keys, holds.n_bytes = [], 0
 
     # ---- saving ----------------------------------------------------------------------------------------------------------------------
 
     def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None,
-             read_with: ReadWith = NOTHING_SAID) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`.
+             read_with: ReadWith = NOTHING_SAID, in_memory: bool = False) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`. `in_memory`: what
+        the store lacks stays in RAM alone.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
@@ -220,7 +222,7 @@ class PrefixStore:
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         if len(tokens) != len(labels):
             raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
-        if self._closed:
+        if self._closed or (in_memory and not self.settings.ram_bytes):
             return Saved(n_left_out=len(tokens))
         deadline = time.monotonic() + MOST_WAIT_S
         chain: list[Link] = []
@@ -248,24 +250,25 @@ class PrefixStore:
                     self._ram.n_bytes -= n_bytes
                     if link.key not in self._ram:
                         self._put(block)
-                        for writer in self._writers:
-                            writer.add(link.key)
+                        self._write(link.key, in_memory)
                 n_new += len(part)
             chain.append(link)
             parent, least = link.key, link.reading
         with self._lock:
             self._stats.n_saves += 1
+            if not in_memory:
+                self.shared.alone.difference_update(link.key for link in chain)
             self._used(chain)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
     def save_snapshot(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes | None = None,
-                      read_with: ReadWith = NOTHING_SAID) -> bool:
+                      read_with: ReadWith = NOTHING_SAID, in_memory: bool = False) -> bool:
         """Keep what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
         to the store; the others as in `save`, which keeps the rows, before this or afterwards."""
-        if self._closed or not self.most_ram_bytes:
+        if self._closed or not (self.settings.ram_bytes if in_memory else self.most_ram_bytes):
             return False
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with)
+        return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with, in_memory)
 
     def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
         """Whether `save_snapshot` of these has nothing to do."""
@@ -294,43 +297,22 @@ class PrefixStore:
 
     # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
 
-    def _put(self, block: Block) -> None:
-        for tail in self._ram.put(block):
-            self._forget(tail.key)
+    def _write(self, key: bytes, in_memory: bool) -> None:
+        """Let the places get a block that was just kept, or none of them."""
+        if in_memory:
+            self.shared.alone.add(key)
+            return
+        self.shared.alone.discard(key)
+        for writer in self._writers:
+            writer.add(key)
 
-    def _forget(self, key: bytes) -> None:
-        self._below.discard(key)
-        for writer in self._shared.writers:
-            writer.discard(key)
+    def _put(self, block: Block) -> None:
+        if expires := self.shared.put(block):
+            for writer in self._writers:
+                writer.pin(block.link.key, expires)
 
     def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
-        """Evict until `n_bytes` fit. Blocks in use stay, and blocks of `chain` unless they are safe below. Blocks that a place can still write go
-        last, and only where waiting until `deadline` did not help."""
-        in_use = self._shared.in_use
-        stay = chain | in_use.keys()
-        while self._ram.n_bytes + n_bytes > self.most_ram_bytes:
-            if n_bytes > self.most_ram_bytes:
-                return False
-            key = self._ram.oldest(lambda key: key not in stay and not self._unwritten(key))
-            key = key or self._ram.oldest(lambda key: key not in in_use and key in self._below and not self._unwritten(key))
-            if key is None and deadline is not None and any(map(self._unwritten, self._keys())) and (left := deadline - time.monotonic()) > 0:
-                self._lock.wait(left)
-                continue
-            if key is None:
-                key = self._ram.oldest(lambda key: key not in stay)
-                if key is None:
-                    return False
-                self._stats.n_dropped += 1
-            self._ram.remove(key)
-            self._forget(key)
-            self._stats.ram.n_evicted += 1
-        return True
-
-    def _keys(self) -> list[bytes]:
-        return [link.key for link in self._ram.links()]
-
-    def _unwritten(self, key: bytes) -> bool:
-        return any(key in writer for writer in self._shared.writers)
+        return self.shared.make_room(n_bytes, self.most_ram_bytes, chain, deadline, self._stats)
 
     def _used(self, chain: Sequence[Link]) -> None:
         self._ram.touch(link.key for link in chain)
@@ -342,9 +324,8 @@ class PrefixStore:
             return
         if outcome is Outcome.WRITTEN:
             self._below.add(link.key)
-        if not self.settings.ram_bytes and not self._unwritten(link.key):
-            self._ram.remove(link.key)
-            self._forget(link.key)
+        if not self.settings.ram_bytes and not self.shared.unwritten(link.key):
+            self.shared.remove(link.key)
 
     def forget(self, keys: set[bytes]) -> None:
         """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
@@ -354,12 +335,25 @@ class PrefixStore:
                 key = pending.pop()
                 pending += [child.link.key for child in self._ram.children(key)] + [one.link.key for one in self._ram.snapshots(key)]
                 if key in self._ram:
-                    self._ram.remove(key)
-                    self._forget(key)
+                    self.shared.remove(key)
             for key in self._snapshots.without_rows():
-                self._ram.remove(key)
-                self._forget(key)
+                self.shared.remove(key)
         self.flush(MOST_FLUSH_S)
+
+    # ---- pins --------------------------------------------------------------------------------------------------------------------------
+
+    def pin(self, key: bytes, expires: float) -> None:
+        """The chain to this block stays until then, in seconds since 1970, or longer if it does so already: in RAM, or in a folder that has it."""
+        with self._lock:
+            self.shared.pins.add(key, expires)
+            for writer in self._writers if key not in self.shared.alone else ():
+                writer.pin(key, expires)
+
+    def unpin(self, key: bytes) -> None:
+        with self._lock:
+            self.shared.pins.remove(key)
+            for writer in self._writers:
+                writer.pin(key, 0.0)
 
     # ---- the end, and figures --------------------------------------------------------------------------------------------------------
 

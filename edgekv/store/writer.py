@@ -24,6 +24,7 @@ class Writer:
         self._pending: OrderedDict[bytes, None] = OrderedDict()
         self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
         self._passed: list[Link] = []
+        self._pins: dict[bytes, float] = {}
         self._busy = self._closing = self._said = False
         self._thread: threading.Thread | None = None
 
@@ -38,7 +39,11 @@ class Writer:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do, or nothing that can be done now."""
-        return not self._busy and not (self.place.writable and (self._pending or self._used))
+        return not self._busy and not (self.place.writable and self._has_work)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._pending or self._used or self._pins)
 
     def add(self, key: bytes) -> None:
         self._pending[key] = None
@@ -56,6 +61,11 @@ class Writer:
     def pass_over(self, links: Sequence[Link]) -> None:
         """Tell the place that snapshots are superfluous, before the next write."""
         self._passed += links
+
+    def pin(self, key: bytes, expires: float) -> None:
+        """Tell the place how long the chain to a block stays, in seconds since 1970."""
+        self._pins[key] = expires
+        self._wake()
 
     def close(self) -> None:
         """End after the write that is under way."""
@@ -90,17 +100,20 @@ class Writer:
     def _wait(self) -> bool:
         """Wait for something that can be done; False: the writer closes."""
         with self._lock:
-            while not self._closing and not (self.place.writable and (self._pending or self._used)):
-                self._lock.wait(RETRY_S if self._pending or self._used else None)
+            while not self._closing and not (self.place.writable and self._has_work):
+                self._lock.wait(RETRY_S if self._has_work else None)
             self._busy = not self._closing
             return self._busy
 
     def _do_next(self) -> None:
         with self._lock:
+            pins, self._pins = self._pins, {}
             chain = self._used.popleft() if self._used else None
             key = next(iter(self._pending), None) if chain is None else None
             block = None if key is None else self._block_of(key)
             passed, self._passed = (self._passed, []) if block is not None else ([], self._passed)
+        for pinned, expires in pins.items():
+            self.place.pin(pinned, expires)
         if chain is not None:
             lacking = self.place.touch(chain)
             with self._lock:

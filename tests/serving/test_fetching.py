@@ -116,7 +116,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
         held.go_on.set()
         until(lambda: not fetching())
         (store,) = server.prefixes._stores.values()
-        assert not server.prefixes._fetches and not store._shared.in_use
+        assert not server.prefixes._fetches and not store.shared.in_use
         assert store.stats().ram.n_bytes == sum(store._ram.get(link.key).n_bytes for link in store._ram.links())
         assert ask(server, conversation(1))["tokens"] == first["tokens"]
 

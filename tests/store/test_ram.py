@@ -8,8 +8,8 @@ from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, gr
 from support.stores import n_restored, open_store, save
 
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
-from edgekv.store.ram import SharedRam
 from edgekv.store.settings import StoreSettings
+from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore
 
 EXACT, SAMPLED, SPARSE = Reading

@@ -6,9 +6,9 @@ from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, e
 from support.stores import open_store, save
 
 from edgekv.store.blocks import NOTHING_SAID, Reading, ReadWith
-from edgekv.store.ram import SharedRam
 from edgekv.store.results import PrefixHit
 from edgekv.store.settings import StoreSettings
+from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore
 
 EXACT, SAMPLED, SPARSE = Reading

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekv.amounts import parse_duration
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.store.kept import Kept, KeptPrompt, find_prompt
+from edgekv.store.kept_prompts import Kept, KeptPrompt, find_prompt
 
 log = logging.getLogger("edgekv")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgekv._native import http_server as native
 from edgekv._native import prefix_callbacks
-from edgekv._native.prefix_callbacks import CachedTokens, Mark, Medium, SequenceTokens
+from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
 from edgekv.live import attachments, cells
 from edgekv.live.runtime import Runtime
@@ -26,10 +26,10 @@ from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
-from edgekv.store.blocks import BLOCK_TOKENS, Link
+from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
-from edgekv.store.kept import Kept
+from edgekv.store.kept_prompts import Kept
 from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
@@ -229,7 +229,9 @@ class Prefixes:
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
             saved = store.save(tokens, readings, read, root, read_with, in_memory)
-            _pin(store, marks, len(tokens), saved.chain)
+            for mark in marks:
+                if mark.n <= len(tokens):
+                    store.pin_first(tokens[: mark.n], saved.chain, time.time() + mark.ttl_s)
             if conversation is not None and self._where.folder is not None:
                 self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
@@ -330,14 +332,6 @@ def connect(prefixes: Prefixes | None) -> None:
     """Let the server of this process use a keeper, and clients see what it keeps; None: nothing is kept. Only while no server runs."""
     prefix_callbacks.set_prefixes(prefixes)
     native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept).answer)
-
-
-def _pin(store: PrefixStore, marks: Sequence[Mark], n: int, chain: Sequence[Link]) -> None:
-    """Let what the marks say stay, as far as the chain has it, which holds at most n tokens."""
-    for mark in marks:
-        last = (mark.n - 1) // BLOCK_TOKENS
-        if mark.n <= n and last < len(chain):
-            store.pin(chain[last].key, time.time() + mark.ttl_s)
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

@@ -94,9 +94,10 @@ class Pins:
         self._ram, self._clock = ram, clock
         self._until: dict[bytes, float] = {}  # by the key of a chain's last block
 
-    def add(self, key: bytes, expires: float) -> None:
-        """The chain to this block stays until then, in seconds since 1970, or longer if it does so already."""
+    def add(self, key: bytes, expires: float) -> float:
+        """The chain to this block stays until then, in seconds since 1970, or longer if it does so already. Returns the time that holds."""
         self._until[key] = max(expires, self._until.get(key, 0.0))
+        return self._until[key]
 
     def remove(self, key: bytes) -> None:
         self._until.pop(key, None)
@@ -104,9 +105,7 @@ class Pins:
     def move(self, key: bytes, to: bytes) -> float:
         """A longer block takes the place of a chain's last one; returns the time of its pin, 0 if there is none."""
         expires = self._until.pop(key, 0.0)
-        if expires:
-            self.add(to, expires)
-        return expires
+        return self.add(to, expires) if expires else 0.0
 
     def until(self, key: bytes) -> float:
         """The time of the pin that ends in this block; 0: there is none, or its time is over."""

@@ -5,6 +5,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from edgekv.store.blocks import Block, Link
 from edgekv.store.place import Child, log
 from edgekv.store.ram import Pins, Ram
@@ -37,6 +39,13 @@ class SharedRam:
         for tail in tails:
             self.forget(tail.key)
         return max((self.pins.move(tail.key, block.link.key) for tail in tails), default=0.0)
+
+    def pinned_like(self, link: Link, tokens: np.ndarray) -> bytes:
+        """A block beside this one that begins with these tokens, is read as well, and is pinned already; else this one. So many prompts with a common
+        beginning that stays pin it once."""
+        alike = (child.link.key for child in self.blocks.children(link.parent)
+                 if child.link.reading <= link.reading and self.pins.until(child.link.key) and np.array_equal(child.tokens[: len(tokens)], tokens))
+        return next(alike, link.key)
 
     def remove(self, key: bytes) -> None:
         """Evict a block."""

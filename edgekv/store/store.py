@@ -342,12 +342,21 @@ class PrefixStore:
 
     # ---- pins --------------------------------------------------------------------------------------------------------------------------
 
+    def pin_first(self, tokens: np.ndarray, chain: Sequence[Link], expires: float) -> bool:
+        """Pin the first blocks of a saved chain, as far as they hold these tokens; False: they do not hold them all."""
+        last = (len(tokens) - 1) // BLOCK_TOKENS
+        if not 0 <= last < len(chain):
+            return False
+        with self._lock:
+            self.pin(self.shared.pinned_like(chain[last], tokens[last * BLOCK_TOKENS :]), expires)
+        return True
+
     def pin(self, key: bytes, expires: float) -> None:
         """The chain to this block stays until then, in seconds since 1970, or longer if it does so already: in RAM, or in a folder that has it."""
         with self._lock:
-            self.shared.pins.add(key, expires)
+            until = self.shared.pins.add(key, expires)
             for writer in self._writers if key not in self.shared.alone else ():
-                writer.pin(key, expires)
+                writer.pin(key, until)
 
     def unpin(self, key: bytes) -> None:
         with self._lock:

@@ -358,7 +358,7 @@ json edgekv_usage_json(int task) {
     }
 
     if (const auto marks = edgekv_server::marks_of(task).marks; g_kept && !marks.empty()) {
-        usage["pinned"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
+        usage["kept"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
     }
 
     return usage;

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.amounts import parse_bytes, size
+from edgekv.amounts import parse_bytes, parse_duration, size
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.errors import ConfigError
 from edgekv.store.settings import StoreSettings
@@ -42,6 +42,9 @@ _OPTIONS = [
            help="Folder for the same, which outlives the server. Its files reveal conversations: keep it private.  [default: none]"),
     option("--cache-disk", type=Parsed("cache_disk", _size("the cache on disk")), metavar="SIZE",
            help=f"Maximum size of the folder of --cache-dir; the least recently used blocks go first.  [default: {size(StoreSettings.folder_bytes)}]"),
+    option("--cache-ttl", type=Parsed("cache_ttl", lambda text: parse_duration(text, "--cache-ttl")), metavar="TIME",
+           help="What nobody used for so long leaves the folder of --cache-dir, e.g. 12h or 30d, unless it is pinned.  "
+                "[default: it stays as long as there is room]"),
     option("--cache-url", type=Parsed("cache_url", _address), metavar="URL",
            help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
                 "command line: put one with a password into the variable.  [default: none]"),
@@ -57,12 +60,14 @@ def cache_options(function: F) -> F:
 
 def split_cache_options(settings: dict[str, Any]) -> StoreSettings | None:
     """Take the values of `cache_options()` out of `settings`. None: nothing is kept. Raises ConfigError."""
-    ram, folder, disk, url = (settings.pop(name) for name in ("cache_ram", "cache_dir", "cache_disk", "cache_url"))
+    ram, folder, disk, ttl, url = (settings.pop(name) for name in ("cache_ram", "cache_dir", "cache_disk", "cache_ttl", "cache_url"))
     if disk is not None and folder is None and _on_command_line("cache_disk"):
         raise ConfigError("--cache-disk bounds the folder of --cache-dir, and there is none; add --cache-dir DIR")
+    if ttl is not None and folder is None and _on_command_line("cache_ttl"):
+        raise ConfigError("--cache-ttl is for the folder of --cache-dir, and there is none; add --cache-dir DIR")
     if ram == 0 and folder is None and url is None:
         return None
-    given = {"ram_bytes": ram, "folder": folder, "folder_bytes": disk, "url": url}
+    given = {"ram_bytes": ram, "folder": folder, "folder_bytes": disk, "folder_ttl_s": ttl, "url": url}
     return StoreSettings(**{name: value for name, value in given.items() if value is not None})
 
 

@@ -40,6 +40,21 @@ class FolderBound:
         self.n_blocks -= 1
         self.n_bytes -= n_bytes
 
+    def expire(self, unused_s: float) -> int:
+        """Remove what nobody used for so many seconds and nothing pins. Returns the number of files that went. Raises OSError."""
+        files, n_gone = self.look(), 0
+        old = [file for file in files if file.used_ns < time.time_ns() - unused_s * 1e9]
+        pinned = pinned_paths(read_pins(self.folder), files) if old else set()
+        for file in old:
+            if file.path not in pinned and file.path not in self._theirs:
+                try:
+                    if remove_file(file.path):
+                        self.removed(file.n_bytes)
+                        n_gone += 1
+                except PermissionError:
+                    self._theirs.add(file.path)
+        return n_gone
+
     def make_room(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
         """Evict until `n_bytes` fit, but nothing that `keep` wants or that is pinned. Returns whether they fit, and the number of files that went.
 

@@ -45,12 +45,12 @@ class FolderPlace:
     name = "disk"
     ahead = 1
 
-    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S):
+    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None):
         self.stats = PlaceStats()
         self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
         self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
-        self._rate = Rate()
+        self._rate, self._ttl_s = Rate(), ttl_s
         self._bound = FolderBound(self._folder, most_bytes)
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
@@ -62,6 +62,7 @@ class FolderPlace:
         try:
             self._make_folder()
             remove_temporaries(self._folder)
+            self.tidy()
             self._look()
         except OSError as error:
             self._writing.failed(_why(error))
@@ -209,6 +210,14 @@ class FolderPlace:
                 remove_pin(self._folder, name)
         except OSError as error:
             self._writing.failed(_why(error))
+
+    def tidy(self) -> None:
+        if self._ttl_s is not None:
+            try:
+                self.stats.n_evicted += self._bound.expire(self._ttl_s)
+                self._counted()
+            except OSError as error:
+                self._writing.failed(_why(error))
 
     def write(self, block: Block) -> Outcome:
         path = self._path(block.link)

@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
 class Place(Protocol):
     """Keeps blocks and snapshots of one model identity. No method raises: a failure is a miss, which is counted, and logged once.
 
-    `write`, `pass_over`, `pin` and `touch` are called by one thread, the others by any.
+    `write`, `pass_over`, `pin`, `tidy` and `touch` are called by one thread, the others by any.
     """
 
     name: str
@@ -74,6 +74,9 @@ class Place(Protocol):
 
     def pin(self, key: bytes, expires: float) -> None:
         """The chain to this block stays until then, in seconds since 1970, or longer if it does so already; 0: no longer."""
+
+    def tidy(self) -> None:
+        """Called now and then."""
 
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""

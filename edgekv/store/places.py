@@ -33,7 +33,7 @@ def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]
     """The fastest first. A place that cannot be used now is there all the same, and tried again. Raises ConfigError for a bad address."""
     places: list[Place] = []
     if settings.folder is not None:
-        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes))
+        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes, ttl_s=settings.folder_ttl_s))
     if settings.url is not None:
         places.append(SHARED[shared_scheme(settings.url)](identity, settings))
     return places

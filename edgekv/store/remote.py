@@ -197,6 +197,9 @@ class RedisPlace:
     def pin(self, key: bytes, expires: float) -> None:
         """Does nothing: the server's own setting bounds its memory."""
 
+    def tidy(self) -> None:
+        """Does nothing: the server forgets by itself."""
+
     def write(self, block: Block) -> Outcome:
         if block.payload.nbytes > MOST_BLOCK_BYTES:
             return Outcome.DECLINED

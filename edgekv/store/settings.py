@@ -20,6 +20,8 @@ class StoreSettings:
     """The server forgets unused blocks after this long."""
     url_timeout_s: float = 0.5
     """No call waits longer; later answers are a miss."""
+    folder_ttl_s: float | None = None
+    """What nobody used for so long leaves the folder; None: it stays as long as there is room."""
 
 
 def default_folder() -> Path:

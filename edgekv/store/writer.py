@@ -1,6 +1,7 @@
 """Writes to a place in the background, on its own thread."""
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,9 @@ from edgekv.store.place import Outcome, Place, log
 
 RETRY_S = 0.5
 """Between two looks at whether a place that failed can be tried again."""
+
+TIDY_S = 60.0
+"""Between two tidyings of a place, also while there is nothing to write."""
 
 MOST_CHAINS = 64
 """Used chains that the place was not told of yet; older ones are forgotten."""
@@ -25,6 +29,7 @@ class Writer:
         self._used: deque[Sequence[Link]] = deque(maxlen=MOST_CHAINS)
         self._passed: list[Link] = []
         self._pins: dict[bytes, float] = {}
+        self._tidied = time.monotonic()
         self._busy = self._closing = self._said = False
         self._thread: threading.Thread | None = None
 
@@ -40,6 +45,10 @@ class Writer:
     def idle(self) -> bool:
         """Whether there is nothing to do, or nothing that can be done now."""
         return not self._busy and not (self.place.writable and self._has_work)
+
+    @property
+    def _untidy(self) -> bool:
+        return time.monotonic() >= self._tidied + TIDY_S
 
     @property
     def _has_work(self) -> bool:
@@ -100,8 +109,8 @@ class Writer:
     def _wait(self) -> bool:
         """Wait for something that can be done; False: the writer closes."""
         with self._lock:
-            while not self._closing and not (self.place.writable and self._has_work):
-                self._lock.wait(RETRY_S if self._has_work else None)
+            while not self._closing and not (self.place.writable and (self._has_work or self._untidy)):
+                self._lock.wait(RETRY_S if self._has_work else TIDY_S)
             self._busy = not self._closing
             return self._busy
 
@@ -112,6 +121,9 @@ class Writer:
             key = next(iter(self._pending), None) if chain is None else None
             block = None if key is None else self._block_of(key)
             passed, self._passed = (self._passed, []) if block is not None else ([], self._passed)
+        if self._untidy:
+            self._tidied = time.monotonic()
+            self.place.tidy()
         for pinned, expires in pins.items():
             self.place.pin(pinned, expires)
         if chain is not None:

@@ -54,6 +54,9 @@ def test_what_is_kept_where():
     assert caches(EDGEKV_CACHE_DISK="5GiB") == StoreSettings(folder_bytes=5 << 30), "a variable may be without effect"
     with pytest.raises(ConfigError, match="--cache-disk bounds the folder of --cache-dir, and there is none"):
         caches("--cache-disk", "5GiB")
+    assert caches("--cache-dir", "d", "--cache-ttl", "12h").folder_ttl_s == 12 * 3600
+    with pytest.raises(ConfigError, match="--cache-ttl is for the folder of --cache-dir, and there is none"):
+        caches("--cache-ttl", "12h")
 
 
 def test_what_is_said_of_them():
@@ -64,7 +67,7 @@ def test_what_is_said_of_them():
 
 
 @pytest.mark.parametrize("arguments", [
-    ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-url", "http://h"),
+    ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-ttl", "x"), ("--cache-url", "http://h"),
     ("--cache-dir", __file__), ("--slots", "0"), ("--slots", "17"), ("--slots", "x"), ("--parallel", "2"), ("--max-gap", "-1"),
     ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--allow-host", "a b"), ("--api-key", ""), ("--api-key", "a,b"),
     ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),

@@ -8,11 +8,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.clients import until
 from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
 from edgekv.errors import ConfigError
+from edgekv.store import writer
 from edgekv.store.blocks import Reading
 from edgekv.store.coming import InFlight
 from edgekv.store.files import scan
@@ -255,3 +257,32 @@ def test_the_bound_of_the_folder_holds_and_rows_are_right(tmp_path_factory, plan
     assert not list(folder.rglob(".tmp-*"))
     place = FolderPlace(identity(), folder, folder_bytes)
     assert all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open([file.link for file in scan(folder)]))
+
+
+def test_what_nobody_used_for_so_long_leaves(tmp_path, monkeypatch):
+    store = open_store(tmp_path, folder_ttl_s=3600.0)
+    chains = [save(store, conversation(300, seed)).chain for seed in range(4)]
+    store.pin(chains[3][-1].key, time.time() + 60)
+    assert store.flush(20)
+    store.close()
+
+    def unused(*which: int) -> None:
+        keys = {link.key for one in which for link in chains[one]}
+        for file in scan(tmp_path):
+            if file.link.key in keys:
+                os.utime(file.path, (time.time() - 3700,) * 2)
+
+    def there() -> set[int]:
+        keys = {file.link.key for file in scan(tmp_path)}
+        return {one for one, chain in enumerate(chains) if all(link.key in keys for link in chain)}
+
+    unused(0, 3)
+    fresh = open_store(tmp_path)
+    assert there() == {0, 1, 2, 3}, "no time is set"
+    fresh.close()
+    monkeypatch.setattr(writer, "TIDY_S", 0.05)
+    fresh = open_store(tmp_path, folder_ttl_s=3600.0)
+    assert there() == {1, 2, 3} and fresh.stats().disk.n_evicted == 2
+    assert n_restored(fresh, conversation(300, 1)) == 300
+    unused(2)
+    until(lambda: there() == {1, 3}, 20)

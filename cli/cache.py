@@ -219,6 +219,43 @@ def unpin(name: str, folder: Path | None) -> None:
     click.echo(f"{name} is no longer pinned")
 
 
+@cache.command(epilog=examples(
+    "edgekv cache warm system.txt --url http://127.0.0.1:8080",
+    "edgekv cache warm handbook/ --role user --ttl 1h",
+))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@option("--url", envvar="EDGEKV_CACHE_WARM_URL", metavar="URL", default="http://127.0.0.1:8080", show_default=True, help="The running server.")
+@option("--api-key", metavar="KEY", help="The server's key whose requests will begin with the texts. Others can see it on the command line.")
+@option("--role", envvar="EDGEKV_CACHE_WARM_ROLE", type=click.Choice(["system", "user"]), default="system", show_default=True,
+        help="Whose message each text begins.")
+@option("--prompt-cache-key", envvar="EDGEKV_CACHE_WARM_PROMPT_CACHE_KEY", metavar="NAME", default="",
+        help="The namespace of these requests, if they name one.")
+@option("--ttl", envvar="EDGEKV_CACHE_WARM_TTL", type=click.Choice(["5m", "1h"]), help="How long each text stays, however much else comes.")
+def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, prompt_cache_key: str, ttl: str | None) -> None:
+    """Let a running server read texts before anybody asks: system prompts, documents, or all texts of a folder.
+
+    Each is read in pieces of about 2,000 tokens, only while the server has no other request. What was read is kept even if this ends early: the same
+    command goes on from there.
+    """
+    from edgekv.serving.warming import Warmer, texts_of
+
+    texts = list(texts_of(files))
+    warmer = Warmer(url.rstrip("/").removesuffix("/v1"), api_key, role, prompt_cache_key, ttl or "")
+    warmer.check()
+    done, n_all = 0, sum(len(text) for _, text in texts)
+    with progress_bar() as show_progress:
+        for path, text in texts:
+            before, name = done, str(path)
+
+            def said(n: int, before: int = before, name: str = name) -> None:
+                show_progress(f"warm: {name}", before + n, n_all)
+
+            said(0)
+            warmed = warmer.warm(text, said)
+            done += len(text)
+            click.echo(f"{path}: {tokens(warmed.n_tokens)} tokens, {tokens(warmed.n_known)} of them known before")
+
+
 def _forget(name: str, folder: Path) -> int:
     """Remove a kept chat's prefixes; return their bytes. Raises ConfigError if the chat does not name them."""
     from edgekv.cli.chat.kept import KeptChats, kept_folder

@@ -122,22 +122,22 @@ Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     return rows;
 }
 
-// Prefetches sixteen rows in the order of their use, kChunksAhead chunks ahead, and after a row's last chunk the next sixteen. So many chunks of
-// the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB. Whole rows ahead would not, and short ones would come too late.
-template <class Type>
+// Prefetches ROWS rows in the order of their use, some 16 rows' chunks times kChunksAhead ahead, and after a row's last chunk the next rows. So many
+// chunks of the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB. Whole rows ahead would not, and short ones would come too late.
+template <class Type, int ROWS = kProductRows>
 class Ahead {
 public:
     Ahead(const ProductProblem & p, int row)
         : weights_(p.weights), stride_(p.weight_stride), row_(row), n_chunks_((p.n_values + kProductChunk - 1) / kProductChunk) {}
-    // the next calls of fetch() are for the chunk kChunksAhead after `chunk`
+    // the next calls of fetch() are for the chunk so many after `chunk`
     void at(int chunk) {
-        const int ahead = chunk + kChunksAhead, row = row_ + ahead / n_chunks_ * kProductRows;
+        const int ahead = chunk + kChunksAhead * kProductRows / ROWS, row = row_ + ahead / n_chunks_ * ROWS;
         from_ = weights_ + static_cast<size_t>(row) * stride_ + static_cast<size_t>(ahead % n_chunks_) * kBytes * Type::kSideBySide;
         next_ = 0;
     }
-    // fetches the chunk's next n of sixteen rows
+    // fetches the chunk's next n of ROWS rows
     void fetch(int n) {
-        for (const int end = std::min(next_ + n, kProductRows); next_ < end; ++next_) {
+        for (const int end = std::min(next_ + n, ROWS); next_ < end; ++next_) {
             const int apart = next_ / Type::kSideBySide * Type::kSideBySide;  // rows side by side share an address
             const char * at = from_ + static_cast<size_t>(apart) * stride_ + static_cast<size_t>(next_ - apart) * kBytes;
             for (size_t byte = 0; byte < kBytes; byte += 64) {

@@ -2,6 +2,7 @@
 // are unpacked into registers and multiplied by the tokens there, block after block.
 #pragma once
 
+#include "kernels/products/products_of_k.h"
 #include "kernels/products/token_values.h"
 
 namespace edgekv {
@@ -185,8 +186,8 @@ void multiply_sixteen_by(const ProductProblem & p, int row, int end) {
     }
 }
 
-struct ByFew {
-    template <class Type>
+template <class Type>
+struct Few {
     static void run(const ProductProblem & p, int first, int end) {
         for (int row = first; row < end; row += kProductRows) {
             if (p.n_tokens == 1) {
@@ -198,6 +199,28 @@ struct ByFew {
             }
         }
     }
+};
+
+template <>
+struct Few<Q4_K<false>> {
+    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ4_K>(p, first, end); }
+};
+template <>
+struct Few<Q4_K<true>> {
+    static void run(const ProductProblem & p, int first, int end) { multiply_interleaved_of_k(p, first, end); }
+};
+template <>
+struct Few<Q5_K> {
+    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ5_K>(p, first, end); }
+};
+template <>
+struct Few<Q6_K> {
+    static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ6_K>(p, first, end); }
+};
+
+struct ByFew {
+    template <class Type>
+    static void run(const ProductProblem & p, int first, int end) { Few<Type>::run(p, first, end); }
 };
 
 void multiply_few(const ProductProblem & p, int first, int end) { each_type<ByFew>(p, first, end); }

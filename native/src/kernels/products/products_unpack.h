@@ -78,13 +78,13 @@ inline CodePair joined(CodePair low, CodePair upper) {
 inline __m256 floats(const uint16_t * halves) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(halves))); }
 inline __m256 floats(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
 
-// Eight scales and eight mins of six bits, as bytes: scales in the low half.
+// Eight scales and eight mins of six bits, as bytes: scales in the low half. Reads 16 bytes.
 inline __m128i six_bits(const uint8_t * packed) {
-    uint32_t words[3];
-    std::memcpy(words, packed, sizeof words);
-    const uint32_t low = 0x3f3f3f3f, nibble = 0x0f0f0f0f, top = 0x03030303;
-    return _mm_setr_epi32(static_cast<int>(words[0] & low), static_cast<int>((words[2] & nibble) | (words[0] >> 6 & top) << 4),
-                          static_cast<int>(words[1] & low), static_cast<int>((words[2] >> 4 & nibble) | (words[1] >> 6 & top) << 4));
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i *>(packed));
+    const __m128i low   = _mm_srlv_epi32(_mm_shuffle_epi32(words, 0x98), _mm_setr_epi32(0, 0, 0, 4));  // words 0, 2, 1, 2
+    const __m128i top   = _mm_srli_epi32(_mm_shuffle_epi32(words, 0x50), 2);                           // words 0, 0, 1, 1
+    return _mm_or_si128(_mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f)),
+                        _mm_and_si128(top, _mm_setr_epi32(0, 0x30303030, 0, 0x30303030)));
 }
 
 // The codes' range decides how many of their products fit a sum of 16 bits.

@@ -198,11 +198,15 @@ struct Simd {
     static constexpr int kCodeDots = 1 << 20, kCodeChains = 6;
     static I code_dot(I acc, I codes, I q) { return dot4(acc, codes, q); }
     static I code_sums(I total, I acc) { return _mm256_add_epi32(total, acc); }
+    static constexpr bool kWideSums = true;
+    static I scaled_sums(I total, I acc, I factors) { return _mm256_dpwssd_avx_epi32(total, acc, factors); }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, k, q); }
 #else
     static constexpr int kCodeDots = 16, kCodeChains = 4;
     static I code_dot(I acc, I codes, I q) { return _mm256_add_epi16(acc, _mm256_maddubs_epi16(codes, q)); }
     static I code_sums(I total, I acc) { return _mm256_add_epi32(total, _mm256_madd_epi16(acc, _mm256_set1_epi16(1))); }
+    static constexpr bool kWideSums = false;
+    static I scaled_sums(I total, I acc, I factors) { return _mm256_add_epi32(total, _mm256_madd_epi16(acc, factors)); }
     static I dot4_stored(I acc, I k, I q) { return dot4(acc, _mm256_xor_si256(k, _mm256_set1_epi8(-128)), q); }
 #endif
     static I scale_bytes(I a, I lo, I hi) {
@@ -216,7 +220,21 @@ struct Simd {
     template <class Of>
     [[gnu::always_inline]] static I lanes16(Of of) { return _mm256_set_m128i(of(1), of(0)); }
     static I dup16(const void * p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i *>(p))); }
+    static I dup8(const void * p) {
+        int64_t x;
+        __builtin_memcpy(&x, p, 8);
+        return _mm256_set1_epi64x(x);
+    }
+    static I widened(__m128i bytes, int set) { return _mm256_cvtepu8_epi64(set == 0 ? bytes : _mm_srli_si128(bytes, 4)); }
+    static F doubled(__m256 a, int set) {
+        return _mm256_permutevar8x32_ps(a, _mm256_add_epi32(_mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), _mm256_set1_epi32(4 * set)));
+    }
+    static I dup_group(__m128i a) { return _mm256_broadcastsi128_si256(a); }
+    static I dup32(const void * p) { return iload(p); }
+    template <int FIRST, int SECOND>
+    static I moved(I a) { return FIRST >= 0 ? _mm256_srli_epi32(a, FIRST & 31) : _mm256_slli_epi32(a, -FIRST & 31); }
     static I right_by(I a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static I ior(I a, I b) { return _mm256_or_si256(a, b); }
     static I ixor(I a, I b) { return _mm256_xor_si256(a, b); }
     static I min_bytes(I a, I b) { return _mm256_min_epu8(a, b); }
     static I shuffle_bytes(I a, I which) { return _mm256_shuffle_epi8(a, which); }

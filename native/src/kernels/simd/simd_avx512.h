@@ -242,6 +242,14 @@ struct Simd {
         return _mm512_add_epi32(total, _mm512_madd_epi16(acc, _mm512_set1_epi16(1)));
 #endif
     }
+    // Adds what code_dot() summed, at most 2^15, times i16 factors: one in the low half of each int, with kWideSums 0 in the high half, else the same again.
+#ifdef __AVX512VNNI__
+    static constexpr bool kWideSums = true;
+    static I scaled_sums(I total, I acc, I factors) { return _mm512_dpwssd_epi32(total, acc, factors); }
+#else
+    static constexpr bool kWideSums = false;
+    static I scaled_sums(I total, I acc, I factors) { return _mm512_add_epi32(total, _mm512_madd_epi16(acc, factors)); }
+#endif
     // Like dot4(), but for values stored as value + 128: with kBiasedK, each call adds 128 * (sum of q).
     static I dot4_stored(I acc, I k, I q) {
 #ifdef __AVX512VNNI__
@@ -267,7 +275,26 @@ struct Simd {
         return _mm512_inserti32x4(x, of(3), 3);
     }
     static I dup16(const void * p) { return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i *>(p))); }  // to every group
+    static I dup8(const void * p) {
+        int64_t x;
+        __builtin_memcpy(&x, p, 8);
+        return _mm512_set1_epi64(x);
+    }
+    // Bytes of a set of kLanes / 2, each to eight bytes; floats of a set, each to two lanes.
+    static I widened(__m128i bytes, int) { return _mm512_cvtepu8_epi64(bytes); }
+    static F doubled(__m256 a, int) {
+        return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), _mm512_castps256_ps512(a));
+    }
+    static I dup_group(__m128i a) { return _mm512_broadcast_i32x4(a); }
+    static I dup32(const void * p) { return _mm512_broadcast_i64x4(_mm256_loadu_si256(static_cast<const __m256i *>(p))); }  // to both halves
+    // The bits of each int moved right by FIRST in the lower 32 bytes, by SECOND in the others, or left where negative. Bits that leave are undefined.
+    template <int FIRST, int SECOND>
+    static I moved(I a) {
+        const I by = _mm512_inserti64x4(_mm512_set1_epi32(FIRST & 31), _mm256_set1_epi32(SECOND & 31), 1);
+        return _mm512_rorv_epi32(a, by);
+    }
     static I right_by(I a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+    static I ior(I a, I b) { return _mm512_or_si512(a, b); }
     static I ixor(I a, I b) { return _mm512_xor_si512(a, b); }
     static I min_bytes(I a, I b) { return _mm512_min_epu8(a, b); }
     static I shuffle_bytes(I a, I which) { return _mm512_shuffle_epi8(a, which); }  // in every group

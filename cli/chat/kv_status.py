@@ -79,7 +79,8 @@ def mode_summary(server: Server) -> str:
     if attached is None:
         return KvMode.OFF.value
     if attached.mode is KvMode.EVICT:
-        return f"{mode_text(attached)}: {attached.options.keep_tokens:,} tokens kept"
+        sample = f", a sample of them read at {attached.options.selection.sampled_at}" if attached.options.samples_kept else ""
+        return f"{mode_text(attached)}: {attached.options.keep_tokens:,} tokens kept{sample}"
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
     options, arena = attached.options, attached.memory().arena_bytes

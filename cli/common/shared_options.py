@@ -170,9 +170,10 @@ _KV_OPTIONS = [
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU that gains little, and on a processor without AVX2]"),
     _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
-               help="Mode sparse: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
+               help="Modes sparse and evict: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
                     "weights for the unread ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
-                    f"to {SelectionOptions.exact_tokens} tokens are attended whole.  [default: {SelectionOptions.resolution:g}]"),
+                    f"to {SelectionOptions.exact_tokens} tokens are attended whole. Without it mode evict reads all that is kept.  "
+                    f"[default: {SelectionOptions.resolution:g}]"),
     _kv_option("--error", type=Parsed("error", parse_error), metavar="PERCENT",
                help="Mode sparse, instead of --resolution: the allowed error of a head's output against full attention, estimated and on average, e.g. "
                     "2%. Each layer and KV head gets a resolution for it, by a measurement made once for a model, in the time that a prompt of "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv.config import AUTO_DEVICE, KvOptions, SelectionOptions
+from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
 from edgekv.reports import LayerReport, MemoryReport
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
@@ -138,13 +138,14 @@ def edgekv_py_free_bytes(_user):
 # ---- contexts -------------------------------------------------------------------------------------------------------------------
 
 
-def selection(chosen: SelectionOptions, keep_tokens: int, positions: int) -> dict:
-    """The fields of an edgekv_selection. keep_tokens: tokens that mode evict keeps; positions: `EvictionOptions.positions`, 0: None."""
+def selection(options: KvOptions) -> dict:
+    """The fields of an edgekv_selection."""
+    chosen, eviction = options.selection, options.eviction
     return {
         "sketch": SKETCHES[chosen.sketch], "resolution": chosen.resolution, "share": chosen.attend.share,
         "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
         "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
-        "keep_tokens": keep_tokens, "positions": positions,
+        "keep_tokens": options.keep_tokens, "positions": eviction.positions or 0, "sample_kept": eviction.sample,
         "prompt_resolution": chosen.prompt_resolution if chosen.prompts is PromptReading.SPARSE else 0.0,
     }
 
@@ -162,8 +163,7 @@ def _placement(options: KvOptions) -> dict:
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
         "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
-        "observe_prompts": options.placement.observe_prompt, "selection": selection(options.selection, options.keep_tokens, options.eviction.positions or 0),
-        "placement": _placement(options)})
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options), "placement": _placement(options)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:

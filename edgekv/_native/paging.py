@@ -8,7 +8,7 @@ import numpy as np
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, _view, selection
 from edgekv.arrays.move import MOVE
-from edgekv.config import SelectionOptions
+from edgekv.config import KvOptions
 
 SELECTED = np.dtype([(name, np.float64) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "mass", "mass_hits", "error",
                                                      "n_errors", "covered", "n_covered")])
@@ -44,9 +44,9 @@ def page_arrays(handle: Handle) -> PageArrays:
                            out.n_slots, out.slot_bytes)
 
 
-def set_selection(handle: Handle, chosen: SelectionOptions, keep_tokens: int, positions: int) -> None:
-    """Set what the next ubatch reads. keep_tokens, positions: `core.selection`."""
-    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(chosen, keep_tokens, positions))))
+def set_selection(handle: Handle, options: KvOptions) -> None:
+    """Set what the next ubatch reads."""
+    _check(lib.edgekv_set_selection(handle, ffi.new("edgekv_selection *", selection(options))))
 
 
 def set_resolutions(handle: Handle, resolutions: np.ndarray | None) -> None:

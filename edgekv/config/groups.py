@@ -78,7 +78,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """The selection of the rows that a token reads in mode sparse."""
+    """The selection of the rows that a token reads in mode sparse, and in mode evict where a resolution is named (`EvictionOptions.sample`)."""
 
     resolution: float = variable(DEFAULT_RESOLUTION, "EDGEKV_RESOLUTION", parse_resolution)
     """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
@@ -144,7 +144,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class EvictionOptions:
-    """The tokens that mode evict keeps."""
+    """The tokens that mode evict keeps, and what a token reads of them."""
 
     keep: Keep = variable(Keep(), "EDGEKV_KEEP")
     """A context created in mode evict has cells for no more."""
@@ -154,6 +154,8 @@ class EvictionOptions:
     positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
     """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to
     the trained length."""
+    sample: bool = False
+    """A sample of what is kept is read, at `SelectionOptions.resolution`, and not all of it. KvOptions sets it where a resolution is named."""
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")

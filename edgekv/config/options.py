@@ -13,8 +13,8 @@ from edgekv.config.values import choice
 from edgekv.errors import ConfigError
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
-_MODES_OF = {**dict.fromkeys(("resolution", "error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
-             "policy": (KvMode.SPARSE, KvMode.EVICT), "keep": (KvMode.EVICT,)}
+_MODES_OF = {**dict.fromkeys(("error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+             **dict.fromkeys(("policy", "resolution"), (KvMode.SPARSE, KvMode.EVICT)), "keep": (KvMode.EVICT,)}
 """The modes in which an option has an effect; options that are not named have one in all."""
 
 
@@ -57,6 +57,8 @@ class KvOptions:
             in_groups.setdefault(_GROUP_OF[name], {})[name] = value
         if named.get("resolution") is not None:
             in_groups[_GROUP_OF["error"]]["error"] = None  # the newer of the two counts
+            if own["mode"] == KvMode.EVICT.value:
+                in_groups.setdefault(_GROUP_OF["sample"], {})["sample"] = True
         for name, changes in in_groups.items():
             own[name] = replace(own[name], **changes)
         for name, value in own.items():
@@ -68,6 +70,8 @@ class KvOptions:
         object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
         if self.mode is KvMode.EVICT and 0 < self.eviction.keep.tokens < self.cache.page_tokens:
             raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
+        if self.samples_kept and self.selection.sketch is SketchKind.NONE:
+            raise ConfigError(f"a resolution needs sketches, and the sketch is none; use sketch {SketchKind.B3.value}, or leave the resolution out")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
         """Raise ConfigError if one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
@@ -110,6 +114,11 @@ class KvOptions:
                               f"or use {device} cuda")
         if "kv_budget" in named and chosen == DeviceKind.CUDA.value:
             raise ConfigError(f"{kv_budget} sizes the arena in host memory, and the device is cuda; use {kv_vram}")
+
+    @property
+    def samples_kept(self) -> bool:
+        """Mode evict reads a sample of what is kept."""
+        return self.mode is KvMode.EVICT and self.eviction.sample
 
     @property
     def keep_tokens(self) -> int:

@@ -30,7 +30,7 @@ class Demand:
     n_keep: int | None
     """Pages that a head keeps on average; None: all."""
     n_excess: int = 0
-    """Cells that must be emptied in any case. The pages that their best head values least go first, pinned ones last."""
+    """Cells that must be emptied in any case. The pages that their heads value least go first (`decide`), pinned ones last."""
     positions: np.ndarray | None = None
     """int [page, token], the position in each cell, -1: empty. None: nobody keeps single cells."""
     keep_tokens: int = 0
@@ -80,12 +80,13 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
                           f"which has room for {min(keep_tokens, room):,}; keep more, or fewer of these")
 
 
-def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, demand: Demand) -> Losses:
+def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, demand: Demand, adds_up: bool = False) -> Losses:
     """The pages that heads drop to keep `n_keep` each on average, and the pages that are freed.
 
     Args:
         scores: float [layer, head, page], higher = keep; None: the newest are kept.
         pins: bool [page] or [layer, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
+        adds_up: where room is made, a page is worth what all heads give it together, else what its best head does.
 
     A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
     is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal
@@ -106,20 +107,29 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
     always[:, :, -1] = True
     kept = visible if len(used) <= n_keep and split is not Split.PYRAMID else divide(split, worth, always, visible, n_keep, shape.exists)
 
-    best = np.where(kept, np.where(always, np.inf, worth), -np.inf).reshape(-1, len(used)).max(axis=0, initial=-np.inf)
+    value = np.where(kept, np.where(always, np.inf, worth), -np.inf).reshape(-1, len(used)).max(axis=0, initial=-np.inf)
     if not shape.n_existing_heads:
-        best = np.zeros(len(used))  # no head has a score: the oldest go
-    goes = best == -np.inf
+        value = np.zeros(len(used))  # no head has a score: the oldest go
+    elif adds_up:
+        value = np.where(np.isinf(value), value, _together(shape, worth, kept))
+    goes = value == -np.inf
     goes[[0, -1]] = False
     left = demand.n_excess - int(page_cells[used[goes]].sum())
     if left > 0:
-        order = np.argsort(np.where(goes, -np.inf, best), kind="stable")
+        order = np.argsort(np.where(goes, -np.inf, value), kind="stable")
         order = order[~goes[order] & (order > 0) & (order < len(used) - 1)]
         before = np.cumsum(page_cells[used[order]]) - page_cells[used[order]]
         goes[order[before < left]] = True
 
     rows, heads, at = np.nonzero(visible & ~kept & ~goes)
     return Losses(shape.ids(rows, heads, used[at]), used[goes].astype(np.int64))
+
+
+def _together(shape: PageShape, worth: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """float64 [page]: what the heads that keep a page value it at, summed; another head counts as if it valued it least of all. The mass of each
+    head adds up to about the same number, so that none counts for more."""
+    least = np.where(shape.exists[:, :, None], worth.min(axis=2, keepdims=True), 0)
+    return np.where(kept, worth, least).sum(axis=(0, 1), dtype=np.float64)
 
 
 def by_cell(demand: Demand, sinks: int, pinned: np.ndarray | None) -> np.ndarray:

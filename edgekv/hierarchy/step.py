@@ -176,7 +176,7 @@ class Hierarchy:
             self.stats.n_freed += evictor.free_cells(cells) if len(cells) else 0
             return
         demand = replace(demand, split=self.policy.split or demand.split, n_keep=n_keep)
-        losses = eviction.decide(self.shape, self.policy.scores, self._pins, demand)
+        losses = eviction.decide(self.shape, self.policy.scores, self._pins, demand, self.policy.adds_up)
         if len(losses.dropped):
             evictor.drop(losses.dropped)
             self.stats.n_dropped += len(losses.dropped)

@@ -172,7 +172,7 @@ class Runtime:
         self._check_errors(effective)
         self._label_earlier(effective)
         self._leave_arena(effective.mode)
-        paging.set_selection(handle, options.selection, options.keep_tokens, options.eviction.positions or 0)
+        paging.set_selection(handle, options)
         self._set_resolutions(handle, options)
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)

@@ -84,7 +84,7 @@ def _without_context(request: ContextRequest) -> int:
 def _what(request: ContextRequest) -> str:
     """The counted parts, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
-    ours = ["sketches"] if request.kv.mode is KvMode.SPARSE else []
+    ours = ["sketches"] if request.kv.mode is KvMode.SPARSE or request.kv.samples_kept else []
     return ", ".join([*weights, "work buffers", "KV cache", *ours])
 
 

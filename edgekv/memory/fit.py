@@ -193,14 +193,15 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
     layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:
         return KvBytes(home)
-    if kv.mode is KvMode.EVICT:
-        return KvBytes(home, tables=paging_bytes(model, layers, n_ctx, kv, n_sequences))
+    tables = paging_bytes(model, layers, n_ctx, kv, n_sequences)
+    if kv.mode is KvMode.EVICT and not kv.samples_kept:
+        return KvBytes(home, tables=tables)
     n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
     return KvBytes(
         home,
         sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_tokens, kv),
-        tables=paging_bytes(model, layers, n_ctx, kv, n_sequences),
-        arena=_arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
+        tables=tables,
+        arena=0 if kv.mode is KvMode.EVICT else _arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
         workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
     )
 

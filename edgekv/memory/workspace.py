@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekv.config import KvOptions
 from edgekv.models import Geometry
+from edgekv.vocab import KvMode, SketchKind
 
 if TYPE_CHECKING:
     from edgekv._native.sizes import LayerSize
@@ -61,6 +62,7 @@ def slot_bytes(row_bytes: int, page_tokens: int) -> int:
 def _sizes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_threads: int = 1) -> Iterator[LayerSize]:
     from edgekv._native.sizes import LayerSize
 
+    sketch = SketchKind.NONE if kv.mode is KvMode.EVICT and not kv.samples_kept else kv.selection.sketch
     for il in layers:
-        yield LayerSize(kv.mode, kv.selection.sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
+        yield LayerSize(kv.mode, sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
                         model.head_dim_v if model.mla else 0, model.index_rows, n_cells, kv.cache.page_tokens, n_threads)

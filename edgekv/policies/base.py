@@ -44,6 +44,8 @@ class Policy:
     """The policy has scores."""
     split: Split | None = None
     """Its source's division of the page budget; None: the source leaves that open."""
+    adds_up = False
+    """Mode evict makes room by the sum of what all heads give a page, as attention mass adds up; else the best head counts, as with times."""
     needs_keys = False
     """It reads `Observation.key_norms`."""
     clairvoyant = False

@@ -11,13 +11,15 @@ from edgekv.policies.base import Policy, Settings
 
 
 class Composed(Policy):
-    """Scores add, pins unite. The first member with a split sets the split. If one member needs an input, all get it."""
+    """Scores add, pins unite. The first member with a split sets the split. If one member's scores add up over heads, all do. If one member needs
+    an input, all get it."""
 
     def __init__(self, shape: PageShape, ops: Ops, members: list[Policy], scores: Array | None = None):
         super().__init__(shape, Settings(), ops)
         self.members = members
         scoring = [member for member in members if member.scoring]
         self.scoring = bool(scoring)
+        self.adds_up = any(member.adds_up for member in members)
         self.split = next((member.split for member in members if member.split is not None), None)
         self.needs_keys = any(member.needs_keys for member in members)
         self.clairvoyant = any(member.clairvoyant for member in members)

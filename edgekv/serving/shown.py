@@ -105,7 +105,8 @@ def props(shown: Shown) -> dict[str, Any]:
               "resolution": options.selection.resolution if options.selection.error is None else None, "error": options.selection.error}
     return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
-            **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens} if shown.mode is KvMode.EVICT else {}),
+            **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens,
+                "resolution": options.selection.resolution if options.samples_kept else None} if shown.mode is KvMode.EVICT else {}),
             "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
 
 
@@ -169,7 +170,8 @@ def state(shown: Shown) -> dict[str, Any]:
         settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy,
                     "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
     elif shown.mode is KvMode.EVICT:
-        settings = {"kept": f"{options.keep_tokens:,} tokens", "policy": options.placement.policy, **settings}
+        sampled = dict([options.selection.sampled_at.split(maxsplit=1)]) if options.samples_kept else {}
+        settings = {"kept": f"{options.keep_tokens:,} tokens", **sampled, "policy": options.placement.policy, **settings}
     return {
         **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,
         "n_layers_served": figures.n_layers_served, "n_heads": figures.n_heads,

@@ -28,8 +28,8 @@
  * pages by `priority`, which the caller writes between ubatches. The nodes that store K keep the sketches up to date. The arena holds
  * copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), and the page table says
  * which slot holds which page. A page whose cells change leaves the table at once, before the ubatch that changes them is computed.
- * Mode evict has no sketches and no selection: the caller drops pages for a head, or frees them for all heads, and all remaining pages are
- * attended.
+ * In mode evict the caller drops pages for a head, or frees them for all heads. All remaining pages are attended, without sketches and
+ * selection, or a sample of them (sample_kept).
  *
  * Headers. edgekv_base.h: status and errors; edgekv_settings.h: a context's settings; edgekv_context.h: a context's
  * parts; edgekv_observation.h: the sums of a run; edgekv_pages.h: pages and the arena; edgekv_tokens.h: rows computed earlier;

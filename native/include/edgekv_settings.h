@@ -14,7 +14,7 @@ typedef enum {
     EDGEKV_MODE_OFF   = 0, /* stock nodes */
     EDGEKV_MODE_EXACT = 1, /* every visible page for each token */
     EDGEKV_MODE_SPARSE = 2, /* the selected rows; in prompts every visible page, or a part: prompt_resolution */
-    EDGEKV_MODE_EVICT  = 3, /* all pages except dropped ones; host plane only */
+    EDGEKV_MODE_EVICT  = 3, /* all pages except dropped ones, or a sample of them: sample_kept; host plane only */
 } edgekv_mode;
 
 typedef enum {
@@ -38,6 +38,7 @@ typedef struct {
     int positions;      /* mode evict: gaps close before a token would be rotated by this position or a later one; 0: half way from the cells to
                            the trained length */
     int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells per stream, rounded up to 256; 0: no bound */
+    bool sample_kept;   /* mode evict: steps read what mode sparse would read of the pages that a head has not dropped; needs a sketch */
 } edgekv_selection;
 
 /* The place where a context's data plane runs. */

@@ -13,7 +13,7 @@ extern "C" {
 /* A layer that EdgeKV attends on the host. A kernel serves its head size. */
 typedef struct {
     edgekv_mode mode;
-    edgekv_sketch sketch;
+    edgekv_sketch sketch; /* in mode evict one that samples what is kept, or none */
     int n_head;
     int n_head_kv;
     int head_dim;    /* of K */

@@ -72,7 +72,7 @@ def test_the_command_line_goes_before_the_environment():
 def test_options_without_effect_are_refused(name):
     value = {"attend": "5%", "resolution": "900", "sketch": "b3", "kv-budget": "auto", "kv-prompts": "sparse", "policy": "ema",
              "prefetch": "none"}[name]
-    modes = "modes sparse and evict" if name == "policy" else "mode sparse"
+    modes = "modes sparse and evict" if name in ("policy", "resolution") else "mode sparse"
     with pytest.raises(ConfigError, match=f"--{name} works in {modes} only, and the mode is off; use --kv sparse"):
         parse("--kv", "off", f"--{name}", value)
 
@@ -94,6 +94,18 @@ def test_a_resolution_is_a_number_from_1(value):
     with pytest.raises(ConfigError, match=r"it must be a number from 1 to 1e\+09, such as 2000"):
         KvOptions(resolution=value)
     assert KvOptions(resolution=1).selection.resolution == 1.0 and isinstance(KvOptions(resolution="2e3").selection.resolution, float)
+
+
+def test_what_is_kept_is_read_whole_or_as_a_sample():
+    kept = parse("--kv", "evict", "--keep", "2048")["kv"]
+    assert not kept.samples_kept and not kept.with_(mode="sparse", resolution=1000).with_(mode="evict").samples_kept
+    sampled = parse("--kv", "evict", "--keep", "2048", "--resolution", "500")["kv"]
+    assert sampled.samples_kept and sampled.selection.resolution == 500 and not sampled.with_(mode="sparse").samples_kept
+    assert parse("--kv", "evict", EDGEKV_RESOLUTION="500")["kv"].samples_kept
+    with pytest.raises(ConfigError, match="a resolution needs sketches, and the sketch is none"):
+        parse("--kv", "evict", EDGEKV_RESOLUTION="500", EDGEKV_SKETCH="none")
+    with pytest.raises(ConfigError, match="--error works in mode sparse only, and the mode is evict; use --kv sparse"):
+        parse("--kv", "evict", "--error", "2%")
 
 
 def test_an_error_or_a_resolution():

@@ -12,11 +12,11 @@ from edgekv.vocab import Split
 SHAPE = PageShape(2, 2, 8)
 
 
-def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: PageShape = SHAPE, **more) -> eviction.Losses:
+def decide(scores=None, pins=None, gone=None, positions=None, cells=None, shape: PageShape = SHAPE, adds_up: bool = False, **more) -> eviction.Losses:
     positions = np.arange(8) * 16 + 15 if positions is None else np.array(positions)
     cells = np.where(positions >= 0, 16, 0) if cells is None else np.array(cells)
     gone = np.zeros(shape.axes, np.uint8) if gone is None else gone
-    return eviction.decide(shape, scores, pins, eviction.Demand(gone, positions, cells, **{"split": Split.UNIFORM, "n_keep": 8, **more}))
+    return eviction.decide(shape, scores, pins, eviction.Demand(gone, positions, cells, **{"split": Split.UNIFORM, "n_keep": 8, **more}), adds_up)
 
 
 def test_nothing_goes_while_all_fits():
@@ -52,6 +52,21 @@ def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
     assert decide(scores, pins, n_excess=7 * 16).freed.tolist() == [1, 2, 3, 4, 5, 6], "a bound is a bound; the first and the newest stay"
     assert decide(scores, pins, n_excess=16, cells=[16, 16, 16, 4, 4, 16, 16, 3]).freed.tolist() == [3, 4, 5]
     assert decide(shape=PageShape(0, 0, 8), n_excess=20).freed.tolist() == [1, 2], "nobody observes: the oldest but the first"
+
+
+def test_room_is_made_from_what_all_heads_together_value_least():
+    scores = np.zeros(SHAPE.axes, np.float32)
+    scores[:] = [5, 4, 1, 3, 3, 3, 3, 0]
+    scores[0, 0, 3] = 0.1
+    scores[1, 1, 2] = 9
+    assert decide(scores, n_excess=17).freed.tolist() == [3, 4], "the best head wants page 2"
+    assert decide(scores, n_excess=17, adds_up=True).freed.tolist() == [2, 3]
+    pins = np.zeros(8, bool)
+    pins[3] = True
+    assert decide(scores, pins, n_excess=17, adds_up=True).freed.tolist() == [2, 4]
+    gone = np.zeros(SHAPE.axes, np.uint8)
+    gone[:, :, 4] = gone[0, :, 5] = 1
+    assert decide(scores, gone=gone, n_excess=33, adds_up=True).freed.tolist() == [3, 4, 5], "no head keeps 4; those that dropped 5 count as their least"
 
 
 def test_bounds_that_cannot_be_kept_are_refused():

@@ -47,6 +47,20 @@ def test_heads_that_have_kernels():
     assert not workspace.serves_heads(128, 1, 584, 512, v_in_k=True) and not workspace.serves_heads(128, 1, 160, 96, v_in_k=True)
 
 
+def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
+    """As much as the context then allocates, with the sights of one head for each thread besides mode sparse's work space."""
+    path = synthetic("llama")
+    model, options = geometry(path), KvOptions(mode="evict", keep=1024, resolution=500, exact_tokens=0)
+    expected, sparse = kv_bytes(model, 8192, options), kv_bytes(model, 1024, SPARSE)
+    assert expected.workspace == sparse.workspace + 16 * 16 * 16 and expected.sketches == sparse.sketches > 0 and expected.arena == 0
+    with attached(path, options, n_ctx=8192, n_seq=1, n_threads=1, n_batch=256, n_ubatch=256) as (context, run):
+        for first in range(0, 1024, 256):
+            context.decode([300] * 256, range(first, first + 256), [0] * 256)
+        context.decode([300] * 16, range(1024, 1040), [0] * 16)
+        memory = run.memory()
+        assert (memory.home_bytes, memory.sketch_bytes) == (expected.home, expected.sketches)
+
+
 CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
          {"kv_budget": 0}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 

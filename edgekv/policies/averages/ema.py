@@ -27,6 +27,7 @@ class Ema(Policy):
     settings: EmaSettings
     settings_of = EmaSettings
     scoring = True
+    adds_up = True
 
     def __init__(self, shape: PageShape, settings: EmaSettings, ops: Ops, scores: Array | None = None):
         super().__init__(shape, settings, ops, scores)

@@ -36,6 +36,7 @@ class MorphKv(Policy):
     settings: MorphKvSettings
     settings_of = MorphKvSettings
     scoring = True
+    adds_up = True
     split = Split.UNIFORM
 
     def __init__(self, shape: PageShape, settings: MorphKvSettings, ops: Ops, scores: Array | None = None):

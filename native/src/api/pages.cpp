@@ -28,6 +28,9 @@ edgekv_status check_selection(const edgekv_selection & s) {
     if (s.tokens < 0 || s.exact_tokens < 0 || s.sink_tokens < 0 || s.recent_tokens < 0 || s.error_every < 0 || s.positions < 0 || s.keep_tokens < 0) {
         return fail(EDGEKV_INVALID, "the counts of a selection must not be negative");
     }
+    if (s.sample_kept && s.sketch == EDGEKV_SKETCH_NONE) {
+        return fail(EDGEKV_INVALID, "a sample of what is kept needs sketches");
+    }
     return EDGEKV_OK;
 }
 

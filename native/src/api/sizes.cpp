@@ -13,7 +13,7 @@ using namespace edgekv;
 
 namespace {
 
-bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode == EDGEKV_MODE_SPARSE && of.sketch != EDGEKV_SKETCH_NONE; }
+bool scans(const edgekv_layer_size & of) { return of.n_listed == 0 && of.mode != EDGEKV_MODE_EXACT && of.sketch != EDGEKV_SKETCH_NONE; }
 
 // The longest step's attention to all cells. Of the address for mass, only its presence matters.
 AttendProblem problem_of(const edgekv_layer_size & of, bool observed) {
@@ -134,7 +134,7 @@ size_t edgekv_step_bytes(const edgekv_layer_size * of) {
     if (of->n_listed > 0 || of->mode == EDGEKV_MODE_EXACT) {
         return attend_workspace_bytes(problem, of->n_threads);
     }
-    const SelectBytes select = select_bytes(problem, scans(*of), of->n_threads);
+    const SelectBytes select = select_bytes(problem, scans(*of), of->mode == EDGEKV_MODE_EVICT, of->n_threads);
     problem.rows.stride = select.list_stride;
     return select.workspace + select.sights + select.lists + attend_workspace_bytes(problem, of->n_threads);
 }
@@ -145,7 +145,7 @@ size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
         return 0;  // stock nodes read them
     }
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
-    return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) ? prompt_choice_bytes(problem) : 0));
+    return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) && of->mode == EDGEKV_MODE_SPARSE ? prompt_choice_bytes(problem) : 0));
 }
 
 size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(row_bytes, page_tokens); }

@@ -121,7 +121,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     if (!can_wait_for_rows()) {
         arrivals.wait_for_all();
     }
-    pages.sync(lctx, mode != EDGEKV_MODE_OFF ? tokens.n : 0, mode == EDGEKV_MODE_SPARSE && sketched);
+    pages.sync(lctx, mode != EDGEKV_MODE_OFF ? tokens.n : 0, may_select() && sketched);
     plane->begin(ubatch);
 }
 

@@ -19,12 +19,17 @@ Isa selected_isa();
 bool hooks_enabled();
 const void * this_thread_name();  // differs between living threads
 
+inline bool selecting(edgekv_mode mode, const edgekv_selection & selection) {
+    return mode == EDGEKV_MODE_SPARSE || (mode == EDGEKV_MODE_EVICT && selection.sample_kept);
+}
+
 struct State {
     State(llama_context * lctx, const edgekv_params & params);  // throws std::bad_alloc
 
     // of the ubatch
+    bool may_select() const { return selecting(params.mode, params.selection); }  // rows, in steps
     bool sketches() const;  // whether it builds and reads sketches
-    bool selects(int n_cells_view) const { return params.mode == EDGEKV_MODE_SPARSE && n_cells_view > params.selection.exact_tokens; }
+    bool selects(int n_cells_view) const { return may_select() && n_cells_view > params.selection.exact_tokens; }
     bool reads_all(int token) const { return whole[token]; }  // in mode sparse: the token belongs to a prompt, and prompts are read exactly
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }
     bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds the tokens that read all; true: they differ from the ubatch before

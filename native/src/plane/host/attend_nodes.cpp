@@ -101,7 +101,7 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     const RowLists & lists  = plane.lists_of(layer, run);
 
     p.rows.cells   = lists.cells_of(0);
-    p.rows.weights = ctx.sketches() ? lists.weights_of(0) : nullptr;
+    p.rows.weights = lists.weighted ? lists.weights_of(0) : nullptr;
     p.rows.n_rows  = &lists.n_rows_of(0);
     p.rows.stride  = lists.stride;
     p.error_every  = ctx.params.selection.error_every;

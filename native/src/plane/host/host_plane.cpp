@@ -49,11 +49,11 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
 // ---- memory and settings -----------------------------------------------------------------------------------------------------
 
 bool HostPlane::reserve() {
-    return (ctx.params.mode != EDGEKV_MODE_SPARSE || reserve_sparse(ctx.params.selection)) &&
+    return (!ctx.may_select() || reserve_sketches(ctx.params.selection)) &&
            observation.reserve(observation_bytes(ctx.shape));
 }
 
-bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
+bool HostPlane::reserve_sketches(const edgekv_selection & selection) {
     for (const auto & layer : layers) {
         bool        made;
         const auto & info = layer->layer->info;
@@ -71,20 +71,17 @@ bool HostPlane::reserve_sparse(const edgekv_selection & selection) {
 }
 
 Failure HostPlane::reserve_selection(const edgekv_selection & selection) {
-    if (!reserve_sparse(selection)) {
+    if (!reserve_sketches(selection)) {
         return { EDGEKV_NO_MEMORY, "there is no memory for the sketches of this context" };
     }
     return {};
 }
 
 Failure HostPlane::do_select(const edgekv_selection & selection) {
-    return ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE ? reserve_selection(selection) : Failure{};
+    return selecting(ctx.wanted_mode.load(std::memory_order_relaxed), selection) ? reserve_selection(selection) : Failure{};
 }
 
 Failure HostPlane::do_enter(edgekv_mode mode) {
-    if (mode == EDGEKV_MODE_SPARSE) {
-        return reserve_selection(ctx.params.selection);
-    }
     if (mode == EDGEKV_MODE_EVICT) {
         for (const Layer * layer : ctx.hooked) {
             if (layer->listed()) {
@@ -96,7 +93,7 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
         }
         llama_edgekv_allow_gaps(ctx.lctx, ctx.params.selection.positions);
     }
-    return {};
+    return selecting(mode, ctx.params.selection) ? reserve_selection(ctx.params.selection) : Failure{};
 }
 
 Failure HostPlane::do_set_slots(int n_slots) {
@@ -219,7 +216,7 @@ WholeNodes & HostPlane::build(const WholeLayer & layer) {
 }
 
 bool HostPlane::selects(const HostLayer & layer, int n_cells_view) const {
-    return layer.nodes().k_idxs && (ctx.params.mode == EDGEKV_MODE_EVICT ? evicts : ctx.selects(n_cells_view));
+    return layer.nodes().k_idxs && ((ctx.params.mode == EDGEKV_MODE_EVICT && evicts) || ctx.selects(n_cells_view));
 }
 
 bool HostPlane::observes_prompts() const {
@@ -313,7 +310,7 @@ RowsRead HostPlane::do_last_rows(const Layer & layer, int head, int token) const
     if (token - run->first >= from.n_tokens) {
         return {};  // no rows were kept for this token
     }
-    return { from.cells_of(list), ctx.sketches() ? from.weights_of(list) : nullptr, from.n_rows_of(list) };
+    return { from.cells_of(list), from.weighted ? from.weights_of(list) : nullptr, from.n_rows_of(list) };
 }
 
 PromptBlocks HostPlane::prompt_blocks() const {

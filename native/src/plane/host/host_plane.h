@@ -23,6 +23,7 @@ struct RowLists {
     Buffer cells, weights, n_rows;
     size_t stride = 0;
     int n_tokens = 0;
+    bool weighted = false;  // the rows are a sample
 
     size_t bytes() const { return cells.size() + weights.size() + n_rows.size(); }
     bool reserve(int n_tokens, int n_head_kv, size_t stride);  // false: out of memory
@@ -133,7 +134,7 @@ private:
     void build_anew();
     void follow_cells(bool clear_observation);
     Failure reserve_selection(const edgekv_selection & selection);
-    bool reserve_sparse(const edgekv_selection & selection);
+    bool reserve_sketches(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
     float * mass(int which, int layer, int stream) const;
 

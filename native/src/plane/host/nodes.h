@@ -21,7 +21,8 @@ struct SelectBytes {
     size_t workspace, sights, lists;
     size_t list_stride;  // the maximum number of rows in a list
 };
-SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads);
+// keeps: in mode evict
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, bool keeps, int n_threads);
 
 // Builds the node that attends a ubatch too long for the decode kernel. Null: these heads have no kernel, or memory ran out; `served` says which.
 ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama_edgekv_attend & args);

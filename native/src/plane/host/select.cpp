@@ -12,12 +12,16 @@
 
 namespace edgekv {
 
-SelectPlan::SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads) :
-    SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), layer.plane->ctx.sketches(), layer.plane->ctx.shape.n_heads, n_threads) {}
+// Mode evict lists the rows of short views too, where some head has dropped a page.
+static bool samples(const State & ctx, const ggml_tensor * k) { return ctx.sketches() && ctx.selects(static_cast<int>(k->ne[2])); }
 
-SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads) :
+SelectPlan::SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads) :
+    SelectPlan(layer.layer->info, run.n, static_cast<int>(k->ne[2]), samples(layer.plane->ctx, k),
+               layer.plane->ctx.params.mode == EDGEKV_MODE_EVICT, layer.plane->ctx.shape.n_heads, n_threads) {}
+
+SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, bool keeps, int n_heads, int n_threads) :
     n_tokens(n_tokens), n_head_kv(info.n_head_kv), group(info.n_head / info.n_head_kv), n_cells(n_cells),
-    n_groups((n_cells + kGroupCells - 1) / kGroupCells), n_queries(n_tokens * group), scans(scans) {
+    n_groups((n_cells + kGroupCells - 1) / kGroupCells), n_queries(n_tokens * group), scans(scans), keeps(keeps) {
     n_chunks = scans ? (n_groups + kChunkGroups - 1) / kChunkGroups : 1;
 
     const size_t n_shares = scans ? static_cast<size_t>(n_head_kv) * n_queries : 0;
@@ -30,16 +34,17 @@ SelectPlan::SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, boo
     scratch_offset = scans ? align64(sketch_query_bytes(info.head_dim, n_queries)) : 0;
     sight_offset   = scratch_offset + align64(sample_scratch_bytes(n_groups, group));
     sight_bytes    = static_cast<size_t>(n_tokens) * n_groups * sizeof(Sight);
-    thread_bytes   = sight_offset + align64(sight_bytes);
+    kept_offset    = sight_offset + align64(sight_bytes);
+    thread_bytes   = kept_offset + (scans && keeps ? align64(sight_bytes) : 0);
     bytes          = threads_offset + n_threads * thread_bytes;
 }
 
-SelectBytes select_bytes(const AttendProblem & problem, bool scans, int n_threads) {
+SelectBytes select_bytes(const AttendProblem & problem, bool scans, bool keeps, int n_threads) {
     edgekv_layer info = {};
     info.n_head    = problem.n_head;
     info.n_head_kv = problem.n_head_kv;
     info.head_dim  = problem.head_dim;
-    const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, problem.n_head_kv, n_threads);
+    const SelectPlan plan(info, problem.n_tokens, problem.n_cells, scans, keeps, problem.n_head_kv, n_threads);
     const size_t     n_lists = static_cast<size_t>(plan.n_tokens) * plan.n_head_kv;
     return { plan.bytes, plan.sight_bytes, n_lists * (plan.cell_stride * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t)), plan.cell_stride };
 }
@@ -121,6 +126,7 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
             !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride)) {
             return nullptr;
         }
+        plane.lists_of(layer, run).weighted = plan.scans;
     }
     plane.candidates.resize(plane.n_threads);
     for (auto & candidates : plane.candidates) {

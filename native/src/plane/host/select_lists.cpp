@@ -25,7 +25,7 @@ SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
     return result;
 }
 
-SampleResult RowLister::sample(int head, int token, int32_t * cells, float * weights) const {
+SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t * cells, float * weights) const {
     const SelectPlan &  plan   = thread.plan;
     const ggml_tensor * sinks  = thread.node->src[SELECT_SINKS];
     const Shares        shares = thread.shares(head, token);
@@ -39,7 +39,7 @@ SampleResult RowLister::sample(int head, int token, int32_t * cells, float * wei
     p.cell_stride  = shares.cell_stride;
     p.group_stride = shares.group_stride;
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
-    p.sight        = sights.of(token);
+    p.sight        = sight + static_cast<size_t>(token) * plan.n_groups;
     p.resolution   = thread.ctx().resolution(*thread.layer.layer, head);
     p.offset       = walk_offset(thread.layer.index, head, thread.position(token));
     p.rows         = cells;
@@ -59,7 +59,7 @@ SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
 
 void RowLister::list(int head) const {
     const SelectPlan & plan  = thread.plan;
-    const bool         keeps = thread.ctx().params.mode == EDGEKV_MODE_EVICT;
+    const Sight *      sight = plan.scans ? sights_of_head(thread, sights, head, 0, plan.n_groups) : nullptr;
     edgekv_selected &  sum   = thread.layer.selected[static_cast<size_t>(thread.stream) * plan.n_head_kv + head];
 
     for (int token = 0; token < plan.n_tokens; ++token) {
@@ -70,8 +70,8 @@ void RowLister::list(int head) const {
             continue;
         }
 
-        const SampleResult result = keeps      ? keep(head, token, cells)
-                                  : plan.scans ? sample(head, token, cells, lists.weights_of(list))
+        const SampleResult result = plan.scans ? sample(head, token, sight, cells, lists.weights_of(list))
+                                  : plan.keeps ? keep(head, token, cells)
                                                : choose(head, token, cells);
         lists.n_rows_of(list) = result.n_rows;
         sum.n_tokens  += 1;

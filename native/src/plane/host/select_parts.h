@@ -14,14 +14,16 @@ enum SelectSource { SELECT_Q, SELECT_K, SELECT_MASK, SELECT_K_IDXS, SELECT_SINKS
 constexpr int kChunkGroups = 16;  // a thread scans so many at once: 1,024 cells
 
 // The sizes of one run's selection and the layout of its workspace, which all layers use in turn: HeadClaims' counters; shares [KV head][token][head
-// of the group]; then for each thread the prepared queries of a KV head, the scratch of sampling, and the tokens' sights.
+// of the group]; then for each thread the prepared queries of a KV head, the scratch of sampling, the tokens' sights, and those of a KV head in mode evict.
 struct SelectPlan {
     SelectPlan(const HostLayer & layer, const ggml_tensor * k, const TokenRun & run, int n_threads);
-    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, int n_heads, int n_threads);  // n_heads: the maximum over layers
+    // n_heads: the maximum over layers
+    SelectPlan(const edgekv_layer & info, int n_tokens, int n_cells, bool scans, bool keeps, int n_heads, int n_threads);
 
     int n_tokens, n_head_kv, group, n_cells, n_groups, n_queries, n_chunks;
     bool scans;  // there are sketches
-    size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, thread_bytes, bytes;
+    bool keeps;  // mode evict: heads have dropped pages
+    size_t cell_stride, group_stride, shares_offset, tops_offset, sums_offset, threads_offset, scratch_offset, sight_offset, kept_offset, thread_bytes, bytes;
     size_t sight_bytes;  // of the run's sights, in HostPlane::sights and in each thread's part of the workspace
 };
 
@@ -61,6 +63,9 @@ private:
     const int n_groups;
 };
 
+// The sights of a KV head's tokens in groups [first, end): in mode evict without the pages that the head has dropped.
+const Sight * sights_of_head(const SelectThread & thread, const TokenSights & sights, int head, int first, int end);
+
 // Estimates shares of attention by the sketches.
 class ShareScan {
 public:
@@ -69,6 +74,8 @@ public:
     void scan(int head, int chunk);
 
 private:
+    void scan_kept(const HeadScan & scan, int open, int first, int end, const Shares & out) const;
+
     const SelectThread & thread;
     const TokenSights & sights;
     int prepared = -1;  // the KV head of the queries in the thread's memory
@@ -84,7 +91,7 @@ public:
 
 private:
     SampleResult keep(int head, int token, int32_t * cells) const;    // mode evict: all visible cells that the head has not dropped
-    SampleResult sample(int head, int token, int32_t * cells, float * weights) const;
+    SampleResult sample(int head, int token, const Sight * sight, int32_t * cells, float * weights) const;
     SampleResult choose(int head, int token, int32_t * cells) const;  // pages; used without sketches
 
     const SelectThread & thread;

@@ -23,16 +23,39 @@ void ShareScan::scan(int head, int chunk) {
     const Sketch        sketch = thread.plane().sketches.of(thread.layer.index, thread.stream);
     const SketchKeys    keys   = { cell_type(k), static_cast<const char *>(k->data) + thread.run.stream * k->nb[3], k->nb[2], k->nb[1] };
 
+    const int         first      = chunk * kChunkGroups;
+    const int         end        = std::min(first + kChunkGroups, plan.n_groups);
+    const Sight *     sight      = sights_of_head(thread, sights, head, first, end);
     const size_t      first_head = static_cast<size_t>(head) * plan.group;
     const SketchQuery query      = { static_cast<const char *>(q->data) + thread.first * q->nb[2] + first_head * q->nb[1], q->nb[2], q->nb[1],
-                                     plan.n_tokens, plan.group, nodes.scale, nodes.softcap, sights.of(0), static_cast<size_t>(plan.n_groups) };
+                                     plan.n_tokens, plan.group, nodes.scale, nodes.softcap, sight, static_cast<size_t>(plan.n_groups) };
     if (prepared != head) {
         sketch_query_prepare(sketch, query, thread.own(), selected_isa());
         prepared = head;
     }
 
-    const int first = chunk * kChunkGroups;
-    scan_groups({ sketch, keys, query, thread.own(), head }, first, std::min(first + kChunkGroups, plan.n_groups), thread.shares(head, 0));
+    const HeadScan scan = { sketch, keys, query, thread.own(), head };
+    if (plan.keeps) {
+        scan_kept(scan, thread.ctx().pages.stale.open_group(thread.stream), first, end, thread.shares(head, 0));
+    } else {
+        scan_groups(scan, first, end, thread.shares(head, 0));
+    }
+}
+
+// What a head keeps lies scattered over groups. Each group but the open one has a sketch of all its keys, whatever the head has dropped of them.
+void ShareScan::scan_kept(const HeadScan & scan, int open, int first, int end, const Shares & out) const {
+    const auto by_sketch = [&](int from, int to) {
+        if (to > from) {
+            sketch_scan(scan.sketch, scan.query, scan.prepared, scan.head, from, to - from, out, selected_isa());
+        }
+    };
+    if (open < first || open >= end) {
+        by_sketch(first, end);
+        return;
+    }
+    by_sketch(first, open);
+    sketch_scan_keys(scan.keys, scan.sketch.head_dim, scan.query, scan.head, open, out, selected_isa());
+    by_sketch(open + 1, end);
 }
 
 void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) {

@@ -56,6 +56,27 @@ uint64_t cells_unlike(const char * token_mask, int first, int end, T hidden) {
 
 }  // namespace
 
+const Sight * sights_of_head(const SelectThread & thread, const TokenSights & sights, int head, int first, int end) {
+    const SelectPlan & plan  = thread.plan;
+    const Drops &      drops = thread.plane().drops;
+    if (!plan.keeps || !drops.any(thread.layer.index)) {
+        return sights.of(0);
+    }
+    const uint8_t * dropped = drops.of(thread.layer.index, thread.stream, head);
+    Sight * const   mine    = reinterpret_cast<Sight *>(thread.own() + plan.kept_offset);
+    for (int group = first; group < end; ++group) {
+        uint64_t kept = 0;
+        for (int part = 0; part < kGroupCells && group * kGroupCells + part < plan.n_cells; part += 16) {  // a page has a multiple of 16 cells
+            kept |= dropped[(group * kGroupCells + part) / thread.ctx().shape.page_tokens] ? 0 : uint64_t{0xffff} << part;
+        }
+        for (int token = 0; token < plan.n_tokens; ++token) {
+            const Sight & all = sights.of(token)[group];
+            mine[static_cast<size_t>(token) * plan.n_groups + group] = { all.visible & kept, all.certain & kept };
+        }
+    }
+    return mine;
+}
+
 uint64_t visible_cells(MaskType type, const char * token_mask, int first, int end) {
     constexpr uint16_t kMinusInf = 0xfc00;
     return type == MaskType::f16 ? cells_unlike<uint16_t>(token_mask, first, end, kMinusInf) : cells_unlike<float>(token_mask, first, end, -INFINITY);

@@ -1,6 +1,6 @@
 // The node that stores K and V and keeps the sketches up to date.
 //
-//   1. In mode sparse with sketches, each thread waits for the layer's rows: a group's sketch needs all its keys.
+//   1. If there are sketches, each thread waits for the layer's rows: a group's sketch needs all its keys.
 //   2. A unit of work is one KV head's K of some tokens, or one token's V of all heads; thread i takes every nth unit from i on. If a long
 //      ubatch has more threads than heads, K is divided by the groups of cells that the tokens go to.
 //   3. The thread converts the floats to the cache's type as ggml does, and writes them to home.
@@ -87,7 +87,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
             }
         }
     }
-    if (ith == 0 && plane.ctx.params.mode == EDGEKV_MODE_SPARSE) {
+    if (ith == 0 && plane.ctx.may_select()) {
         plane.sketched.store(true, std::memory_order_relaxed);
     }
 }
@@ -96,7 +96,7 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
     // long ubatches need this node only for their sketches
-    if (is_long(args.k, args.k_cur->ne[2]) && ctx.params.mode != EDGEKV_MODE_SPARSE) {
+    if (is_long(args.k, args.k_cur->ne[2]) && !ctx.may_select()) {
         return false;
     }
     if (!storable(args)) {

@@ -1,6 +1,5 @@
 """Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,26 +11,25 @@ import numpy as np
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
-from edgekv.live import attachments, cells
+from edgekv.live import attachments
 from edgekv.live.runtime import Runtime
-from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.models.geometry import Geometry
 from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
+from edgekv.serving.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
-from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
+from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.ram import SharedRam
 from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore, Reading, StoreStats
-from edgekv.vocab import KvMode, PromptReading
+from edgekv.store.store import PrefixStore, StoreStats
 
 log = logging.getLogger("edgekv")
 
@@ -48,7 +46,7 @@ class Prefixes:
     """
 
     def __init__(self, model: Geometry, where: StoreSettings):
-        self._identities, self._media, self._where = Identities(model.path), Media(), where
+        self._identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
         self._snapshots = SnapshotKeeper(model)
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._ram = SharedRam()
@@ -88,7 +86,8 @@ class Prefixes:
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
-            look_up = partial(store.restore, asked.tokens, n_have, _accepted(runtime), True, asked.root, _read_with(runtime), goes_on=goes_on)
+            codec = self._where.codec
+            look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
             fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
@@ -106,7 +105,8 @@ class Prefixes:
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.restore(wanted.tokens, n_have, _accepted(runtime), True, wanted.root, _read_with(runtime), near=True, goes_on=goes_on)
+        codec = self._where.codec
+        near = store.restore(wanted.tokens, n_have, accepted(runtime, codec), True, wanted.root, read_with(runtime, codec), near=True, goes_on=goes_on)
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
@@ -184,7 +184,7 @@ class Prefixes:
                 at = np.ascontiguousarray(prompt.at[:, part])
                 first = -1 if placed else int(at[0, 0])
             try:
-                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, _LABELS[piece.reading], prompt.tokens[part], at))
+                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, label_of(piece), prompt.tokens[part], at))
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
         return placed
@@ -208,25 +208,26 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = _read_with(runtime)  # before the labels: settings that change later must not pass for these
+        settings = read_with(runtime, self._where.codec)  # before the labels: settings that change later must not pass for these
         n_held, held = len(held.tokens), self._media.numbered(held)
-        places, readings = _places(runtime, held)
-        if len(places) == n_held:
-            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), readings, self._root(runtime, held), read_with)
+        kept = kept_tokens(runtime, held)
+        if len(kept.cells) == n_held:
+            self._snapshots.take(runtime, store, held.seq_id, held.tokens.copy(), kept.readings, self._root(runtime, held), settings)
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep a sequence's tokens up to the first gap. Rows are copied while later ones are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = _read_with(runtime)  # as above
+        settings, may_round = read_with(runtime, self._where.codec), takes_rounded(runtime, self._where.codec)  # as above
         held = self._media.numbered(held)
-        places, readings = _places(runtime, held)
+        kept = kept_tokens(runtime, held)
+        places = kept.cells
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
         root, conversation = self._root(runtime, held), self.conversation
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.save(tokens, readings, read, root, read_with)
+            saved = store.save(tokens, kept.readings, read, root, settings, ~kept.rounded if may_round else None)
             if conversation is not None and self._where.folder is not None:
                 self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
@@ -325,9 +326,6 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
         log.warning("the kept blocks of a conversation are not noted in %s: %s", folder, error.strerror)
 
 
-_LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
-
-
 def _whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:
     """The pieces, cut at the beginning of a medium in which they end."""
     return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
@@ -358,37 +356,3 @@ def _worth(hit: PrefixHit) -> PrefixHit:
              sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
              " and ".join(sorted({piece.source for piece in rest if piece.coming})))
     return hit.first_pieces(n)
-
-
-def _accepted(runtime: Runtime) -> Reading:
-    """The worst reading that a context accepts: the one that it would compute itself."""
-    if runtime.mode is not KvMode.SPARSE:
-        return Reading.EXACT
-    return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
-
-
-def _read_with(runtime: Runtime) -> ReadWith:
-    def digest(settings: tuple) -> bytes:
-        return hashlib.blake2b(repr(settings).encode(), digest_size=8).digest()
-
-    options = runtime.options
-    return ReadWith(b"", digest(sampled_with(options)), digest(sparse_with(options)))
-
-
-def _places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of a sequence's tokens, uint32 [n], and their readings, uint8 [n] of Reading; up to the first token sampled with earlier settings."""
-    places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
-    labels = runtime.tokens.labels(held.seq_id, places)
-    earlier = np.flatnonzero(labels & cells.EARLIER)
-    n = earlier[0] if len(earlier) else len(places)
-    return places[:n], _readings(runtime, labels[:n])
-
-
-def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
-    """Readings, uint8 [n], from the labels of the tokens' cells."""
-    readings = np.full(len(labels), Reading.EXACT, np.uint8)
-    readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
-    readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
-    if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:
-        np.maximum(readings, Reading.SAMPLED, out=readings)  # a device does not tell which of its steps sampled
-    return readings

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekv.amounts import GIB
+from edgekv.vocab import CacheCodec
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class StoreSettings:
     """The server forgets unused blocks after this long."""
     url_timeout_s: float = 0.5
     """No call waits longer; later answers are a miss."""
+    codec: CacheCodec = CacheCodec.AUTO
+    """The form of rows below RAM."""
 
 
 def default_folder() -> Path:

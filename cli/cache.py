@@ -98,7 +98,7 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
     shown = {file.path for file in chain.own}
     rows, first = [], 0
     for file in chain.files:
-        rows.append({"first": first, "n": file.link.n, "bytes": file.n_bytes, "reading": file.link.reading.name.lower(),
+        rows.append({"first": first, "n": file.link.n, "bytes": file.n_bytes, "reading": file.link.label.name.lower(),
                      "shared": file.path not in shown, "key": file.link.key.hex(), "file": str(file.path)})
         first += file.link.n
     if output == "json":

@@ -74,6 +74,14 @@ class PromptReading(Described):
     SPARSE = "sparse", "the blocks of 64 tokens that most of their attention goes to, by sketches; from 2,048 tokens on"
 
 
+class CacheCodec(Described):
+    """The form of kept rows on disk and on a shared server."""
+
+    NONE = "none", "as they are, and rounded rows of others are not used"
+    AUTO = "auto", "in mode sparse rounded where the place is slow, else as they are; mode exact keeps and uses none that are rounded"
+    ROUND = "round", "rounded to a third of their bytes, in mode exact too"
+
+
 class Split(Described):
     """The division of a page budget over layers and heads."""
 

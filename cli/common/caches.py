@@ -11,6 +11,7 @@ from edgekv.amounts import parse_bytes, parse_duration, size
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.errors import ConfigError
 from edgekv.store.settings import StoreSettings
+from edgekv.vocab import CacheCodec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +49,9 @@ _OPTIONS = [
     option("--cache-url", type=Parsed("cache_url", _address), metavar="URL",
            help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
                 "command line: put one with a password into the variable.  [default: none]"),
+    option("--cache-codec", type=click.Choice([codec.value for codec in CacheCodec]),
+           help="Form of the rows of --cache-dir and --cache-url. " + "; ".join(f"{codec.value}: {codec.description}" for codec in CacheCodec)
+                + f".  [default: {StoreSettings.codec.value}]"),
 ]
 
 
@@ -60,14 +64,16 @@ def cache_options(function: F) -> F:
 
 def split_cache_options(settings: dict[str, Any]) -> StoreSettings | None:
     """Take the values of `cache_options()` out of `settings`. None: nothing is kept. Raises ConfigError."""
-    ram, folder, disk, ttl, url = (settings.pop(name) for name in ("cache_ram", "cache_dir", "cache_disk", "cache_ttl", "cache_url"))
+    names = ("cache_ram", "cache_dir", "cache_disk", "cache_ttl", "cache_url", "cache_codec")
+    ram, folder, disk, ttl, url, codec = (settings.pop(name) for name in names)
     if disk is not None and folder is None and _on_command_line("cache_disk"):
         raise ConfigError("--cache-disk bounds the folder of --cache-dir, and there is none; add --cache-dir DIR")
     if ttl is not None and folder is None and _on_command_line("cache_ttl"):
         raise ConfigError("--cache-ttl is for the folder of --cache-dir, and there is none; add --cache-dir DIR")
     if ram == 0 and folder is None and url is None:
         return None
-    given = {"ram_bytes": ram, "folder": folder, "folder_bytes": disk, "folder_ttl_s": ttl, "url": url}
+    given = {"ram_bytes": ram, "folder": folder, "folder_bytes": disk, "folder_ttl_s": ttl, "url": url,
+             "codec": None if codec is None else CacheCodec(codec)}
     return StoreSettings(**{name: value for name, value in given.items() if value is not None})
 
 

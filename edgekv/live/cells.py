@@ -12,9 +12,9 @@ import numpy as np
 from edgekv._native import core
 from edgekv.errors import EdgeKVError
 
-SPARSE_PROMPT, SAMPLED, EARLIER = 1, 2, 4
+SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED = 1, 2, 4, 8
 """Bits of `StreamCells.labels`. SPARSE_PROMPT: a sparse prompt read the token. SAMPLED: a decode step that sampled read it. EARLIER: one of
-both did, with settings that are no longer in force."""
+both did, with settings that are no longer in force. ROUNDED: its rows came from a store that had rounded them."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class StreamCells:
     used_end: int
     """The last used cell + 1."""
     labels: np.ndarray
-    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED and EARLIER; 0: the token was read exactly. A labelled cell holds approximate values in all
-    layers but the first. Copies in other streams keep the labels; saved states keep SPARSE_PROMPT alone."""
+    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED, EARLIER and ROUNDED; 0: the token was read exactly. A labelled cell holds approximate values, in
+    the first layer only if ROUNDED. Copies in other streams keep the labels; saved states keep SPARSE_PROMPT alone."""
 
     @property
     def read_sparsely(self) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from edgekv._native import core, device_calls, token_rows
 from edgekv._native.token_rows import HeldTokens
 from edgekv.errors import NativeError
-from edgekv.live.cells import EARLIER, SAMPLED, Cells, StreamCells
+from edgekv.live.cells import EARLIER, ROUNDED, SAMPLED, Cells, StreamCells
 
 
 class Tokens:
@@ -70,13 +70,13 @@ class Tokens:
         return view.labels[cells]
 
     def settings_change(self, sampled: bool) -> None:
-        """Label the tokens that were not read exactly EARLIER: other settings apply from now on. sampled: any token may have been sampled,
-        because a device does not label its steps. The context must have cells."""
+        """Label the tokens that were not read exactly EARLIER, but for rounding: other settings apply from now on. sampled: any token may have been
+        sampled, because a device does not label its steps. The context must have cells."""
         for number in range(self._cells.n_stream):
             labels = token_rows.labels_in_place(self._handle(), number)
             if sampled:
                 labels[self._cells.stream(number).positions >= 0] |= SAMPLED
-            labels[labels != 0] |= EARLIER
+            labels[(labels | ROUNDED) != ROUNDED] |= EARLIER
 
     def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
         """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""

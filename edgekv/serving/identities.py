@@ -27,8 +27,9 @@ Adapters = tuple[tuple[int, float], ...]
 class Identities:
     """Identities of one model's contexts. A thread digests the model's files from the start on, while llama.cpp reads the same bytes."""
 
-    def __init__(self, model: Path):
-        self._model = model
+    def __init__(self, model: Path, in_f16: bool = False):
+        """in_f16: where K and V are in f16, rows are K and V of heads and nothing else."""
+        self._model, self._in_f16 = model, in_f16
         self._digest = Digesting(model)
         self._known: WeakKeyDictionary[Runtime, Built | None] = WeakKeyDictionary()
 
@@ -45,7 +46,8 @@ class Identities:
             return None
         if runtime not in self._known:
             try:
-                self._known[runtime] = Built(runtime.tokens, self._files(), named(self._model, runtime.options.cache))
+                cache = runtime.options.cache
+                self._known[runtime] = Built(runtime.tokens, self._files(), named(self._model, cache), self._in_f16 and cache.is_f16)
             except (NativeError, ModelError) as error:
                 log.warning("prefixes are not kept: %s", error)
                 self._known[runtime] = None
@@ -69,10 +71,10 @@ def named(model: Path, cache: CacheOptions) -> str:
 class Built:
     """The files and settings that built one context, and the adapters that it computes with."""
 
-    def __init__(self, tokens: Tokens, files: bytes, name: str):
+    def __init__(self, tokens: Tokens, files: bytes, name: str, in_f16: bool = False):
         """Raises NativeError if the context keeps data of its tokens that cannot be put back."""
         self._tokens = tokens
-        self.identity = ModelIdentity(fingerprint(files, tokens.depends_on()), RowLayout(*tokens.row_bytes()), name)
+        self.identity = ModelIdentity(fingerprint(files, tokens.depends_on()), RowLayout(*tokens.row_bytes()), name, in_f16)
         self._adapters: dict[int, bytes] = {}
 
     def named(self, adapters: Adapters) -> str:

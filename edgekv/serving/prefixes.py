@@ -13,7 +13,7 @@ from edgekv._native import http_server as native
 from edgekv._native import prefix_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.errors import DoesNotFit, NativeError
-from edgekv.live import attachments, cells
+from edgekv.live import attachments
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.cache_requests import CacheRequests
@@ -21,7 +21,7 @@ from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
-from edgekv.serving.readings import accepted, current_settings, held_places
+from edgekv.serving.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
 from edgekv.serving.saving import Saver
 from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
@@ -33,7 +33,7 @@ from edgekv.store.kept_prompts import Kept
 from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
-from edgekv.store.store import PrefixStore, Reading, StoreStats
+from edgekv.store.store import PrefixStore, StoreStats
 
 log = logging.getLogger("edgekv")
 
@@ -50,7 +50,7 @@ class Prefixes:
     """
 
     def __init__(self, model: Geometry, where: StoreSettings):
-        self._identities, self._media, self._where = Identities(model.path), Media(), where
+        self._identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
         self._snapshots = SnapshotKeeper(model)
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self._ram = SharedRam()
@@ -90,7 +90,8 @@ class Prefixes:
                 same[0].ready(alone)
                 return False
             asked = asked._replace(tokens=prompt.tokens.copy())
-            look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime), True, asked.root, current_settings(runtime), goes_on=goes_on)
+            codec = self._where.codec
+            look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
             fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
             self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
@@ -108,7 +109,8 @@ class Prefixes:
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.restore(wanted.tokens, n_have, accepted(runtime), True, wanted.root, current_settings(runtime), near=True, goes_on=goes_on)
+        codec = self._where.codec
+        near = store.restore(wanted.tokens, n_have, accepted(runtime, codec), True, wanted.root, read_with(runtime, codec), near=True, goes_on=goes_on)
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
@@ -186,7 +188,7 @@ class Prefixes:
                 at = np.ascontiguousarray(prompt.at[:, part])
                 first = -1 if placed else int(at[0, 0])
             try:
-                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, _LABELS[piece.reading], prompt.tokens[part], at))
+                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, label_of(piece), prompt.tokens[part], at))
             except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
                 break
         return placed
@@ -210,25 +212,26 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = current_settings(runtime)  # before the labels: settings that change later must not pass for these
+        settings = read_with(runtime, self._where.codec)  # before the labels: settings that change later must not pass for these
         n_held, held = len(held.tokens), self._media.numbered(held)
-        places, readings = held_places(runtime, held)
-        if len(places) == n_held:
-            self._snapshots.take(runtime, store, held, readings, self._root(runtime, held), read_with)
+        kept = kept_tokens(runtime, held)
+        if len(kept.cells) == n_held:
+            self._snapshots.take(runtime, store, held, kept.readings, self._root(runtime, held), settings)
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep a sequence's tokens up to the first gap. Rows are copied while later ones are computed; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        read_with = current_settings(runtime)  # as above
+        settings, may_round = read_with(runtime, self._where.codec), takes_rounded(runtime, self._where.codec)  # as above
         held = self._media.numbered(held)
-        places, readings = held_places(runtime, held)
+        kept = kept_tokens(runtime, held)
+        places = kept.cells
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
         root, conversation, marks, in_memory = self._root(runtime, held), self.conversation, held.marks, held.in_memory
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.save(tokens, readings, read, root, read_with, in_memory)
+            saved = store.save(tokens, kept.readings, read, root, settings, ~kept.rounded if may_round else None, in_memory)
             for mark in marks:
                 if mark.n <= len(tokens):
                     store.pin_first(tokens[: mark.n], saved.chain, time.time() + mark.ttl_s)
@@ -339,9 +342,6 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
         conversations.add_blocks(folder, conversation, keys)
     except OSError as error:  # then the folder has no blocks of the conversation either
         log.warning("the kept blocks of a conversation are not noted in %s: %s", folder, error.strerror)
-
-
-_LABELS = {Reading.EXACT: 0, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
 def _whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:

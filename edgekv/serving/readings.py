@@ -1,6 +1,9 @@
-"""How the tokens of a context were read, and what it accepts of a store."""
+"""How a context's tokens were read, and which kept rows it takes."""
+
+from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,37 +12,61 @@ from edgekv.live import cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.store.blocks import Reading, ReadWith
-from edgekv.vocab import KvMode, PromptReading
+from edgekv.store.results import BlockPiece
+from edgekv.vocab import CacheCodec, KvMode, PromptReading
+
+_LABELS = {Reading.EXACT: 0, Reading.ROUNDED: cells.ROUNDED, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 
 
-def accepted(runtime: Runtime) -> Reading:
-    """The worst reading that a context accepts: the one that it would compute itself."""
+def label_of(piece: BlockPiece) -> int:
+    """The label of cells with its rows."""
+    return _LABELS[piece.reading] | (cells.ROUNDED if piece.block.link.rounded else 0)
+
+
+def takes_rounded(runtime: Runtime, codec: CacheCodec) -> bool:
+    """Whether rounded rows serve a context, and its own may be rounded."""
+    return codec is CacheCodec.ROUND or codec is CacheCodec.AUTO and runtime.mode is KvMode.SPARSE
+
+
+def accepted(runtime: Runtime, codec: CacheCodec) -> Reading:
+    """The worst reading that a context accepts: the one that it would compute itself, behind rounded rows if it takes them."""
     if runtime.mode is not KvMode.SPARSE:
-        return Reading.EXACT
+        return Reading.ROUNDED if takes_rounded(runtime, codec) else Reading.EXACT
     return Reading.SPARSE if runtime.options.selection.prompts is PromptReading.SPARSE else Reading.SAMPLED
 
 
-def current_settings(runtime: Runtime) -> ReadWith:
-    """Of what is read from now on."""
+def read_with(runtime: Runtime, codec: CacheCodec) -> ReadWith:
+    """The settings of tokens that are not read exactly. Those behind rounded rows are found only where these are taken."""
     def digest(settings: tuple) -> bytes:
-        return hashlib.blake2b(repr(settings).encode(), digest_size=8).digest()
+        return hashlib.blake2b(repr((takes_rounded(runtime, codec), *settings)).encode(), digest_size=8).digest()
 
     options = runtime.options
-    return ReadWith(b"", digest(sampled_with(options)), digest(sparse_with(options)))
+    return ReadWith(rounded=digest(()), sampled=digest(sampled_with(options)), sparse=digest(sparse_with(options)), takes_rounded=takes_rounded(runtime, codec))
 
 
-def held_places(runtime: Runtime, held: SequenceTokens) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of a sequence's tokens, uint32 [n], and their readings, uint8 [n] of Reading; up to the first token sampled with earlier settings."""
+class KeptTokens(NamedTuple):
+    """The tokens of a sequence that can be kept: up to the first one sampled with earlier settings."""
+
+    cells: np.ndarray
+    """uint32 [n]."""
+    readings: np.ndarray
+    """uint8 [n], of Reading."""
+    rounded: np.ndarray
+    """bool [n]: the token's rows were rounded by a store."""
+
+
+def kept_tokens(runtime: Runtime, held: SequenceTokens) -> KeptTokens:
     places = runtime.tokens.cells_of(held.seq_id, len(held.tokens), held.at)
     labels = runtime.tokens.labels(held.seq_id, places)
     earlier = np.flatnonzero(labels & cells.EARLIER)
     n = earlier[0] if len(earlier) else len(places)
-    return places[:n], readings_of(runtime, labels[:n])
+    return KeptTokens(places[:n], _readings(runtime, labels[:n]), (labels[:n] & cells.ROUNDED) != 0)
 
 
-def readings_of(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
+def _readings(runtime: Runtime, labels: np.ndarray) -> np.ndarray:
     """Readings, uint8 [n], from the labels of the tokens' cells."""
     readings = np.full(len(labels), Reading.EXACT, np.uint8)
+    readings[(labels & cells.ROUNDED) != 0] = Reading.ROUNDED
     readings[(labels & cells.SAMPLED) != 0] = Reading.SAMPLED
     readings[(labels & cells.SPARSE_PROMPT) != 0] = Reading.SPARSE
     if runtime.mode is KvMode.SPARSE and runtime.tokens.on_device:

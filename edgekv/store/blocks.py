@@ -17,9 +17,11 @@ class Reading(enum.IntEnum):
     """The tokens that a block's tokens attended when their K and V were computed. A block is never below its parent."""
 
     EXACT = 0
-    SAMPLED = 1
+    ROUNDED = 1
+    """Rows that a codec rounded, or that were computed behind such rows."""
+    SAMPLED = 2
     """Generated in mode sparse: each token attended a weighted sample."""
-    SPARSE = 2
+    SPARSE = 3
     """Read as a prompt that attended blocks of keys, chosen by sketches."""
 
 
@@ -28,8 +30,14 @@ class ReadWith(NamedTuple):
     may be worse, and count as missing. Empty if there is nothing to tell apart."""
 
     exact: bytes = b""
+    rounded: bytes = b""
     sampled: bytes = b""
     sparse: bytes = b""
+    takes_rounded: bool = False
+    """Copies that the codec rounded will do."""
+
+    def of(self, reading: Reading) -> bytes:
+        return (self.exact, self.rounded, self.sampled, self.sparse)[reading]
 
 
 NOTHING_SAID = ReadWith()
@@ -48,6 +56,14 @@ class Link:
     """The digest of ReadWith if it is known: the key depends on it, but a file's name does not contain it."""
     snapshot: bool = False
     """The payload is a snapshot: what a sequence keeps besides rows behind these tokens. Nothing follows it, and n may be 0."""
+    rounded: bool = field(default=False, compare=False)
+    """Of a block that is there: this copy was rounded by the codec. Of one that is asked for: a rounded copy will do. The key is that of the rows as they
+    were computed."""
+
+    @property
+    def label(self) -> Reading:
+        """How the rows of this copy came to be."""
+        return max(self.reading, Reading.ROUNDED) if self.rounded else self.reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +75,17 @@ class Block:
     """int32 [n]."""
     payload: np.ndarray
     """uint8 [layout.block_bytes(n)]; of a snapshot, as many bytes as it has."""
+    may_round: bool = False
+    """Whether places may keep a rounded copy of it."""
 
     @property
     def n_bytes(self) -> int:
         return self.payload.nbytes + self.tokens.nbytes
 
 
-def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:
+def child_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"", rounded: bool = False) -> Link:
     """The link of the block with `tokens` (int32 [n]) that follows `parent`. `read_with`: of ReadWith, by `reading`."""
-    return Link(_key(b"edgekv-block", parent, reading, tokens, read_with), parent, reading, len(tokens), read_with)
+    return Link(_key(b"edgekv-block", parent, reading, tokens, read_with), parent, reading, len(tokens), read_with, rounded=rounded)
 
 
 def snapshot_link(parent: bytes, reading: Reading, tokens: np.ndarray, read_with: bytes = b"") -> Link:

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
-from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header
+from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header, take_layers
 from edgekv.store.identity import PayloadLayout, RowLayout
 from edgekv.store.place_rates import Rate
 
@@ -106,17 +106,29 @@ class ComingBlock:
 
 @dataclass(frozen=True)
 class BlockReader:
-    """Reads rows of a file whose header was verified."""
+    """Reads rows of a file whose header was verified. `rate`: of the place."""
 
     path: Path
     first: bytes
     """The bytes of the file before the rows. They hold the rows' checksums, so they differ once the file was evicted and written again. The file is
     not kept open: a long conversation has more files than a process may open."""
     header: BlockHeader
+    rate: Rate
 
     def read(self, layers: range, out: np.ndarray) -> int:
         """Fill `out`; returns the number of bytes read. Raises Refused, OSError; FileNotFoundError also if another file has replaced it."""
-        start = self.header.start + int(self.header.layout.layer_starts(self.header.link.n)[layers.start])
+        if not self.header.link.rounded:
+            self._read(layers, out)
+            check_layers(out, self.header, layers)
+            return len(out)
+        starts = self.header.starts()
+        stored = np.empty(int(starts[layers.stop] - starts[layers.start]), np.uint8)
+        self._read(layers, stored)
+        take_layers(stored, self.header, layers, out)
+        return len(stored)
+
+    def _read(self, layers: range, out: np.ndarray) -> None:
+        began, start = time.monotonic(), int(self.header.starts()[layers.start])
         with open_file(self.path) as file:
             if os.pread(file.fileno(), len(self.first), 0) != self.first:
                 raise FileNotFoundError(errno.ENOENT, "it was evicted, and other rows were written in its place", str(self.path))
@@ -126,17 +138,16 @@ class BlockReader:
                 if not n:
                     raise Refused("it is truncated", damaged=True)
                 at += n
-        check_layers(out, self.header, layers)
-        return at
+        self.rate.stored(at, time.monotonic() - began)
 
 
-def open_block(path: Path, root: bytes, link: Link, layout: RowLayout) -> BlockReader:
+def open_block(path: Path, root: bytes, link: Link, layout: RowLayout, rate: Rate) -> BlockReader:
     """Raises Refused unless the file is that of this block and has room for all of its rows; OSError."""
     with open_file(path) as file:
         data, n_bytes = first_bytes(file), os.fstat(file.fileno()).st_size
     header = decode_header(data)
     header.check(root, link, layout, n_bytes)
-    return BlockReader(path, data[: header.start], header)
+    return BlockReader(path, data[: header.start], header, rate)
 
 
 def layer_groups(layout: PayloadLayout, n_tokens: int) -> list[range]:

@@ -1,6 +1,7 @@
 """The files of blocks in a folder, without an index, so that several processes can share it.
 
     FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
+    FOLDER/ROOT/PARENT/KEY-READING-N.kvr   the same block, rounded
     FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
     FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
     FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
@@ -25,7 +26,7 @@ from edgekv.store.format import BlockHeader, Refused, decode_header, header_byte
 
 TEMPORARY = ".tmp-"
 _HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
-_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|snap)")
+_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|kvr|snap)")
 _FOLDER = re.compile(_HEX)
 _FIRST_READ = 8192
 """Most headers are shorter."""
@@ -45,7 +46,14 @@ class BlockFile:
 
 
 def path_of(folder: Path, root: bytes, link: Link) -> Path:
-    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.{'snap' if link.snapshot else 'kv'}"
+    """Of the copy that is rounded, if the link is."""
+    ending = "snap" if link.snapshot else "kvr" if link.rounded else "kv"
+    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.{ending}"
+
+
+def path_of_raw(copy: BlockFile) -> Path:
+    """The name beside a rounded copy's that its block has as it was read."""
+    return copy.path.with_suffix(".kv")
 
 
 def temporary_name() -> str:
@@ -72,11 +80,11 @@ def link_of(parent: bytes, name: str) -> Link | None:
     match = _NAME.fullmatch(name)
     if match is None or int(match[2]) > max(Reading):
         return None
-    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]), snapshot=match[4] == "snap")
+    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]), snapshot=match[4] == "snap", rounded=match[4] == "kvr")
 
 
 def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
-    """The files of all blocks and snapshots that follow `parent`; none if there is no folder. Raises OSError."""
+    """The files of all blocks, with both copies of some, and of all snapshots that follow `parent`; none if there is no folder. Raises OSError."""
     try:
         names = os.listdir(folder / root.hex() / parent.hex())
     except (FileNotFoundError, NotADirectoryError):

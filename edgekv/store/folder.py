@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,12 +19,13 @@ from edgekv.store.blocks import Block, Link
 from edgekv.store.bound import FolderBound
 from edgekv.store.coming import ComingBlock, open_block
 from edgekv.store.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
-from edgekv.store.format import Refused, encode_header
+from edgekv.store.format import Refused, encode
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.named import Pin, asked_name, extend_pin, read_pins, remove_pin
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
-from edgekv.store.place_rates import Rate
+from edgekv.store.place_rates import Rate, rounds
 from edgekv.store.results import PlaceStats
+from edgekv.vocab import CacheCodec
 
 T = TypeVar("T")
 
@@ -45,12 +47,13 @@ class FolderPlace:
     name = "disk"
     ahead = 1
 
-    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None):
+    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None,
+                 codec: CacheCodec = CacheCodec.NONE):
         self.stats = PlaceStats()
         self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
         self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
         self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
-        self._rate, self._ttl_s = Rate(), ttl_s
+        self._codec, self._rate, self._ttl_s = codec, Rate(), ttl_s
         self._bound = FolderBound(self._folder, most_bytes)
         self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
         self._lock = threading.Lock()  # of the three below
@@ -81,7 +84,12 @@ class FolderPlace:
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
     def have(self, links: Sequence[Link]) -> list[bool]:
-        return [os.path.exists(path := self._path(link)) and path not in self._refused for link in links]
+        return [self._copy(link) is not None for link in links]
+
+    def _copy(self, link: Link) -> Link | None:
+        """The copy that will do, the better one if there are two."""
+        copies = [replace(link, rounded=rounded) for rounded in ((False, True) if link.rounded else (False,))]
+        return next((copy for copy in copies if os.path.exists(path := self._path(copy)) and path not in self._refused), None)
 
     def children(self, parent: bytes) -> list[Child]:
         return self._below(parent, snapshots=False)
@@ -104,8 +112,11 @@ class FolderPlace:
             return [None] * len(links)
 
     def _open_one(self, link: Link) -> ComingBlock | None:
-        path = self._path(link)
-        reader = self._read(path, lambda path: open_block(path, self._root, link, self._identity.layout))
+        copy = self._copy(link)
+        if copy is None:
+            return None
+        path = self._path(copy)
+        reader = self._read(path, lambda path: open_block(path, self._root, copy, self._identity.layout, self._rate))
         if reader is None:
             return None
 
@@ -187,13 +198,19 @@ class FolderPlace:
         # Children are evicted before their parents.
         self._latest = {link.key: now - depth * 1_000_000 for depth, link in enumerate(chain)}
         for link in chain:
-            try:
-                os.utime(self._path(link), ns=(self._latest[link.key],) * 2)
-            except FileNotFoundError:
+            there = [self._touch_one(replace(link, rounded=rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
+            if not (there[0] or link.rounded and there[-1]):
                 lacking.append(link)
-            except OSError:  # it can be read all the same
-                continue
         return lacking
+
+    def _touch_one(self, copy: Link) -> bool:
+        try:
+            os.utime(self._path(copy), ns=(self._latest[copy.key],) * 2)
+        except FileNotFoundError:
+            return False
+        except OSError:  # it can be read all the same
+            pass
+        return True
 
     def pass_over(self, links: Sequence[Link]) -> None:
         for link in links:
@@ -220,7 +237,13 @@ class FolderPlace:
                 self._writing.failed(_why(error))
 
     def write(self, block: Block) -> Outcome:
-        path = self._path(block.link)
+        rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
+        if block.link.rounded or rounded:
+            if self._copy(replace(block.link, rounded=True)) is not None:
+                return Outcome.WRITTEN
+            if block.link.rounded:
+                return Outcome.DECLINED
+        path = self._path(replace(block.link, rounded=rounded))
         if path in self._theirs:
             return Outcome.DECLINED
         try:
@@ -229,21 +252,21 @@ class FolderPlace:
                             self._folder)
             self._make_folder()
             if path in self._refused or not path.exists():
-                header = encode_header(block, self._identity)
-                n_bytes = len(header) + block.payload.nbytes
+                header, payload = encode(block, self._identity, rounded)
+                n_bytes = len(header) + len(payload)
                 fits, n_evicted = self._bound.make_room(n_bytes, lambda link: link.key in self._latest)
                 self.stats.n_evicted += n_evicted
                 if not fits:
                     self._say_full()
                     self._counted()
                     return Outcome.DECLINED
-                self._write_anyhow(path, header, block.payload, self._latest.get(block.link.key, time.time_ns()))
+                self._write_anyhow(path, header, payload, self._latest.get(block.link.key, time.time_ns()))
                 self._bound.added(n_bytes)
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
             self._remember(block.link.key, block.tokens)
             if not block.link.snapshot:
-                self._drop_tails(block)
+                self._drop_tails(block, rounded)
         except OSError as error:
             if of_one_file(error, self._folder) and self._is_theirs(path):
                 self._skip(path, error)
@@ -265,7 +288,7 @@ class FolderPlace:
         """Whether a file in the block's place, or in its folder's, may not be written over by this user."""
         return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
 
-    def _write_anyhow(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
+    def _write_anyhow(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
         """Write, and try again: other processes remove empty folders, and temporaries that look abandoned, while this one is about to write; and a
         name may be taken."""
         for _ in range(MOST_ATTEMPTS - 1):
@@ -274,7 +297,7 @@ class FolderPlace:
                 return
         self._write_file(path, header, payload, used_ns)
 
-    def _write_file(self, path: Path, header: bytes, payload: np.ndarray, used_ns: int) -> None:
+    def _write_file(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
         """Write everything to disk under another name, then rename it."""
         made = not path.parent.is_dir()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +307,7 @@ class FolderPlace:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(descriptor, memoryview(header))
-            write_all(descriptor, payload.data)
+            write_all(descriptor, payload)
             os.utime(descriptor, ns=(used_ns, used_ns))
             os.fsync(descriptor)
             os.replace(temporary, path)
@@ -298,8 +321,8 @@ class FolderPlace:
         if made:
             _sync_folder(path.parent.parent)
 
-    def _drop_tails(self, block: Block) -> None:
-        tails = [child.link for child in covered_tails(self.children(block.link.parent), block)]
+    def _drop_tails(self, block: Block, rounded: bool) -> None:
+        tails = [child.link for child in covered_tails(self.children(block.link.parent), block, rounded)]
         pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
         for link in tails:
             path = self._path(link)

@@ -1,4 +1,5 @@
-"""The bytes of a block or snapshot outside RAM: a header that says whose they are, checksums (one for each layer), and the payload."""
+"""The bytes of a block or snapshot outside RAM: a header that says whose they are, checksums (one for each layer), and the payload, or its layers as a
+codec rounded and packed them."""
 
 import itertools
 import json
@@ -8,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.store import codec
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
-from edgekv.store.identity import ModelIdentity, PayloadLayout, RowLayout, SnapshotLayout
+from edgekv.store.identity import ModelIdentity, PayloadLayout, RowLayout, SnapshotLayout, begins_chain
 
 MAGIC = b"EDGEKV\x00B"
-VERSION = 2
+VERSION = 3
 _PREFIX = struct.Struct("<8sIII")  # magic, version, bytes of the JSON text, its CRC-32
 _ALIGNED = 64  # the rows begin at a multiple of this
 MOST_HEADER_BYTES = 1 << 20
@@ -43,32 +45,50 @@ class BlockHeader:
     """The model's name, for people."""
     layout: PayloadLayout
     checksums: tuple[int, ...]
-    """CRC-32 of the rows of each layer, or of the snapshot."""
+    """CRC-32 of the bytes of each layer, or of the snapshot."""
     start: int
-    """The offset of the rows."""
+    """The offset of the first layer."""
+    packed: tuple[int, ...] = ()
+    """Bytes of each layer if the codec rounded them."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.start + self.layout.block_bytes(self.link.n)
+        """Bytes of everything."""
+        return int(self.starts()[-1])
+
+    def starts(self) -> np.ndarray:
+        """The offset of each layer, and of the end: int64 [layer + 1], in bytes."""
+        if self.link.rounded:
+            return self.start + np.concatenate([[0], np.cumsum(np.array(self.packed, np.int64))])
+        return self.start + self.layout.layer_starts(self.link.n)
 
     def check(self, root: bytes, link: Link, layout: RowLayout | None, n_bytes: int) -> None:
         """Raises Refused unless this is the header of the block asked for, and n_bytes all of it. Without `layout` the rows may have any layout; a
         caller that hands them to a model must give the model's. A snapshot has its own."""
-        if self.root != root or self.link != link or not (link.snapshot or layout in (None, self.layout)):
+        if self.root != root or self.link != link or self.link.rounded != link.rounded or not (link.snapshot or layout in (None, self.layout)):
             raise Refused("it is another block than its name says", damaged=True)
         if n_bytes != self.n_bytes:
             raise Refused("it is truncated" if n_bytes < self.n_bytes else "it is longer than its rows", damaged=True)
 
 
-def encode_header(block: Block, identity: ModelIdentity) -> bytes:
-    """All bytes before the payload."""
+def encode(block: Block, identity: ModelIdentity, rounded: bool = False) -> tuple[bytes, memoryview]:
+    """The header, and all bytes behind it. rounded: as the codec packs the block's rows, which are in f16."""
     layout: PayloadLayout = SnapshotLayout(block.payload.nbytes) if block.link.snapshot else identity.layout
+    if not rounded:
+        return _header(block, identity, layout, layer_checksums(block.payload, layout, block.link.n)), block.payload.data
+    assert isinstance(layout, RowLayout), "a snapshot's bytes mean nothing to the store"
+    starts = layout.layer_starts(block.link.n).tolist()
+    begins = begins_chain(identity.root_key(), block.link.parent)
+    layers = [codec.pack_layer(block.payload[first:end], layout, layer, block.link.n, begins) for layer, (first, end) in enumerate(itertools.pairwise(starts))]
+    return _header(block, identity, layout, [zlib.crc32(one) for one in layers], packed=[len(one) for one in layers]), memoryview(b"".join(layers))
+
+
+def _header(block: Block, identity: ModelIdentity, layout: PayloadLayout, checksums: list[int], **more: list[int]) -> bytes:
     sizes = {"snapshot": layout.n_bytes} if isinstance(layout, SnapshotLayout) else {"k_bytes": layout.k_bytes, "v_bytes": layout.v_bytes}
     text = json.dumps({
         "root": identity.root_key().hex(), "name": identity.name, "parent": block.link.parent.hex(), "key": block.link.key.hex(),
         "reading": int(block.link.reading), "read_with": block.link.read_with.hex(), **sizes,
-        "checksums": layer_checksums(block.payload, layout, block.link.n), "tokens": block.tokens.tolist(),
+        "checksums": checksums, **more, "tokens": block.tokens.tolist(),
     }, separators=(",", ":")).encode()
     head = _PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
     return head + bytes(-len(head) % _ALIGNED)
@@ -104,14 +124,15 @@ def decode_header(data: bytes | memoryview) -> BlockHeader:
         layout: PayloadLayout = SnapshotLayout(int(said["snapshot"])) if is_snapshot else RowLayout(
             tuple(map(int, said["k_bytes"])), tuple(map(int, said["v_bytes"])))
         root, parent, key, read_with = (bytes.fromhex(said[name]) for name in ("root", "parent", "key", "read_with"))
-        link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with, is_snapshot)
-        header = BlockHeader(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start)
+        link = Link(key, parent, Reading(said["reading"]), len(tokens), read_with, is_snapshot, rounded="packed" in said)
+        packed = tuple(map(int, said.get("packed", ())))
+        header = BlockHeader(link, tokens, root, str(said["name"]), layout, tuple(map(int, said["checksums"])), start, packed)
     except Exception:  # anybody who can write to the folder chose the text: endless nesting, endless numbers
         raise Refused("its header says what no block's does", damaged=True) from None
     n_least, n_most = (0, BLOCK_TOKENS - 1) if is_snapshot else (1, BLOCK_TOKENS)
     if tokens.ndim != 1 or not n_least <= len(tokens) <= n_most or len(header.checksums) != layout.n_layers or len(root) != KEY_BYTES:
         raise Refused("its header says what no block's does", damaged=True)
-    if not _is_possible(layout):
+    if not _is_possible(layout) or link.rounded and not _may_pack(layout, len(tokens), packed):
         raise Refused("its header says what no block's does", damaged=True)
     link_like = snapshot_link if is_snapshot else child_link
     if len(read_with) > MOST_READ_WITH_BYTES or link_like(parent, link.reading, tokens, read_with).key != key:
@@ -125,22 +146,49 @@ def _is_possible(layout: PayloadLayout) -> bool:
     return all(0 <= n <= MOST_ROW_BYTES for n in (*layout.k_bytes, *layout.v_bytes))
 
 
+def _may_pack(layout: PayloadLayout, n_tokens: int, packed: tuple[int, ...]) -> bool:
+    """Whether layers may have so many bytes as the codec packs them: never many more than their rows."""
+    if isinstance(layout, SnapshotLayout) or len(packed) != layout.n_layers:
+        return False
+    return all(0 <= n <= rows + codec.MOST_MORE for n, rows in zip(packed, np.diff(layout.layer_starts(n_tokens)).tolist()))
+
+
 def decode(data: np.ndarray, root: bytes, link: Link, layout: RowLayout | None = None) -> Block:
-    """The block in `data` (uint8 [n]), of which it is a view. Raises Refused unless it is exactly the one asked for, and all of it."""
+    """The block in `data` (uint8 [n]), of which it is a view unless its rows are packed. Raises Refused unless it is exactly the one asked for, and all
+    of it."""
     header = decode_header(data.data)
     header.check(root, link, layout, len(data))
     payload = data[header.start :]
-    check_layers(payload, header, range(len(header.checksums)))
+    layers = range(len(header.checksums))
+    if header.link.rounded:
+        payload = np.empty(header.layout.block_bytes(link.n), np.uint8)
+        take_layers(data[header.start :], header, layers, payload)
+    else:
+        check_layers(payload, header, layers)
     payload.flags.writeable = False
     return Block(header.link, header.tokens, payload)
 
 
-def check_layers(rows: np.ndarray, header: BlockHeader, layers: range) -> None:
-    """Raises Refused if the rows of one of the layers are not those that were written. `rows`: of these layers, uint8 [bytes]."""
-    starts = header.layout.layer_starts(header.link.n)
+def take_layers(stored: np.ndarray, header: BlockHeader, layers: range, out: np.ndarray) -> None:
+    """Fill `out` with the rows of some layers, from their bytes as the codec packed them, uint8 [bytes] both. Raises Refused if these are damaged."""
+    check_layers(stored, header, layers)
+    assert isinstance(header.layout, RowLayout)
+    places, starts = (at - at[layers.start] for at in (header.starts(), header.layout.layer_starts(header.link.n)))
+    begins = begins_chain(header.root, header.link.parent)
+    for layer in layers:
+        one, rows = stored.data[places[layer] : places[layer + 1]], out[starts[layer] : starts[layer + 1]]
+        try:
+            codec.unpack_layer(one, header.layout, layer, header.link.n, begins, rows)
+        except codec.Unpackable as error:
+            raise Refused(f"the rows of layer {layer} are damaged: {error}", damaged=True) from None
+
+
+def check_layers(stored: np.ndarray, header: BlockHeader, layers: range) -> None:
+    """Raises Refused if the bytes of one of the layers are not those that were written. `stored`: of these layers, uint8 [bytes]."""
+    starts = header.starts()
     first = int(starts[layers.start])
     for layer in layers:
-        if zlib.crc32(rows.data[int(starts[layer]) - first : int(starts[layer + 1]) - first]) != header.checksums[layer]:
+        if zlib.crc32(stored.data[int(starts[layer]) - first : int(starts[layer + 1]) - first]) != header.checksums[layer]:
             raise Refused("the snapshot is damaged" if header.link.snapshot else f"the rows of layer {layer} are damaged", damaged=True)
 
 

@@ -66,6 +66,8 @@ class ModelIdentity:
     layout: RowLayout
     name: str
     """The model's name, for people."""
+    in_f16: bool = False
+    """All rows are numbers in f16, which a codec can round."""
 
     def root_key(self) -> bytes:
         """The name of this identity's folder, 16 bytes; also the parent of a conversation's first block if there is no other."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
-from edgekv.store.files import BlockFile, read_header, read_whole, remove_file, scan
+from edgekv.store.files import BlockFile, path_of_raw, read_header, read_whole, remove_file, scan
 from edgekv.store.format import Refused, decode
 from edgekv.store.identity import begins_chain
 from edgekv.store.named import Pin, chain_to, read_pins, snapshots_on
@@ -30,6 +30,8 @@ class Chain:
     pins: tuple[Pin, ...]
     snapshots: tuple[BlockFile, ...] = ()
     """Of models that keep more than rows; other chains with the same beginning may have them too."""
+    copies: tuple[BlockFile, ...] = ()
+    """Rounded copies of blocks that are also there as they were read."""
 
     @property
     def leaf(self) -> BlockFile:
@@ -50,7 +52,7 @@ class Chain:
 
     @property
     def n_bytes(self) -> int:
-        return sum(file.n_bytes for file in self.files)
+        return sum(file.n_bytes for file in (*self.files, *self.copies))
 
     @property
     def snapshot_bytes(self) -> int:
@@ -62,7 +64,7 @@ class Chain:
 
     @property
     def reading(self) -> Reading:
-        return self.leaf.link.reading
+        return self.leaf.link.label
 
     def unused_s(self, now_ns: int | None = None) -> float:
         """Seconds since it was last used."""
@@ -84,16 +86,21 @@ def list_chains(folder: Path) -> list[Chain]:
     found: list[tuple[BlockFile, list[BlockFile]]] = []
     uses: Counter[Path] = Counter()
     for root in dict.fromkeys(file.root for file in files):
-        by_key = {file.link.key: file for file in files if file.root == root and not file.link.snapshot}
+        by_key = {file.link.key: file for file in sorted(files, key=lambda file: not file.link.rounded) if file.root == root and not file.link.snapshot}
         parents = {file.link.parent for file in by_key.values()}
         paths = [chain_to(key, by_key) for key in by_key if key not in parents]
         found += [(path[-1], path) for path in paths]
         uses.update(file.path for path in paths for file in path)
         names[root] = next(filter(None, map(_name, by_key.values())), UNREADABLE)
     snapshots = [file for file in files if file.link.snapshot]
+    rounded = {file.link.key: file for file in files if file.link.rounded}
     chains = [Chain(tuple(chain), names[leaf.root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
-                    tuple(snapshots_on(chain, snapshots))) for leaf, chain in found]
+                    tuple(snapshots_on(chain, snapshots)), _copies_of(chain, rounded)) for leaf, chain in found]
     return sorted(chains, key=lambda chain: -chain.leaf.used_ns)
+
+
+def _copies_of(chain: list[BlockFile], rounded: dict[bytes, BlockFile]) -> tuple[BlockFile, ...]:
+    return tuple(rounded[file.link.key] for file in chain if not file.link.rounded and file.link.key in rounded)
 
 
 def _pins_on(chain: list[BlockFile], pins: list[Pin]) -> tuple[Pin, ...]:
@@ -118,6 +125,7 @@ def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
     leaves = {chain.leaf.path for chain in doomed}
     kept = {file.path for chain in chains if chain.leaf.path not in leaves for file in chain.files}
     files = {file.path: file for chain in doomed for file in reversed(chain.files) if file.path not in kept}
+    files |= {copy.path: copy for chain in doomed for copy in chain.copies if path_of_raw(copy) in files}
     files |= {file.path: file for chain in doomed for file in snapshots_on(files.values(), chain.snapshots)}
     try:
         return sum(file.n_bytes for file in files.values() if remove_file(file.path))

@@ -101,7 +101,9 @@ def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
     for pin in pins:
         by_key = {file.link.key: file for file in files if file.root == pin.root and not file.link.snapshot}
         chain = chain_to(pin.key, by_key)
-        paths |= {file.path for file in (*chain, *snapshots_on(chain, files))}
+        keys = {file.link.key for file in chain}
+        paths |= {file.path for file in files if file.root == pin.root and file.link.key in keys}  # both copies of a block
+        paths |= {file.path for file in snapshots_on(chain, files)}
     return paths
 
 

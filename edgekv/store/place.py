@@ -55,10 +55,11 @@ class Place(Protocol):
     def writable(self) -> bool:
         """False while writing pauses after a failure."""
 
-    def have(self, links: Sequence[Link]) -> list[bool]: ...
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        """Whether there is a copy of each that will do."""
 
     def children(self, parent: bytes) -> list[Child]:
-        """The blocks that follow a block, tails included."""
+        """The blocks that follow a block, tails included; rounded copies too."""
 
     def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
         """The snapshots that hang on each of some blocks, or roots."""
@@ -67,7 +68,7 @@ class Place(Protocol):
         """Blocks and snapshots that can be read, in the order of `links`; None for a block that is missing or was refused."""
 
     def write(self, block: Block) -> Outcome:
-        """Keep a block, and drop the tails that it continues; or a snapshot."""
+        """Keep a block, maybe rounded, and drop the tails that it continues; or a snapshot. What was rounded once is not rounded again."""
 
     def pass_over(self, links: Sequence[Link]) -> None:
         """Snapshots that newer ones make superfluous: they go before everything else, unless they are used again."""
@@ -84,11 +85,11 @@ class Place(Protocol):
     def close(self) -> None: ...
 
 
-def covered_tails(children: Iterable[Child], block: Block) -> list[Child]:
+def covered_tails(children: Iterable[Child], block: Block, rounded: bool = False) -> list[Child]:
     """The children of the block's parent that the block makes superfluous: tails that it begins with, whose reading is worse, or the same with the
-    same settings."""
+    same settings. rounded: only a rounded copy of the block is there, which replaces only such copies."""
     return [child for child in children
-            if child.link.n < block.link.n and np.array_equal(child.tokens, block.tokens[: child.link.n])
+            if (child.link.rounded or not rounded) and child.link.n < block.link.n and np.array_equal(child.tokens, block.tokens[: child.link.n])
             and (child.link.reading > block.link.reading
                  or child.link == child_link(block.link.parent, block.link.reading, child.tokens, block.link.read_with))]
 

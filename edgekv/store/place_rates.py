@@ -1,7 +1,9 @@
-"""The measured speed at which a place delivers rows."""
+"""The measured speed at which a place delivers rows, and whether smaller rows would come sooner."""
 
 import time
 from collections.abc import Callable
+
+from edgekv.vocab import CacheCodec
 
 FADES = 0.9
 """An observation loses this share of its weight with each newer one."""
@@ -13,12 +15,24 @@ STALE_S = 60.0
 """An observation this old is checked again."""
 
 
+SLOW_RATE = 150e6
+"""Bytes a second: rows of a slower place come sooner if they are rounded (LOG.md)."""
+
+
+def rounds(codec: CacheCodec, rate: "Rate", far: bool) -> bool:
+    """Whether a place keeps rounded rows. far: it is on another machine, and slow until it is measured."""
+    if codec is not CacheCodec.AUTO:
+        return codec is CacheCodec.ROUND
+    seconds = rate.stored_s(SLOW_RATE)
+    return seconds > 1 or far and not seconds
+
+
 class Rate:
     """Thread-safe enough: an observation that two threads lose comes again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._n_bytes = self._seconds = 0.0
+        self._n_bytes = self._seconds = self._stored_bytes = self._stored_seconds = 0.0
         self._when = float("-inf")
 
     def seen(self, n_bytes: float, seconds: float) -> None:
@@ -31,6 +45,14 @@ class Rate:
         if self._seconds < LEAST_SEEN_S:
             return 0.0
         return n_bytes * self._seconds / self._n_bytes if self._n_bytes else float("inf")
+
+    def stored(self, n_bytes: int, seconds: float) -> None:
+        """Bytes as the place keeps them, and the time in which it gave them: without that of unpacking them."""
+        self._stored_bytes, self._stored_seconds = FADES * self._stored_bytes + n_bytes, FADES * self._stored_seconds + seconds
+
+    def stored_s(self, n_bytes: float) -> float:
+        """Seconds for n_bytes as the place keeps them; 0: unknown yet."""
+        return n_bytes * self._stored_seconds / self._stored_bytes if self._stored_bytes and self._stored_seconds >= LEAST_SEEN_S else 0.0
 
     @property
     def stale(self) -> bool:

@@ -13,7 +13,7 @@ def _redis(identity: ModelIdentity, settings: StoreSettings) -> Place:
     from edgekv.store.remote import RedisPlace
 
     assert settings.url is not None
-    return RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s)
+    return RedisPlace(identity, settings.url, settings.url_ttl_s, settings.url_timeout_s, codec=settings.codec)
 
 
 SHARED: dict[str, Callable[[ModelIdentity, StoreSettings], Place]] = {"redis": _redis, "rediss": _redis}
@@ -33,7 +33,7 @@ def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]
     """The fastest first. A place that cannot be used now is there all the same, and tried again. Raises ConfigError for a bad address."""
     places: list[Place] = []
     if settings.folder is not None:
-        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes, ttl_s=settings.folder_ttl_s))
+        places.append(FolderPlace(identity, settings.folder, settings.folder_bytes, ttl_s=settings.folder_ttl_s, codec=settings.codec))
     if settings.url is not None:
         places.append(SHARED[shared_scheme(settings.url)](identity, settings))
     return places

@@ -48,14 +48,16 @@ class Ram:
         return [self._blocks[key] for key in sorted(self._snapshots.get(parent, ()))]
 
     def put(self, block: Block) -> list[Link]:
-        """Keep a block that is not there, as the most recently used one; returns the tails that it made superfluous, which are gone."""
-        tails = [] if block.link.snapshot else [child.link for child in covered_tails(self.children(block.link.parent), block)]
-        for link in tails:
+        """Keep a block, which is not there or only rounded, as the most recently used one; returns what it made superfluous, which is gone: tails, and its
+        rounded copy."""
+        gone = [] if block.link.snapshot else [child.link for child in covered_tails(self.children(block.link.parent), block, block.link.rounded)]
+        gone += [block.link] if block.link.key in self._blocks else []
+        for link in gone:
             self.remove(link.key)
         self._blocks[block.link.key] = block
         self._siblings(block).setdefault(block.link.parent, set()).add(block.link.key)
         self._count(block, 1)
-        return tails
+        return gone
 
     def remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)

@@ -1,6 +1,7 @@
 """A place below RAM that several machines share: a Redis-compatible server.
 
     edgekv:ROOT:KEY              a block or snapshot: the same bytes as a file's
+    edgekv:ROOT:KEY:rounded      the same block, rounded
     edgekv:ROOT:PARENT:children  a hash: what follows a block; KEY and READING (17 bytes) -> tokens (int32, little endian)
     edgekv:ROOT:PARENT:snapshots a hash of the same form: the snapshots that hang on a block
 
@@ -10,6 +11,8 @@ All names are in hexadecimal, ROOT is the model identity's. Everything has a tim
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,11 +20,12 @@ import numpy as np
 from edgekv.errors import ConfigError
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
-from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode_header, header_bytes
+from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode, header_bytes, take_layers
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
-from edgekv.store.place_rates import Rate
+from edgekv.store.place_rates import Rate, rounds
 from edgekv.store.results import PlaceStats
+from edgekv.vocab import CacheCodec
 
 BACK_OFF_S = 5.0
 """Seconds until a failed server is asked again."""
@@ -38,8 +42,8 @@ FIRST_READ = 8192
 MOST_CHILDREN = 1024
 """Children of a block, until the forgotten ones are taken out."""
 
-CHILDREN, SNAPSHOTS = ":children", ":snapshots"
-"""Ends of the names of what hangs on a block."""
+CHILDREN, SNAPSHOTS, ROUNDED = ":children", ":snapshots", ":rounded"
+"""Ends of the names of what hangs on a block, and of its rounded copy."""
 
 T = TypeVar("T")
 
@@ -50,7 +54,8 @@ class RedisPlace:
     name = "remote"
     ahead = 512
 
-    def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S):
+    def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S,
+                 codec: CacheCodec = CacheCodec.NONE):
         """Does not connect yet. Raises ConfigError if `url` is none, or redis-py is not installed."""
         self.stats = PlaceStats()
         self._identity, self._root, self._ttl_s, self._timeout_s = identity, identity.root_key(), ttl_s, timeout_s
@@ -62,7 +67,7 @@ class RedisPlace:
         what = f"the prefix server at {where.get('path') or '{}:{}'.format(where.get('host', 'localhost'), where.get('port', 6379))}"
         self._asking = Outage(what, back_off_s, self.stats)
         self._writing = Outage(what, back_off_s, self.stats)
-        self._rate = Rate()
+        self._codec, self._rate = codec, Rate()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="edgekv-ask")
 
     @property
@@ -81,8 +86,8 @@ class RedisPlace:
     # ---- reading ---------------------------------------------------------------------------------------------------------------------
 
     def have(self, links: Sequence[Link]) -> list[bool]:
-        found = self._ask(lambda: self._exist(self._client, [link.key for link in links]))
-        return found or [False] * len(links)
+        found = self._ask(lambda: self._copies(self._client, links))
+        return [copy is not None for copy in found] if found else [False] * len(links)
 
     def children(self, parent: bytes) -> list[Child]:
         return self._ask(lambda: self._children(self._client, parent)) or []
@@ -92,25 +97,26 @@ class RedisPlace:
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """All headers in one request."""
-        found = self._ask(lambda: self._headers([link.key for link in links])) if links else None
-        return [self._open_one(link, *one) for link, one in zip(links, found)] if found else [None] * len(links)
+        wanted = [copy for link in links for copy in _copies_of(link)]
+        found = self._ask(lambda: self._headers(wanted)) if wanted else None
+        there = {(copy.key, copy.rounded): (copy, *one) for copy, one in zip(wanted, found or ()) if one[1]}
+        best = [there.get((link.key, False)) or there.get((link.key, link.rounded)) for link in links]
+        return [None if one is None else self._open_one(*one) for one in best]
 
-    def _headers(self, keys: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    def _headers(self, copies: Sequence[Link]) -> list[tuple[bytes, int]]:
         """The first bytes of blocks, with the whole header, and their number of bytes; no bytes for a missing block."""
         pipeline = self._client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.getrange(self._name(key), 0, FIRST_READ - 1)
-            pipeline.strlen(self._name(key))
+        for copy in copies:
+            pipeline.getrange(self._name_of(copy), 0, FIRST_READ - 1)
+            pipeline.strlen(self._name_of(copy))
         answers = pipeline.execute()
         return [(first, n_bytes) for first, n_bytes in zip(answers[::2], answers[1::2])]
 
     def _open_one(self, link: Link, first: bytes, n_bytes: int) -> ComingBlock | None:
-        if not n_bytes:
-            return None
         try:
             n_header = header_bytes(first)
             if n_header > len(first):
-                more = self._ask(lambda: self._client.getrange(self._name(link.key), len(first), n_header - 1))
+                more = self._ask(lambda: self._client.getrange(self._name_of(link), len(first), n_header - 1))
                 first += more or b""
             header = decode_header(first)
             header.check(self._root, link, self._identity.layout, n_bytes)
@@ -123,18 +129,24 @@ class RedisPlace:
     def _fill(self, header: BlockHeader, first: bytes, layers: range, out: np.ndarray) -> bool:
         """Bounded by the time of a call, and by LEAST_RATE besides. redis-py reads under the interpreter's lock: two questions at a time were
         slower."""
-        start = header.start + int(header.layout.layer_starts(header.link.n)[layers.start])
-        name = self._name(header.link.key)
+        starts = header.starts()
+        start, end = int(starts[layers.start]), int(starts[layers.stop])
+        name = self._name_of(header.link)
         if not self.working:
             return False
         try:
             # two clients: the socket's timeout is that of a short answer
-            future = self._pool.submit(self._loading_client.getrange, name, start, start + len(out) - 1)
-            rows = self._wait(future, self._timeout_s + len(out) / LEAST_RATE)
-            if rows is None or len(rows) != len(out):  # not in time, or evicted meanwhile
+            began = monotonic()
+            future = self._pool.submit(self._loading_client.getrange, name, start, end - 1)
+            stored = self._wait(future, self._timeout_s + (end - start) / LEAST_RATE)
+            if stored is None or len(stored) != end - start:  # not in time, or evicted meanwhile
                 return False
-            out[:] = np.frombuffer(rows, np.uint8)
-            check_layers(out, header, layers)
+            self._rate.stored(len(stored), monotonic() - began)
+            if header.link.rounded:
+                take_layers(np.frombuffer(stored, np.uint8), header, layers, out)
+            else:
+                out[:] = np.frombuffer(stored, np.uint8)
+                check_layers(out, header, layers)
         except RuntimeError:  # closed meanwhile
             return False
         except Refused as refused:
@@ -142,7 +154,7 @@ class RedisPlace:
             if now == first:  # else it was evicted, and other rows were written in its place
                 self._refuse(header.link, refused)
             return False
-        self.stats.n_loaded_bytes += len(out)
+        self.stats.n_loaded_bytes += len(stored)
         return True
 
     def _refuse(self, link: Link, refused: Refused) -> None:
@@ -150,13 +162,16 @@ class RedisPlace:
         if self.stats.n_refused == 1:
             log.warning("%s has a block that is not used: %s; more such blocks are not reported", self._asking.what, refused)
         if refused.damaged:
-            self._ask(lambda: self._client.unlink(self._name(link.key)))
+            self._ask(lambda: self._client.unlink(self._name_of(link)))
 
-    def _exist(self, client: Any, keys: Sequence[bytes]) -> list[bool]:
+    def _copies(self, client: Any, links: Sequence[Link]) -> list[Link | None]:
+        """The copy of each block that will do, the better one if there are two; None: there is none."""
+        wanted = [copy for link in links for copy in _copies_of(link)]
         pipeline = client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.exists(self._name(key))
-        return [bool(n) for n in pipeline.execute()]
+        for copy in wanted:
+            pipeline.exists(self._name_of(copy))
+        there = {(copy.key, copy.rounded): copy for copy, n in zip(wanted, pipeline.execute()) if n}
+        return [there.get((link.key, False)) or there.get((link.key, link.rounded)) for link in links]
 
     def _children(self, client: Any, parent: bytes) -> list[Child]:
         """The children whose rows the server still has."""
@@ -170,13 +185,13 @@ class RedisPlace:
         lists = pipeline.execute()
         named = [[child for field, value in listed.items() if (child := _child(parent, field, value, kind == SNAPSHOTS)) is not None]
                  for parent, listed in zip(parents, lists)]
-        keys = [child.link.key for children in named for child in children]
-        there = dict(zip(keys, self._exist(client, keys))) if keys else {}
+        links = [child.link for children in named for child in children]
+        there = {link.key: copy for link, copy in zip(links, self._copies(client, links)) if copy is not None} if links else {}
         for parent, listed, children in zip(parents, lists, named):
-            gone = [_field(child.link) for child in children if not there[child.link.key]]
+            gone = [_field(child.link) for child in children if child.link.key not in there]
             if len(listed) > MOST_CHILDREN and gone:
                 client.hdel(self._name(parent, kind), *gone)
-        return [[child for child in children if there[child.link.key]] for children in named]
+        return [[Child(there[child.link.key], child.tokens) for child in children if child.link.key in there] for children in named]
 
     # ---- writing ---------------------------------------------------------------------------------------------------------------------
 
@@ -185,9 +200,11 @@ class RedisPlace:
             pipeline = self._writing_client.pipeline(transaction=False)
             for link in chain:
                 pipeline.expire(self._name(link.key), self._ttl_s)
+                pipeline.expire(self._name(link.key, ROUNDED), self._ttl_s)
                 pipeline.expire(self._name(link.parent, _kind(link)), self._ttl_s)
             answers = pipeline.execute()
-            return [link for link, *there in zip(chain, answers[::2], answers[1::2]) if not all(there)]
+            return [link for link, raw, rounded, listed in zip(chain, answers[::3], answers[1::3], answers[2::3])
+                    if not ((raw or link.rounded and rounded) and listed)]
 
         return self._try(expire, self._writing) or []
 
@@ -206,19 +223,23 @@ class RedisPlace:
         return self._try(lambda: self._write(block), self._writing) or Outcome.LATER
 
     def _write(self, block: Block) -> Outcome:
-        link, listing = block.link, self._name(block.link.parent, _kind(block.link))
-        if not self._writing_client.expire(self._name(link.key), self._ttl_s):
-            data = b"".join([encode_header(block, self._identity), block.payload.data])
-            self._writing_client.set(self._name(link.key), data, ex=self._ttl_s)
+        rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=True)
+        link, listing = replace(block.link, rounded=block.link.rounded or rounded), self._name(block.link.parent, _kind(block.link))
+        there = [copy for copy in _copies_of(link) if self._writing_client.expire(self._name_of(copy), self._ttl_s)]
+        if not there:
+            if block.link.rounded:
+                return Outcome.DECLINED
+            data = b"".join(encode(block, self._identity, rounded))
+            self._writing_client.set(self._name_of(link), data, ex=self._ttl_s)
             self.stats.n_written += 1
             self.stats.n_written_bytes += len(data)
-        tails = [] if link.snapshot else covered_tails(self._children(self._writing_client, link.parent), block)
+        tails = [] if link.snapshot else covered_tails(self._children(self._writing_client, link.parent), block, link.rounded)
         pipeline = self._writing_client.pipeline(transaction=False)
         pipeline.hset(listing, _field(link), block.tokens.astype("<i4").tobytes())
         pipeline.expire(listing, self._ttl_s)
         for tail in tails:
             pipeline.hdel(listing, _field(tail.link))
-            pipeline.unlink(self._name(tail.link.key))
+            pipeline.unlink(self._name(tail.link.key), self._name(tail.link.key, ROUNDED))
         pipeline.execute()
         return Outcome.WRITTEN
 
@@ -265,6 +286,9 @@ class RedisPlace:
         for client in (self._client, self._loading_client):
             client.connection_pool.disconnect(inuse_connections=True)
 
+    def _name_of(self, copy: Link) -> str:
+        return self._name(copy.key, ROUNDED if copy.rounded else "")
+
     def _name(self, key: bytes, more: str = "") -> str:
         return f"edgekv:{self._root.hex()}:{key.hex()}{more}"
 
@@ -300,7 +324,12 @@ def _child(parent: bytes, field: bytes, value: bytes, snapshot: bool) -> Child |
         return None
     tokens = np.frombuffer(value, "<i4").astype(np.int32)
     link = (snapshot_link if snapshot else child_link)(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
-    return Child(link, tokens) if link.key == field[:KEY_BYTES] else None
+    return Child(replace(link, rounded=not snapshot), tokens) if link.key == field[:KEY_BYTES] else None
+
+
+def _copies_of(link: Link) -> list[Link]:
+    """The copies of a block that will do, the better one first."""
+    return [replace(link, rounded=rounded) for rounded in ((False, True) if link.rounded else (False,))]
 
 
 def _first_line(error: Exception) -> str:

@@ -61,16 +61,16 @@ class Search:
                 for child in self._accepted(holder.children(parent), path):
                     n = n_common(child.tokens, rest)
                     siblings.append((n, child))
-                    if n > n_best or (n == n_best and n and child.link.reading < best[-1].link.reading):
+                    if n > n_best or (n == n_best and n and child.link.label < best[-1].link.label):
                         n_best, best = n, (*path, ChainStep(child.link, n, holder))
         position = n_whole + n_best
         return best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings)
 
     def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT
-        found = [known for child in children if least <= child.link.reading <= self._accepts
+        found = [known for child in children if least <= child.link.reading <= self._accepts and (self._read_with.takes_rounded or not child.link.rounded)
                  if (known := read_with_these(child, self._read_with)) is not None]
-        return sorted(found, key=lambda child: (child.link.reading, -child.link.n))
+        return sorted(found, key=lambda child: (child.link.label, -child.link.n))
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
@@ -82,7 +82,8 @@ class Search:
             for path in ends:
                 parent, least = (path[-1].link.key, path[-1].link.reading) if path else (root, Reading.EXACT)
                 for reading in range(least, self._accepts + 1):
-                    link = child_link(parent, Reading(reading), self._tokens[first : first + BLOCK_TOKENS], self._read_with[reading])
+                    part = self._tokens[first : first + BLOCK_TOKENS]
+                    link = child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)
                     holder = self._holder_of(link, first)
                     if holder is not None:
                         longer.append((*path, ChainStep(link, BLOCK_TOKENS, holder)))
@@ -106,7 +107,7 @@ class Search:
         for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             if len(links) == n:
                 break
-            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with))
+            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with, self._read_with.takes_rounded))
         return links
 
     # ---- near misses -----------------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class Search:
 
 def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
     """A child, with the settings that read its tokens in its link; None if those are other settings."""
-    link = child_link(child.link.parent, child.link.reading, child.tokens, read_with[child.link.reading])
+    link = child_link(child.link.parent, child.link.reading, child.tokens, read_with.of(child.link.reading), child.link.rounded)
     return Child(link, child.tokens) if link == child.link else None
 
 

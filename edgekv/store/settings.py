@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgekv.amounts import GIB
+from edgekv.vocab import CacheCodec
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class StoreSettings:
     """No call waits longer; later answers are a miss."""
     folder_ttl_s: float | None = None
     """What nobody used for so long leaves the folder; None: it stays as long as there is room."""
+    codec: CacheCodec = CacheCodec.AUTO
+    """The form of rows below RAM."""
 
 
 def default_folder() -> Path:

@@ -34,11 +34,20 @@ class SharedRam:
         self._said = False
 
     def put(self, block: Block) -> float:
-        """Keep a block. Pins of the tails that it continues are its own from now on: returns their time, 0 if there are none."""
-        tails = self.blocks.put(block)
-        for tail in tails:
-            self.forget(tail.key)
-        return max((self.pins.move(tail.key, block.link.key) for tail in tails), default=0.0)
+        """Keep a block. Pins of what it replaces are its own from now on: returns their time, 0 if there are none."""
+        replaced = self.blocks.put(block)
+        for link in replaced:
+            self.forget(link.key)
+        return max((self.pins.move(link.key, block.link.key) for link in replaced), default=0.0)
+
+    def write(self, key: bytes, writers: Sequence[Writer] | None) -> None:
+        """Let these writers have a block that was just kept; None: it stays in RAM alone."""
+        if writers is None:
+            self.alone.add(key)
+            return
+        self.alone.discard(key)
+        for writer in writers:
+            writer.add(key)
 
     def pinned_like(self, link: Link, tokens: np.ndarray) -> bytes:
         """A block beside this one that begins with these tokens, is read as well, and is pinned already; else this one. So many prompts with a common
@@ -114,7 +123,8 @@ class RamHolder:
 
     def have(self, links: Sequence[Link]) -> list[bool]:
         with self._lock:
-            return [link.key in self._ram for link in links]
+            found = [self._ram.get(link.key) for link in links]
+            return [block is not None and (link.rounded or not block.link.rounded) for link, block in zip(links, found)]
 
     def children(self, parent: bytes) -> list[Child]:
         with self._lock:

@@ -80,7 +80,7 @@ class Snapshots:
                 link = one.child.link
                 fits = (goes_on < first + link.n <= last and link.reading <= accepts
                         and np.array_equal(one.child.tokens, tokens[first : first + link.n])
-                        and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with[link.reading]))
+                        and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with.of(link.reading)))
                 block = self._open(one, hit) if fits else None
                 if block is not None:
                     kept = KeptSnapshot(first + link.n, Ram.name if one.place is None else one.place.name, block)
@@ -126,11 +126,11 @@ class Snapshots:
         parent, least, n_whole = root, Reading.EXACT, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
         for first in range(0, n_whole, BLOCK_TOKENS):
             part, reading = tokens[first : first + BLOCK_TOKENS], Reading(labels[first + BLOCK_TOKENS - 1])
-            link = self._known(parent, part, range(least, reading + 1), read_with) or child_link(parent, reading, part, read_with[reading])
+            link = self._known(parent, part, range(least, reading + 1), read_with) or child_link(parent, reading, part, read_with.of(reading))
             chain.append(link)
             parent, least = link.key, link.reading
         worst = Reading(labels[-1])
-        return [*chain, snapshot_link(parent, worst, tokens[n_whole:], read_with[worst])]
+        return [*chain, snapshot_link(parent, worst, tokens[n_whole:], read_with.of(worst))]
 
     def _parents(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes, n_have: int, read_with: ReadWith) -> list[bytes]:
         """The root, and the keys of the whole blocks of `tokens`: those that were found, then those of rows that are in place."""
@@ -138,7 +138,7 @@ class Snapshots:
         for i in range(len(tokens) // BLOCK_TOKENS):
             part = tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
             reading = chain[i].reading if i < len(chain) else reading
-            link = child_link(parents[-1], reading, part, read_with[reading])
+            link = child_link(parents[-1], reading, part, read_with.of(reading))
             if (i + 1) * BLOCK_TOKENS > n_have and (i >= len(chain) or chain[i].key != link.key):  # the found block goes on otherwise
                 break
             parents.append(link.key)

@@ -37,8 +37,7 @@ class PrefixStore:
     def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None):
         """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
         the same bound, by default its own. Raises ConfigError for an address that is none."""
-        self.identity = identity
-        self.settings = settings
+        self.identity, self.settings = identity, settings
         self.places = tuple(open_places(identity, settings) if places is None else places)
         self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
         """Never more than this is kept in RAM."""
@@ -52,8 +51,7 @@ class PrefixStore:
         self._snapshots = Snapshots(self.shared, self.places, self._writers, self._known, self._make_room, self._write)
         with self._lock:
             self.shared.writers += self._writers
-        self._stats = StoreStats()
-        self._closed = False
+        self._stats, self._closed = StoreStats(), False
 
     # ---- restoring -------------------------------------------------------------------------------------------------------------------
 
@@ -82,7 +80,7 @@ class PrefixStore:
             if opened is None:
                 break
             block, source = opened
-            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, step.link.reading, source, self._reads(block), block))
+            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
         hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have))
         if goes_on is not None:
             hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with, near)
@@ -175,7 +173,7 @@ class PrefixStore:
         needed = [i for i, end in enumerate(ends) if end > n_have]
         with self._lock:
             for i in needed:
-                if (block := self._ram.get(steps[i].link.key)) is not None:
+                if (block := self._ram.get(steps[i].link.key)) is not None and (steps[i].link.rounded or not block.link.rounded):
                     opened[i] = block, Ram.name
                     self.shared.in_use[block.link.key] += 1
                     holds.keys.append(block.link.key)
@@ -211,9 +209,9 @@ class PrefixStore:
     # ---- saving ----------------------------------------------------------------------------------------------------------------------
 
     def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None,
-             read_with: ReadWith = NOTHING_SAID, in_memory: bool = False) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`. `in_memory`: what
-        the store lacks stays in RAM alone.
+             read_with: ReadWith = NOTHING_SAID, may_round: np.ndarray | None = None, in_memory: bool = False) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`. `may_round`: whether
+        places below RAM may round the rows of each token, bool [n]; None: none. `in_memory`: what the store lacks stays in RAM alone.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
@@ -230,29 +228,30 @@ class PrefixStore:
         for first in range(0, len(tokens), BLOCK_TOKENS):
             part = tokens[first : first + BLOCK_TOKENS]
             reading = Reading(labels[first + len(part) - 1])
-            link = self._known(parent, part, range(least, reading + 1), read_with)
+            rounded = may_round is not None and bool(may_round[first : first + len(part)].all())
+            link = self._known(parent, part, range(least, reading + 1), read_with, rounded)
             if link is not None:
                 n_known += len(part)
             else:
-                link = child_link(parent, reading, part, read_with[reading])
+                link = child_link(parent, reading, part, read_with.of(reading))
                 n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
                 with self._lock:
                     if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
                         break
                     self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
                 try:
-                    block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)))
+                    block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)), rounded)
                 except BaseException:
                     with self._lock:
                         self._ram.n_bytes -= n_bytes
                     raise
                 with self._lock:
                     self._ram.n_bytes -= n_bytes
-                    if link.key not in self._ram:
+                    if (had := self._ram.get(link.key)) is None or had.link.rounded:
                         self._put(block)
                         self._write(link.key, in_memory)
                 n_new += len(part)
-            chain.append(link)
+            chain.append(dataclasses.replace(link, rounded=rounded))
             parent, least = link.key, link.reading
         with self._lock:
             self._stats.n_saves += 1
@@ -275,15 +274,18 @@ class PrefixStore:
         tokens = np.ascontiguousarray(tokens, dtype=np.int32)
         return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
 
-    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith) -> Link | None:
-        """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings."""
+    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith, may_round: bool = False) -> Link | None:
+        """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
+        rows are to be rounded, or may have been."""
+        rounded = may_round or Reading.ROUNDED in readings
         near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
         if len(part) == BLOCK_TOKENS:
-            links = [child_link(parent, Reading(reading), part, read_with[reading]) for reading in readings]
+            links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [holder.have(links) for holder in near]
             return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
         children: list[Child] = [child for holder in near for child in holder.children(parent)]
-        found = [known.link for child in children if child.link.reading in readings and np.array_equal(child.tokens[: len(part)], part)
+        found = [known.link for child in children
+                 if child.link.reading in readings and (rounded or not child.link.rounded) and np.array_equal(child.tokens[: len(part)], part)
                  if (known := read_with_these(child, read_with)) is not None]
         return min(found, key=lambda link: link.reading, default=None)
 
@@ -298,13 +300,7 @@ class PrefixStore:
     # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
 
     def _write(self, key: bytes, in_memory: bool) -> None:
-        """Let the places get a block that was just kept, or none of them."""
-        if in_memory:
-            self.shared.alone.add(key)
-            return
-        self.shared.alone.discard(key)
-        for writer in self._writers:
-            writer.add(key)
+        self.shared.write(key, None if in_memory else self._writers)
 
     def _put(self, block: Block) -> None:
         if expires := self.shared.put(block):

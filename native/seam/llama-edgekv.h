@@ -183,6 +183,7 @@ enum llama_edgekv_label {
     LLAMA_EDGEKV_SPARSE_PROMPT = 1,  // by a prompt that attended only part of the visible cells; saved and loaded with the state
     LLAMA_EDGEKV_SAMPLED       = 2,  // by a decode step that sampled; not in saved states
     LLAMA_EDGEKV_EARLIER       = 4,  // by either of these, with settings that are no longer in force; Python sets it
+    LLAMA_EDGEKV_ROUNDED       = 8,  // exactly, but its rows came from a store that had rounded them; Python sets it; not in saved states
 };
 
 // false: the context has no KV cache that the seam knows, or no such stream

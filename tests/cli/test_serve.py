@@ -24,6 +24,7 @@ from edgekv.models import geometry
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
+from edgekv.vocab import CacheCodec
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 
@@ -52,6 +53,7 @@ def test_what_is_kept_where():
     assert caches("--cache-ram", "2GiB", "--cache-disk", "5GiB", EDGEKV_CACHE_DIR="d") == StoreSettings(2 << 30, Path("d"), 5 << 30)
     assert caches(EDGEKV_CACHE_URL="redis://h:1/0").url == "redis://h:1/0"
     assert caches(EDGEKV_CACHE_DISK="5GiB") == StoreSettings(folder_bytes=5 << 30), "a variable may be without effect"
+    assert caches("--cache-codec", "round").codec is CacheCodec.ROUND and caches().codec is CacheCodec.AUTO
     with pytest.raises(ConfigError, match="--cache-disk bounds the folder of --cache-dir, and there is none"):
         caches("--cache-disk", "5GiB")
     assert caches("--cache-dir", "d", "--cache-ttl", "12h").folder_ttl_s == 12 * 3600

@@ -10,8 +10,9 @@ import pytest
 from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
 from edgekv.errors import ConfigError
-from edgekv.live.cells import EARLIER, SAMPLED
+from edgekv.live.cells import EARLIER, ROUNDED, SAMPLED
 from edgekv.store.settings import StoreSettings
+from edgekv.vocab import CacheCodec
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
 
@@ -84,6 +85,25 @@ def test_what_a_sample_read_is_not_taken_for_exact(tiny, tmp_path):
         assert sources(server, longer)["disk"] == 512  # the blocks of the prompt, which was read exactly
     with serve(tiny, SPARSE, where) as server:
         assert sources(server, longer)["disk"] == len(longer)
+
+
+def test_rounded_rows_are_taken_where_they_may(tiny, tmp_path):
+    """By default in mode sparse alone; what is computed behind them does not pass for exact either."""
+    prompt, rounding = conversation(6, 700), StoreSettings(folder=tmp_path, codec=CacheCodec.ROUND)
+    longer = prompt + conversation(7, 400)
+    with serve(tiny, EXACT, rounding) as server:
+        assert sources(server, prompt)["disk"] == 0
+        server.prefixes.flush()
+    assert {path.suffix for path in tmp_path.rglob("*.kv*")} == {".kvr"}
+    with serve(tiny, SPARSE, StoreSettings(folder=tmp_path)) as server:
+        assert sources(server, longer)["disk"] == 700
+        labels = server.runtime.cells.stream().labels
+        assert (labels[:700] & ROUNDED).all() and not (labels[700:] & ROUNDED).any()
+        server.prefixes.flush()
+    with serve(tiny, EXACT, StoreSettings(folder=tmp_path)) as server:
+        assert sources(server, longer)["disk"] == 0
+    with serve(tiny, SPARSE, StoreSettings(folder=tmp_path, codec=CacheCodec.NONE)) as server:
+        assert sources(server, prompt)["disk"] == 700  # as the exact server has read them meanwhile
 
 
 def test_other_types_are_other_rows(tiny, tmp_path):

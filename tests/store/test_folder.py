@@ -21,7 +21,7 @@ from edgekv.store.files import scan
 from edgekv.store.folder import FolderPlace
 from edgekv.store.named import Pin, read_pins, remove_pin, write_pin
 
-EXACT, SAMPLED, SPARSE = Reading
+EXACT, _, SAMPLED, SPARSE = Reading
 RAM = 1 << 30
 
 

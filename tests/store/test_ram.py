@@ -12,7 +12,7 @@ from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore
 
-EXACT, SAMPLED, SPARSE = Reading
+EXACT, _, SAMPLED, SPARSE = Reading
 
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:

@@ -13,7 +13,8 @@ from edgekv.store.blocks import BLOCK_TOKENS, Reading, ReadWith, child_link
 from edgekv.store.format import VERSION
 from edgekv.store.store import PrefixStore
 
-COARSE, FINE = ReadWith(b"", b"resolution 20", b"blocks 20"), ReadWith(b"", b"resolution 2000", b"blocks 2000")
+COARSE = ReadWith(sampled=b"resolution 20", sparse=b"blocks 20")
+FINE = ReadWith(sampled=b"resolution 2000", sparse=b"blocks 2000")
 N_PROMPT = 300
 
 

@@ -22,7 +22,7 @@ from edgekv.store.blocks import Reading
 from edgekv.store.remote import RedisPlace
 from edgekv.store.store import PrefixStore
 
-EXACT, SAMPLED, SPARSE = Reading
+EXACT, _, SAMPLED, SPARSE = Reading
 redis = pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 
 

@@ -11,7 +11,7 @@ from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore
 
-EXACT, SAMPLED, SPARSE = Reading
+EXACT, _, SAMPLED, SPARSE = Reading
 
 
 def keep(store: PrefixStore, tokens: np.ndarray, reading: Reading = EXACT, n_bytes: int = 500, **of) -> bool:

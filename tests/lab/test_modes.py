@@ -51,7 +51,7 @@ def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
     ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
     ("sparse:attend=10%", "attend works without sketches only, .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),
     ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is not a change"),
-    ("exact:resolution=100", "resolution works in mode sparse only, and the mode is exact; use mode sparse"),
+    ("exact:resolution=100", "resolution works in modes sparse and evict only, and the mode is exact; use mode sparse"),
     ("off:kv_vram=1GiB", "kv_vram does nothing in mode off"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
 def test_modes_that_are_none(name, sentence):

@@ -2,7 +2,7 @@
 
 import enum
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +64,14 @@ class Link:
     def label(self) -> Reading:
         """How the rows of this copy came to be."""
         return max(self.reading, Reading.ROUNDED) if self.rounded else self.reading
+
+    def copies(self) -> "list[Link]":
+        """The copies that will do for the block asked for, the better one first."""
+        return [replace(self, rounded=rounded) for rounded in ((False, True) if self.rounded else (False,))]
+
+    def will_do(self, asked: "Link") -> bool:
+        """Whether this copy is as good as the block asked for needs."""
+        return asked.rounded or not self.rounded
 
 
 @dataclass(frozen=True, eq=False)

@@ -88,8 +88,7 @@ class FolderPlace:
 
     def _copy(self, link: Link) -> Link | None:
         """The copy that will do, the better one if there are two."""
-        copies = [replace(link, rounded=rounded) for rounded in ((False, True) if link.rounded else (False,))]
-        return next((copy for copy in copies if os.path.exists(path := self._path(copy)) and path not in self._refused), None)
+        return next((copy for copy in link.copies() if os.path.exists(path := self._path(copy)) and path not in self._refused), None)
 
     def children(self, parent: bytes) -> list[Child]:
         return self._below(parent, snapshots=False)

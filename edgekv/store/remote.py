@@ -97,7 +97,7 @@ class RedisPlace:
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """All headers in one request."""
-        wanted = [copy for link in links for copy in _copies_of(link)]
+        wanted = [copy for link in links for copy in link.copies()]
         found = self._ask(lambda: self._headers(wanted)) if wanted else None
         there = {(copy.key, copy.rounded): (copy, *one) for copy, one in zip(wanted, found or ()) if one[1]}
         best = [there.get((link.key, False)) or there.get((link.key, link.rounded)) for link in links]
@@ -166,7 +166,7 @@ class RedisPlace:
 
     def _copies(self, client: Any, links: Sequence[Link]) -> list[Link | None]:
         """The copy of each block that will do, the better one if there are two; None: there is none."""
-        wanted = [copy for link in links for copy in _copies_of(link)]
+        wanted = [copy for link in links for copy in link.copies()]
         pipeline = client.pipeline(transaction=False)
         for copy in wanted:
             pipeline.exists(self._name_of(copy))
@@ -225,7 +225,7 @@ class RedisPlace:
     def _write(self, block: Block) -> Outcome:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=True)
         link, listing = replace(block.link, rounded=block.link.rounded or rounded), self._name(block.link.parent, _kind(block.link))
-        there = [copy for copy in _copies_of(link) if self._writing_client.expire(self._name_of(copy), self._ttl_s)]
+        there = [copy for copy in link.copies() if self._writing_client.expire(self._name_of(copy), self._ttl_s)]
         if not there:
             if block.link.rounded:
                 return Outcome.DECLINED
@@ -325,11 +325,6 @@ def _child(parent: bytes, field: bytes, value: bytes, snapshot: bool) -> Child |
     tokens = np.frombuffer(value, "<i4").astype(np.int32)
     link = (snapshot_link if snapshot else child_link)(parent, Reading(field[KEY_BYTES]), tokens, field[KEY_BYTES + 1 :])
     return Child(replace(link, rounded=not snapshot), tokens) if link.key == field[:KEY_BYTES] else None
-
-
-def _copies_of(link: Link) -> list[Link]:
-    """The copies of a block that will do, the better one first."""
-    return [replace(link, rounded=rounded) for rounded in ((False, True) if link.rounded else (False,))]
 
 
 def _first_line(error: Exception) -> str:

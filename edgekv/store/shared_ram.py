@@ -124,7 +124,7 @@ class RamHolder:
     def have(self, links: Sequence[Link]) -> list[bool]:
         with self._lock:
             found = [self._ram.get(link.key) for link in links]
-            return [block is not None and (link.rounded or not block.link.rounded) for link, block in zip(links, found)]
+            return [block is not None and block.link.will_do(link) for link, block in zip(links, found)]
 
     def children(self, parent: bytes) -> list[Child]:
         with self._lock:

@@ -173,7 +173,7 @@ class PrefixStore:
         needed = [i for i, end in enumerate(ends) if end > n_have]
         with self._lock:
             for i in needed:
-                if (block := self._ram.get(steps[i].link.key)) is not None and (steps[i].link.rounded or not block.link.rounded):
+                if (block := self._ram.get(steps[i].link.key)) is not None and block.link.will_do(steps[i].link):
                     opened[i] = block, Ram.name
                     self.shared.in_use[block.link.key] += 1
                     holds.keys.append(block.link.key)

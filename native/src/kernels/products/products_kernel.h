@@ -122,14 +122,15 @@ Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
     return rows;
 }
 
-// Prefetches ROWS rows in the order of their use, some 16 rows' chunks times kChunksAhead ahead, and after a row's last chunk the next rows. So many
-// chunks of the widest type, of 4,352 bytes each, leave room in an L1 cache of 32 KiB. Whole rows ahead would not, and short ones would come too late.
+// Prefetches ROWS rows in the order of their use, and after their last chunk the next rows. What is fetched lies ahead by as many bytes as kChunksAhead
+// chunks of sixteen rows have. With the widest type, of 4,352 bytes a chunk, they leave room in an L1 cache of 32 KiB. Whole rows ahead would not,
+// and short ones would come too late.
 template <class Type, int ROWS = kProductRows>
 class Ahead {
 public:
     Ahead(const ProductProblem & p, int row)
         : weights_(p.weights), stride_(p.weight_stride), row_(row), n_chunks_((p.n_values + kProductChunk - 1) / kProductChunk) {}
-    // the next calls of fetch() are for the chunk so many after `chunk`
+    // the next calls of fetch() are for the chunk that lies so far ahead of `chunk`
     void at(int chunk) {
         const int ahead = chunk + kChunksAhead * kProductRows / ROWS, row = row_ + ahead / n_chunks_ * ROWS;
         from_ = weights_ + static_cast<size_t>(row) * stride_ + static_cast<size_t>(ahead % n_chunks_) * kBytes * Type::kSideBySide;

@@ -70,7 +70,7 @@ struct RowQ6_K : Q6_K {
     }
 };
 
-// For each byte of a vector, where its scale's word is among the eight of a group: for Simd::scaled_sums().
+// The order of bytes in which a group's eight scales become a vector's factors for Simd::scaled_sums(): each of its codes meets its scale.
 template <int WIDTH>
 struct ScalePlaces {
     alignas(64) uint8_t at[kRowVectors][kRowCodes];
@@ -177,7 +177,7 @@ void multiply_rows_of_k(const ProductProblem & p, int row, int end) {
     }
 }
 
-// The places of bytes of 8 as words, for Simd::scaled_sums().
+// The order of bytes in which Simd::widened() becomes factors for Simd::scaled_sums(): the second if it has kWideSums.
 alignas(16) constexpr uint8_t kWordPlaces[2][16] = {
     {0, 0x80, 0, 0x80, 0, 0x80, 0, 0x80, 8, 0x80, 8, 0x80, 8, 0x80, 8, 0x80},
     {0, 0x80, 0x80, 0x80, 0, 0x80, 0x80, 0x80, 8, 0x80, 0x80, 0x80, 8, 0x80, 0x80, 0x80}};

@@ -238,11 +238,14 @@ class FolderPlace:
     def write(self, block: Block) -> Outcome:
         rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
         if block.link.rounded or rounded:
-            if self._copy(replace(block.link, rounded=True)) is not None:
+            copy = replace(block.link, rounded=True)
+            if self._copy(copy) is not None:
+                self._used_again(copy)
                 return Outcome.WRITTEN
             if block.link.rounded:
                 return Outcome.DECLINED
-        path = self._path(replace(block.link, rounded=rounded))
+        copy = replace(block.link, rounded=rounded)
+        path = self._path(copy)
         if path in self._theirs:
             return Outcome.DECLINED
         try:
@@ -259,10 +262,12 @@ class FolderPlace:
                     self._say_full()
                     self._counted()
                     return Outcome.DECLINED
-                self._write_anyhow(path, header, payload, self._latest.get(block.link.key, time.time_ns()))
+                self._write_anyhow(path, header, payload, self._used_ns(copy))
                 self._bound.added(n_bytes)
                 self.stats.n_written += 1
                 self.stats.n_written_bytes += n_bytes
+            else:
+                self._used_again(copy)
             self._remember(block.link.key, block.tokens)
             if not block.link.snapshot:
                 self._drop_tails(block, rounded)
@@ -276,6 +281,14 @@ class FolderPlace:
         self._refused.discard(path)
         self._writing.succeeded()
         return Outcome.WRITTEN
+
+    def _used_ns(self, link: Link) -> int:
+        return self._latest.get(link.key, time.time_ns())
+
+    def _used_again(self, copy: Link) -> None:
+        """What is written and there already counts as used, or eviction takes it for as old as its file."""
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            os.utime(self._path(copy), ns=(self._used_ns(copy),) * 2)
 
     def _say_full(self) -> None:
         if self._bound.pinned and not self._said_full:

@@ -50,12 +50,14 @@ def test_table():
 
 
 def test_weights_are_named_as_llama_cpp_lays_them_out(default_model):
-    """The doctor names the layout that llama.cpp chooses when it loads the default model."""
+    """The layouts are those that llama.cpp chooses when it loads the default model; the doctor names kernels of ours that read them."""
     weights = json.loads(run("-o", "json").stdout)["weights"]
     load = "import sys; from edgekv import Llama; Llama(sys.argv[1], n_ctx=512, verbose=True)"
     done = subprocess.run([sys.executable, "-c", load, str(default_model)], capture_output=True, text=True, timeout=120)
     laid_out = set(re.findall(r"(\S+) model buffer size", done.stderr)) & {*filter(None, weights.values()), "AMX", "CPU_REPACK"}
-    assert laid_out == {weights["Q4_1"]} - {None, "EDGEKV"}, "a kernel of ours takes them as they are"
+    chosen = layouts()["Q4_1"]
+    assert laid_out == {chosen} - {None}
+    assert weights["Q4_1"] == ("EDGEKV" if weight_types.multiplied_by_us("Q4_1", chosen) else chosen)
     assert set(weights) == set(WEIGHT_TYPES) - {"F16", "BF16"}
 
 
@@ -98,7 +100,9 @@ def test_ours_are_asked_of_the_library():
     """No kernel of ours serves plain x86-64, nor a layout that it does not know."""
     if _native.isa() != "portable":
         assert weight_types.multiplied_by_us("Q6_K", None) and weight_types.multiplied_by_us("Q4_K", "CPU_REPACK")
-    assert not weight_types.multiplied_by_us("Q6_K", "CPU_REPACK") and not weight_types.multiplied_by_us("Q4_K", "AMX")
+    tiles = _native.isa() == "amx"
+    assert not weight_types.multiplied_by_us("Q6_K", "CPU_REPACK") and weight_types.multiplied_by_us("Q4_K", "AMX") == tiles
+    assert not weight_types.multiplied_by_us("Q5_0", "AMX"), "llama.cpp has no such layout of it"
     assert not weight_types.multiplied_by_us("F16", None)
 
 

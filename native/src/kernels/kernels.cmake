@@ -28,7 +28,7 @@ set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -ma
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>)
 set(edgekv_avx512vnni_flags ${edgekv_avx512_flags} -mavx512vnni)
 set(edgekv_avx512bf16_flags ${edgekv_avx512_flags} -mavx512bf16)
-set(edgekv_amx_flags ${edgekv_avx512_flags})  # its tile instructions are written out
+set(edgekv_amx_flags ${edgekv_avx512vnni_flags})  # every processor with AMX has VNNI; the tiles' instructions are written out
 set(edgekv_isas portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     list(APPEND edgekv_isas avx2 avxvnni avx512 avx512vnni avx512bf16 amx)

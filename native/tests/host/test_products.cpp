@@ -15,9 +15,14 @@
 #include "kernels/half.h"
 #include "kernels/products/products_internal.h"
 #include "kernels/products/weight_blocks.h"
+#include "kernels/simd/isa_dispatch.h"
 
 using namespace edgekv;
 using namespace test;
+
+namespace edgekv {
+extern const ProductKernels kProductsEmulated;  // tiles in plain C++
+}
 
 namespace {
 
@@ -27,30 +32,32 @@ struct Type {
     size_t bytes;  // of a block
     std::vector<size_t> halves;  // where a block has f16
     bool repacked = false;  // there is a form of eight rows
+    bool tiled = false;     // and of sixteen
 };
 
 const Type kTypes[] = {
-    {WeightType::q4_0, "Q4_0", sizeof(BlockQ4_0), {0}, true},
-    {WeightType::q4_1, "Q4_1", sizeof(BlockQ4_1), {0, 2}},
+    {WeightType::q4_0, "Q4_0", sizeof(BlockQ4_0), {0}, true, true},
+    {WeightType::q4_1, "Q4_1", sizeof(BlockQ4_1), {0, 2}, false, true},
     {WeightType::q5_0, "Q5_0", sizeof(BlockQ5_0), {0}},
     {WeightType::q5_1, "Q5_1", sizeof(BlockQ5_1), {0, 2}},
-    {WeightType::q8_0, "Q8_0", sizeof(BlockQ8_0), {0}},
-    {WeightType::q4_k, "Q4_K", sizeof(BlockQ4_K), {0, 2}, true},
-    {WeightType::q5_k, "Q5_K", sizeof(BlockQ5_K), {0, 2}},
-    {WeightType::q6_k, "Q6_K", sizeof(BlockQ6_K), {208}},
+    {WeightType::q8_0, "Q8_0", sizeof(BlockQ8_0), {0}, false, true},
+    {WeightType::q4_k, "Q4_K", sizeof(BlockQ4_K), {0, 2}, true, true},
+    {WeightType::q5_k, "Q5_K", sizeof(BlockQ5_K), {0, 2}, false, true},
+    {WeightType::q6_k, "Q6_K", sizeof(BlockQ6_K), {208}, false, true},
     {WeightType::iq4_nl, "IQ4_NL", sizeof(BlockIQ4_NL), {0}, true},
-    {WeightType::iq4_xs, "IQ4_XS", sizeof(BlockIQ4_XS), {0}},
+    {WeightType::iq4_xs, "IQ4_XS", sizeof(BlockIQ4_XS), {0}, false, true},
     {WeightType::mxfp4, "MXFP4", sizeof(BlockMXFP4), {}, true},
 };
 
 struct Kernels {
     const char * name;
     const ProductKernels & of;
+    bool tiles;  // multiplies sixteens
 };
 
 struct Case {
     const Type & type;
-    bool interleaved;
+    WeightLayout layout;
     int n_values, n_rows, n_tokens;
 };
 
@@ -112,6 +119,100 @@ std::vector<char> eight_of(WeightType type, const std::vector<char> (&rows)[8]) 
     return eight;
 }
 
+uint8_t byte_at(const std::vector<char> & block, size_t at) { return static_cast<uint8_t>(block[at]); }
+
+// The code of a value, of four bits, five or six; or its byte.
+uint8_t code_of(WeightType type, const std::vector<char> & block, size_t at) {
+    const auto nibble = [&](size_t byte, bool high) { return static_cast<uint8_t>(high ? byte_at(block, byte) >> 4 : byte_at(block, byte) & 15); };
+    switch (type) {
+        case WeightType::q4_0: return nibble(2 + at % 16, at >= 16);
+        case WeightType::q4_1: return nibble(4 + at % 16, at >= 16);
+        case WeightType::q8_0: return byte_at(block, 2 + at);
+        case WeightType::q4_k: return nibble(16 + at / 64 * 32 + at % 32, at / 32 % 2);
+        case WeightType::q5_k:
+            return static_cast<uint8_t>(nibble(48 + at / 64 * 32 + at % 32, at / 32 % 2) | (byte_at(block, 16 + at % 32) >> at / 32 & 1) << 4);
+        case WeightType::q6_k: {
+            const size_t half = at / 128, quarter = at % 128 / 32;
+            const int upper = byte_at(block, 128 + 32 * half + at % 32) >> 2 * quarter & 3;
+            return static_cast<uint8_t>(nibble(64 * half + 32 * (quarter % 2) + at % 32, quarter >= 2) | upper << 4);
+        }
+        case WeightType::iq4_xs: return nibble(8 + at / 32 * 16 + at % 16, at % 32 >= 16);
+        default: return 0;
+    }
+}
+
+// Sixteen rows' blocks as ggml packs them for tiles: quads of codes, first their low bits, then the others, then numbers.
+std::vector<char> sixteen_of(WeightType type, const std::vector<char> (&rows)[16]) {
+    std::vector<char> out;
+    const size_t n = static_cast<size_t>(weight_values(type));
+    const auto put = [&](int byte) { out.push_back(static_cast<char>(byte)); };
+    const auto quads = [&](size_t quad, size_t row, size_t i) { return code_of(type, rows[row], 4 * quad + i); };
+    const auto each = [&](auto with) {
+        for (size_t row = 0; row < 16; ++row) {
+            for (size_t i = 0; i < 4; ++i) {
+                with(row, i);
+            }
+        }
+    };
+    const bool bytes = type == WeightType::q8_0;
+    for (size_t quad = 0; quad < n / 4; quad += bytes ? 1 : 2) {
+        each([&](size_t row, size_t i) { put(bytes ? quads(quad, row, i) : (quads(quad, row, i) & 15) | (quads(quad + 1, row, i) & 15) << 4); });
+    }
+    const size_t per_high = type == WeightType::q5_k ? 8 : 4, bits = type == WeightType::q5_k ? 1 : 2;
+    for (size_t quad = 0; (type == WeightType::q5_k || type == WeightType::q6_k) && quad < n / 4; quad += per_high) {
+        each([&](size_t row, size_t i) {
+            int high = 0;
+            for (size_t j = 0; j < per_high; ++j) {
+                high |= quads(quad + j, row, i) >> 4 << bits * j;
+            }
+            put(high);
+        });
+    }
+    const auto six = [&](size_t row, size_t j, bool min) {  // of Q4_K and Q5_K
+        const size_t from = j + (min ? 4 : 0);
+        return j < 4 ? byte_at(rows[row], 4 + from) & 63
+                     : (min ? byte_at(rows[row], 8 + j) >> 4 : byte_at(rows[row], 8 + j) & 15) | (byte_at(rows[row], from) >> 6) << 4;
+    };
+    if (type == WeightType::q4_k || type == WeightType::q5_k) {
+        for (size_t j = 0; j < 8; ++j) {
+            for (size_t row = 0; row < 16; ++row) {
+                put(six(row, j, false));
+            }
+        }
+        for (size_t j = 0; j < 8; j += 2) {
+            for (size_t row = 0; row < 16; ++row) {
+                put(six(row, j, true));
+                put(six(row, j + 1, true));
+            }
+        }
+    }
+    for (size_t j = 0; type == WeightType::q6_k && j < 16; ++j) {
+        for (const auto & row : rows) {
+            put(row[192 + j]);
+        }
+    }
+    for (size_t j = 0; type == WeightType::iq4_xs && j < 8; ++j) {
+        for (const auto & row : rows) {
+            put(((byte_at(row, 4 + j / 2) >> 4 * (j % 2) & 15) | ((byte_at(row, 2 + j / 4) >> 2 * (j % 4) & 3) << 4)) - 32);
+        }
+    }
+    const size_t halves = type == WeightType::q6_k ? 208 : 0, n_halves = type == WeightType::q4_1 || type == WeightType::q4_k || type == WeightType::q5_k ? 2 : 1;
+    for (size_t i = 0; i < n_halves; ++i) {
+        for (const auto & row : rows) {
+            put(row[halves + 2 * i]);
+            put(row[halves + 2 * i + 1]);
+        }
+    }
+    for (size_t row = 0; bytes && row < 16; ++row) {
+        int32_t sum = 0;
+        for (size_t i = 0; i < n; ++i) {
+            sum += 128 * static_cast<int8_t>(code_of(type, rows[row], i));
+        }
+        out.insert(out.end(), reinterpret_cast<char *>(&sum), reinterpret_cast<char *>(&sum) + sizeof sum);
+    }
+    return out;
+}
+
 struct Instance {
     explicit Instance(const Case & c, unsigned seed) : c(c) {
         std::mt19937 random(seed);
@@ -119,27 +220,30 @@ struct Instance {
         stride = n_blocks * c.type.bytes;
         std::vector<std::vector<char>> blocks(n_blocks * static_cast<size_t>(c.n_rows));
         plain_weights.reserve(stride * static_cast<size_t>(c.n_rows));
-        weights.reserve(stride * static_cast<size_t>(c.n_rows));
+        weights.reserve((stride + (c.layout == WeightLayout::sixteens ? 4 * n_blocks : 0)) * static_cast<size_t>(c.n_rows));
         for (auto & block : blocks) {
             block = random_block(c.type, random);
             plain_weights.insert(plain_weights.end(), block.begin(), block.end());
         }
-        if (c.interleaved) {
-            for (size_t group = 0; group < static_cast<size_t>(c.n_rows); group += 8) {
+        const auto in_groups = [&](auto & rows, auto join) {
+            for (size_t group = 0; group < static_cast<size_t>(c.n_rows); group += std::size(rows)) {
                 for (size_t b = 0; b < n_blocks; ++b) {
-                    std::vector<char> rows[8];
-                    for (size_t r = 0; r < 8; ++r) {
+                    for (size_t r = 0; r < std::size(rows); ++r) {
                         rows[r] = blocks[(group + r) * n_blocks + b];
                     }
-                    const std::vector<char> eight = eight_of(c.type.type, rows);
-                    weights.insert(weights.end(), eight.begin(), eight.end());
+                    const std::vector<char> joined = join(c.type.type, rows);
+                    weights.insert(weights.end(), joined.begin(), joined.end());
                 }
             }
-        } else {
-            weights.assign(plain_weights.begin(), plain_weights.end());
+        };
+        std::vector<char> eight[8], sixteen[16];
+        switch (c.layout) {
+            case WeightLayout::rows: weights.assign(plain_weights.begin(), plain_weights.end()); break;
+            case WeightLayout::eights: in_groups(eight, eight_of); break;
+            case WeightLayout::sixteens: in_groups(sixteen, sixteen_of); break;
         }
         const size_t n_chunks = static_cast<size_t>((c.n_values + kProductChunk - 1) / kProductChunk), n_tokens = static_cast<size_t>(c.n_tokens);
-        tokens.resize(n_chunks * n_tokens);
+        tokens.resize(n_chunks * n_tokens + kTokensBehind);
         std::normal_distribution<float> normal;
         std::vector<float> values(static_cast<size_t>(c.n_values));
         for (size_t t = 0; t < n_tokens; ++t) {
@@ -151,7 +255,7 @@ struct Instance {
     ProductProblem problem(bool plain, float * out) const {
         ProductProblem p = {};
         p.type          = c.type.type;
-        p.interleaved   = !plain && c.interleaved;
+        p.layout        = plain ? WeightLayout::rows : c.layout;
         p.weights       = plain ? plain_weights.data() : weights.data();
         p.weight_stride = stride;
         p.tokens        = tokens.data();
@@ -186,6 +290,8 @@ struct Instance {
     AtEndVector<TokenChunk> tokens;
 };
 
+const char * const kLayoutNames[] = {"", " of eight", " of sixteen"};
+
 void check_near(const Instance & in, const std::vector<float> & want, const std::vector<float> & got, int first, int end, const Kernels & with, const char * how) {
     const Case & c = in.c;
     for (int t = 0; t < c.n_tokens; ++t) {
@@ -194,7 +300,7 @@ void check_near(const Instance & in, const std::vector<float> & want, const std:
             const bool mine = r >= first && r < end;
             const double bound = mine ? (6.0 * c.n_values / kProductBlock + 8.0) * std::ldexp(in.size_of(r, t), -24) : 0.0;
             CHECK(std::fabs(static_cast<double>(got[at]) - want[at]) <= bound, "%s, %s%s, %d values, %d rows, %d tokens%s: row %d, token %d: %.9g, not %.9g",
-                  with.name, c.type.name, c.interleaved ? " of eight" : "", c.n_values, c.n_rows, c.n_tokens, how, r, t,
+                  with.name, c.type.name, kLayoutNames[static_cast<int>(c.layout)], c.n_values, c.n_rows, c.n_tokens, how, r, t,
                   static_cast<double>(got[at]), static_cast<double>(want[at]));
         }
     }
@@ -213,32 +319,35 @@ void check(const Case & c, int first, int end, const Kernels & with) {
     }
 }
 
-void check_products(const Kernels & with, const Type & type, bool interleaved) {
+void check_products(const Kernels & with, const Type & type, WeightLayout layout) {
+    const bool rows = layout == WeightLayout::rows, sixteens = layout == WeightLayout::sixteens;
+    const int n_rows = sixteens ? 32 : 24;
     const auto sizes = weight_values(type.type) == kProductChunk ? std::vector<int>{256, 768} : std::vector<int>{32, 64, 256, 288, 576};
     for (const int n_values : sizes) {
-        for (const int n_tokens : {1, 2, 3, 4, 5, 7, 9, 15, 16}) {
-            check({type, interleaved, n_values, 24, n_tokens}, 0, 24, with);
-            check({type, interleaved, n_values, 40, n_tokens}, 16, 32, with);
-            if (!interleaved) {
-                check({type, false, n_values, 19, n_tokens}, 16, 19, with);
+        for (const int n_tokens : {1, 2, 3, 4, 5, 7, 9, 15, 16, 33, 50}) {
+            check({type, layout, n_values, n_rows, n_tokens}, 0, n_rows, with);
+            check({type, layout, n_values, sixteens ? 48 : 40, n_tokens}, 16, 32, with);
+            if (rows) {
+                check({type, layout, n_values, 19, n_tokens}, 16, 19, with);
             }
         }
     }
-    check({type, interleaved, 256, 8, 515}, 0, 8, with);  // more tokens than a pass
+    check({type, layout, 256, sixteens ? 16 : 8, 515}, 0, sixteens ? 16 : 8, with);  // more tokens than a pass
 }
 
 // The same token has the same product, whatever is beside it.
-void check_company(const Kernels & with, const Type & type, decltype(ProductKernels::multiply) multiply, int n_tokens) {
-    const Instance in({type, false, 768, 32, n_tokens}, 5);
+void check_company(const Kernels & with, const Type & type, WeightLayout layout, decltype(ProductKernels::multiply) multiply, int n_tokens) {
+    const Instance in({type, layout, 768, 32, n_tokens}, 5);
     const auto n = static_cast<size_t>(n_tokens);
     std::vector<float> together(in.out_stride() * n), alone(in.out_stride());
     multiply(in.problem(false, together.data()), 0, 32);
     for (size_t t = 0; t < n; ++t) {
         AtEndVector<TokenChunk> chunks;
-        chunks.reserve(3);
+        chunks.reserve(3 + kTokensBehind);
         for (size_t chunk = 0; chunk < 3; ++chunk) {
             chunks.insert(chunks.end(), &in.tokens[chunk * n + t], &in.tokens[chunk * n + t] + 1);
         }
+        chunks.resize(3 + kTokensBehind);
         ProductProblem p = in.problem(false, alone.data());
         p.tokens       = chunks.data();
         p.token_stride = 1;
@@ -248,9 +357,22 @@ void check_company(const Kernels & with, const Type & type, decltype(ProductKern
     }
 }
 
+// ... and among many tokens, where tiles may be worth it.
+void check_fewer(const Kernels & with, const Type & type) {
+    const Instance in({type, WeightLayout::rows, 768, 32, 70}, 7);
+    std::vector<float> all(in.out_stride() * 70), some(in.out_stride() * 70);
+    with.of.multiply(in.problem(false, all.data()), 0, 32);
+    ProductProblem p = in.problem(false, some.data());
+    p.n_tokens = 45;
+    with.of.multiply(p, 0, 32);
+    for (size_t t = 0; t < 45; ++t) {
+        CHECK(std::memcmp(&some[t * in.out_stride()], &all[t * in.out_stride()], 32 * sizeof(float)) == 0, "%s, %s: token %zu", with.name, type.name, t);
+    }
+}
+
 // Some of the tokens, as those of one expert: each goes to its place.
 void check_places(const Kernels & with, const Type & type) {
-    const Instance in({type, false, 512, 24, 11}, 6);
+    const Instance in({type, WeightLayout::rows, 512, 24, 11}, 6);
     std::vector<float> all(in.out_stride() * 11, -7.0f), got(all), want(all);
     with.of.multiply(in.problem(false, all.data()), 0, 24);
     const int32_t places[] = {9, 0, 4, 10, 3};
@@ -318,24 +440,44 @@ void check_values(const Kernels & with) {
     }
 }
 
+std::vector<Kernels> all_kernels() {
+    std::vector<Kernels> found;
+    for (const char * name : {"portable", "avx2", "avxvnni", "avx512vnni", "amx"}) {
+        if (product_kernels(name)) {
+            found.push_back({name, *product_kernels(name), std::strcmp(name, "amx") == 0});
+        }
+    }
+#if EDGEKV_X86
+    if (product_kernels("avx512vnni")) {
+        found.push_back({"emulated", kProductsEmulated, true});
+    }
+#endif
+    return found;
+}
+
 }  // namespace
 
 int main() {
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512vnni"}) {
-        if (product_kernels(name) == nullptr) {
-            continue;
-        }
-        std::printf("%s ", name);
-        const Kernels with = {name, *product_kernels(name)};
+    for (const Kernels & with : all_kernels()) {
+        std::printf("%s ", with.name);
         for (const Type & type : kTypes) {
-            check_products(with, type, false);
+            check_products(with, type, WeightLayout::rows);
             if (type.repacked) {
-                check_products(with, type, true);
+                check_products(with, type, WeightLayout::eights);
             }
-            check_company(with, type, with.of.multiply, 19);
-            for (const int n_tokens : {2, 3, kFewTokens}) {
-                check_company(with, type, with.of.multiply_few, n_tokens);
+            const bool sixteens = with.tiles && type.tiled;
+            if (sixteens) {
+                check_products(with, type, WeightLayout::sixteens);
             }
+            for (const WeightLayout layout : {WeightLayout::rows, WeightLayout::sixteens}) {
+                if (layout == WeightLayout::rows || sixteens) {
+                    check_company(with, type, layout, with.of.multiply, 19);
+                    for (const int n_tokens : {2, 3, kFewTokens}) {
+                        check_company(with, type, layout, with.of.multiply_few, n_tokens);
+                    }
+                }
+            }
+            check_fewer(with, type);
             check_places(with, type);
         }
         check_quantising(with, TokenForm::of_32);

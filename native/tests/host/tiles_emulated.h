@@ -10,6 +10,7 @@ namespace edgekv {
 namespace {
 
 struct EmulatedTiles {
+    struct Config {};
     struct Tile {
         char rows[16][64];
     };
@@ -49,6 +50,22 @@ struct EmulatedTiles {
                     std::memcpy(&c, tile(C).rows[m] + 4 * n, 4);
                     for (int i = 0; i < 2; ++i) {
                         c += bf16(tile(A).rows[m] + 4 * k + 2 * i) * bf16(tile(B).rows[k] + 4 * n + 2 * i);
+                    }
+                    std::memcpy(tile(C).rows[m] + 4 * n, &c, 4);
+                }
+            }
+        }
+    }
+    template <int C, int A, int B, bool SIGNED_B>
+    static void multiply_bytes() {
+        for (int m = 0; m < 16; ++m) {
+            for (int k = 0; k < 16; ++k) {
+                for (int n = 0; n < 16; ++n) {
+                    int32_t c;
+                    std::memcpy(&c, tile(C).rows[m] + 4 * n, 4);
+                    for (int i = 0; i < 4; ++i) {
+                        const char b = tile(B).rows[k][4 * n + i];
+                        c += static_cast<int8_t>(tile(A).rows[m][4 * k + i]) * (SIGNED_B ? static_cast<int8_t>(b) : static_cast<uint8_t>(b));
                     }
                     std::memcpy(tile(C).rows[m] + 4 * n, &c, 4);
                 }

@@ -12,7 +12,14 @@ constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsAv
 constexpr KernelTables<ProductKernels> kTables = {kProductsPortable};
 #endif
 
-const ProductKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }
+const ProductKernels & kernels(Isa isa) {
+#if EDGEKV_X86
+    if (isa == Isa::amx) {
+        return kProductsAmx;
+    }
+#endif
+    return kernels_for(isa, kTables);
+}
 
 }  // namespace
 
@@ -28,7 +35,9 @@ int weight_values(WeightType type) {
     }
 }
 
-bool product_supported(Isa isa) { return EDGEKV_X86 && isa != Isa::portable; }
+bool product_supported(Isa isa, WeightLayout layout) {
+    return EDGEKV_X86 && isa != Isa::portable && (layout != WeightLayout::sixteens || isa == Isa::amx);
+}
 
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply(problem, first, end); }
 
@@ -44,7 +53,14 @@ void weigh_values(const float * values, float factor, const float * weights, int
     kernels(isa).weigh_values(values, factor, weights, n, out);
 }
 
-const ProductKernels * product_kernels(const char * name) { return kernels_by_name(name, kTables); }
+const ProductKernels * product_kernels(const char * name) {
+#if EDGEKV_X86
+    if (std::strcmp(name, "amx") == 0) {
+        return isa_supported(Isa::amx) ? &kProductsAmx : nullptr;
+    }
+#endif
+    return kernels_by_name(name, kTables);
+}
 
 void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa) {
     kernels(isa).gate_values(form, gate, up, n, out);

@@ -4,7 +4,7 @@
 // A row's value is d * code + m, with one d and one m for each block of 32 or 16 values; a token's value is d * code. So
 //   product = sum over blocks of d_token * (d * (sum of code * code) + m * (sum of the token's codes)),
 // where sums of codes are exact integers, and all other arithmetic is in single precision, block after block. A token's result does not depend
-// on other tokens. With a few tokens the cost is the reading of the weights: they have a kernel of their own, with another order of sums.
+// on other tokens, but their number chooses the kernel: with a few the cost is the reading of the weights, with many tiles (AMX) pay; orders of sums differ.
 //
 // Nothing here knows ggml, llama.cpp or Python.
 #pragma once
@@ -21,8 +21,13 @@ constexpr int kProductChunk = 256;  // values unpacked at once
 constexpr int kProductRows  = 16;   // rows of a unit
 constexpr int kChunkBlocks  = kProductChunk / kProductBlock;
 constexpr int kFewTokens    = 4;
+constexpr int kTokensBehind = 15;  // chunks of tokens that may be read past the last one, as the rest of a tile
 
 enum class WeightType { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
+
+// How rows lie: as in ggml's files; eight side by side in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4; or sixteen side by side, as it
+// lays out q4_0, q4_1, q8_0, q4_k, q5_k, q6_k and iq4_xs for tiles (AMX).
+enum class WeightLayout { rows, eights, sixteens };
 
 // The form of quantised tokens, as in ggml for each type of weights: a factor for each 32 values, rounded to f16, or one for 256.
 enum class TokenForm { of_32, of_256 };
@@ -46,10 +51,10 @@ constexpr float kGeluCubic  = 0.044715f;
 
 struct ProductProblem {
     WeightType type;
-    bool interleaved;         // eight rows side by side, in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4
+    WeightLayout layout;
     const char * weights;
-    size_t weight_stride;     // bytes of a row
-    const TokenChunk * tokens;  // [n_values / kProductChunk, rounded up][token_stride], the first n_tokens of each
+    size_t weight_stride;     // bytes of a row, not for sixteens
+    const TokenChunk * tokens;  // [n_values / kProductChunk, rounded up][token_stride], the first n_tokens of each; kTokensBehind more can be read
     size_t token_stride;
     int n_values;             // of a row, a multiple of kProductBlock and of weight_values()
     int n_tokens;
@@ -60,7 +65,7 @@ struct ProductProblem {
     float * out_row(int token) const { return out + static_cast<size_t>(places ? places[token] : token) * out_stride; }
 };
 
-bool product_supported(Isa isa);  // false: there is no kernel
+bool product_supported(Isa isa, WeightLayout layout);  // false: there is no kernel
 
 // Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);

@@ -17,8 +17,9 @@ extern const ProductKernels kProductsPortable;
 extern const ProductKernels kProductsAvx2;
 extern const ProductKernels kProductsAvxVnni;
 extern const ProductKernels kProductsAvx512Vnni;
+extern const ProductKernels kProductsAmx;  // sixteens too
 
-// By name: "portable", "avx2", "avxvnni" or "avx512vnni"; null if not compiled in or not usable on this CPU.
+// By name: "portable", "avx2", "avxvnni", "avx512vnni" or "amx"; null if not compiled in or not usable on this CPU.
 const ProductKernels * product_kernels(const char * name);
 
 }  // namespace edgekv

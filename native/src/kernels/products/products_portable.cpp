@@ -91,17 +91,17 @@ double of_eight(const ProductProblem & p, int row, int at) {
 
 double weight_value(const ProductProblem & p, int row, int at) {
     switch (p.type) {
-        case WeightType::q4_0: return p.interleaved ? of_eight<EightQ4_0>(p, row, at) : plain<BlockQ4_0>(p, row, at);
+        case WeightType::q4_0: return p.layout == WeightLayout::eights ? of_eight<EightQ4_0>(p, row, at) : plain<BlockQ4_0>(p, row, at);
         case WeightType::q4_1: return plain<BlockQ4_1>(p, row, at);
         case WeightType::q5_0: return plain<BlockQ5_0>(p, row, at);
         case WeightType::q5_1: return plain<BlockQ5_1>(p, row, at);
         case WeightType::q8_0: return plain<BlockQ8_0>(p, row, at);
-        case WeightType::q4_k: return p.interleaved ? of_eight<EightQ4_K>(p, row, at) : plain<BlockQ4_K>(p, row, at);
+        case WeightType::q4_k: return p.layout == WeightLayout::eights ? of_eight<EightQ4_K>(p, row, at) : plain<BlockQ4_K>(p, row, at);
         case WeightType::q5_k: return plain<BlockQ5_K>(p, row, at);
         case WeightType::q6_k: return plain<BlockQ6_K>(p, row, at);
-        case WeightType::iq4_nl: return p.interleaved ? of_eight<EightIQ4_NL>(p, row, at) : plain<BlockIQ4_NL>(p, row, at);
+        case WeightType::iq4_nl: return p.layout == WeightLayout::eights ? of_eight<EightIQ4_NL>(p, row, at) : plain<BlockIQ4_NL>(p, row, at);
         case WeightType::iq4_xs: return plain<BlockIQ4_XS>(p, row, at);
-        case WeightType::mxfp4: return p.interleaved ? of_eight<EightMXFP4>(p, row, at) : plain<BlockMXFP4>(p, row, at);
+        case WeightType::mxfp4: return p.layout == WeightLayout::eights ? of_eight<EightMXFP4>(p, row, at) : plain<BlockMXFP4>(p, row, at);
     }
     return 0;
 }

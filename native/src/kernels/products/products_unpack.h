@@ -127,7 +127,7 @@ inline __m256 times(__m256 d, float by) { return _mm256_mul_ps(d, _mm256_set1_ps
 // rows' first n_blocks blocks. A block has 32 values here, whatever ggml's blocks have.
 
 // LEAST: m is -LEAST * d, or kStored. Codes of CodeRange::i8 need kUnsigned if the instructions take unsigned codes.
-constexpr int kStored = 0, kUnsigned = 128;
+constexpr int kStored = 0, kUnsigned = 128, kByBlock = -1;
 
 template <CodeRange RANGE, bool OF_256, int WIDTH = 32, int PARTNER = 0>
 struct Weights {
@@ -137,6 +137,7 @@ struct Weights {
     static constexpr int kPartner     = PARTNER;              // block b + PARTNER has its codes in the same bytes; 0: no block has
     static constexpr int kAtOnce      = PARTNER > 0 ? 2 : 1;  // blocks whose codes are read together
     static constexpr int kSideBySide  = 1;                    // rows in one of ggml's blocks
+    static constexpr int kLess        = kByBlock;             // what makes codes signed, so that m is not needed; 0: it is, or they are
 
     // The first block of a step.
     static constexpr int block(int step) { return PARTNER == 2 ? step / 2 * 4 + step % 2 : step * kAtOnce; }
@@ -147,6 +148,7 @@ template <class BLOCK, bool INTERLEAVED, CodeRange RANGE, int LEAST>
 struct Of32 : Weights<RANGE, false> {
     using Block = BLOCK;
     static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
+    static constexpr int kLess       = LEAST == kUnsigned ? 0 : LEAST;
     [[gnu::always_inline]] static CodePair nibbles_of(const Rows & rows, int r, int b) {
         return nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
     }
@@ -205,6 +207,7 @@ template <bool INTERLEAVED>
 struct MXFP4 : Weights<CodeRange::u5, false> {
     using Block = std::conditional_t<INTERLEAVED, EightMXFP4, BlockMXFP4>;
     static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
+    static constexpr int kLess       = kMxfp4Least;
     [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         alignas(16) static const int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // kMxfp4Values, more by kMxfp4Least
         return looked_up(values, nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0)));
@@ -318,6 +321,7 @@ struct Q6_K : Weights<CodeRange::u6, true, 16, 2> {
 
 struct IQ4_XS : Weights<CodeRange::i8, true> {
     using Block = BlockIQ4_XS;
+    static constexpr int kLess = 0;
     [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         return looked_up(kIq4Values, nibbles(sixteen<false>(rows, r, offsetof(Block, codes), static_cast<size_t>(16 * b))));
     }

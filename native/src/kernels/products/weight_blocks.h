@@ -78,11 +78,53 @@ struct EightMXFP4 {
     uint8_t codes[128];
 };
 
+// Sixteen rows, as ggml lays them out for the tiles of AMX: codes of four bits are quads of two times four values of a row, for each row; the first four are
+// the low nibbles. Each number of a block becomes sixteen.
+struct SixteenQ4_0 {
+    uint8_t codes[4][16][4];
+    uint16_t d[16];
+};
+struct SixteenQ4_1 {
+    uint8_t codes[4][16][4];
+    uint16_t d[16], m[16];
+};
+struct SixteenQ8_0 {
+    int8_t codes[8][16][4];
+    uint16_t d[16];
+    int32_t sums[16];          // of the codes, times 128
+};
+struct SixteenQ4_K {
+    uint8_t codes[32][16][4];
+    uint8_t scales[8][16];
+    uint8_t mins[4][16][2];    // of two times 32 values
+    uint16_t d[16], dmin[16];
+};
+struct SixteenQ5_K {
+    uint8_t codes[32][16][4];
+    uint8_t high[8][16][4];    // of each 32 values; bit b belongs to the b-th four
+    uint8_t scales[8][16];
+    uint8_t mins[4][16][2];
+    uint16_t d[16], dmin[16];
+};
+struct SixteenQ6_K {
+    uint8_t codes[32][16][4];
+    uint8_t high[16][16][4];   // of each 16 values; two bits from bit 2 b on belong to the b-th four
+    int8_t scales[16][16];
+    uint16_t d[16];
+};
+struct SixteenIQ4_XS {
+    uint8_t codes[32][16][4];
+    int8_t scales[8][16];      // less by 32 than a block's
+    uint16_t d[16];
+};
+
 static_assert(sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20 && sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockQ8_0) == 34 &&
               sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210 && sizeof(BlockIQ4_NL) == 18 &&
               sizeof(BlockIQ4_XS) == 136 && sizeof(BlockMXFP4) == 17, "blocks as ggml lays them out");
 static_assert(sizeof(EightQ4_0) == 8 * sizeof(BlockQ4_0) && sizeof(EightQ4_K) == 8 * sizeof(BlockQ4_K) &&
               sizeof(EightIQ4_NL) == 8 * sizeof(BlockIQ4_NL) && sizeof(EightMXFP4) == 8 * sizeof(BlockMXFP4), "eight rows' blocks");
+static_assert(sizeof(SixteenQ4_0) == 288 && sizeof(SixteenQ4_1) == 320 && sizeof(SixteenQ8_0) == 608 && sizeof(SixteenQ4_K) == 2368 &&
+              sizeof(SixteenQ5_K) == 2880 && sizeof(SixteenQ6_K) == 3360 && sizeof(SixteenIQ4_XS) == 2208, "sixteen rows' blocks");
 
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};

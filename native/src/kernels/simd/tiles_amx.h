@@ -41,6 +41,8 @@ private:
 };
 
 struct AmxTiles {
+    using Config = TileConfig;
+
     template <int T>
     static void zero() {
         asm volatile("tilezero %%tmm%c0" : : "i"(T));
@@ -56,6 +58,15 @@ struct AmxTiles {
     template <int C, int A, int B>
     static void multiply() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+    }
+    // of i8 with i8 or u8: adds to C, of int32
+    template <int C, int A, int B, bool SIGNED_B>
+    static void multiply_bytes() {
+        if (SIGNED_B) {
+            asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+        } else {
+            asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+        }
     }
 };
 

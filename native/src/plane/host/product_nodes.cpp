@@ -60,14 +60,33 @@ std::optional<WeightType> weight_type(ggml_type type) {
     }
 }
 
-constexpr char kRepacked[] = "CPU_REPACK";
+constexpr char kRepacked[] = "CPU_REPACK", kInTiles[] = "AMX";
 
 // Whether ggml, with AVX2, interleaves eight rows of this type. This file does not know ggml's other layouts of such buffers.
 bool repacked_in_eights(ggml_type type) {
     return type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_K || type == GGML_TYPE_IQ4_NL || type == GGML_TYPE_MXFP4;
 }
 
-bool repacked(const ggml_tensor * w) { return std::strcmp(ggml_backend_buffer_name(w->buffer), kRepacked) == 0; }
+bool laid_out_in_sixteens(ggml_type type) {
+    return type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q5_K ||
+           type == GGML_TYPE_Q6_K || type == GGML_TYPE_IQ4_XS;
+}
+
+// `buffer`: the name of ggml's kind of buffer, null for host memory.
+std::optional<WeightLayout> weight_layout(ggml_type type, const char * buffer) {
+    if (!buffer) {
+        return WeightLayout::rows;
+    }
+    if (std::strcmp(buffer, kRepacked) == 0 && repacked_in_eights(type)) {
+        return WeightLayout::eights;
+    }
+    if (std::strcmp(buffer, kInTiles) == 0 && laid_out_in_sixteens(type)) {
+        return WeightLayout::sixteens;
+    }
+    return std::nullopt;
+}
+
+const char * buffer_name(const ggml_tensor * w) { return ggml_backend_buffer_is_host(w->buffer) ? nullptr : ggml_backend_buffer_name(w->buffer); }
 
 int n_chunks(const ggml_tensor * tokens) { return static_cast<int>((tokens->ne[0] + kProductChunk - 1) / kProductChunk); }
 
@@ -154,7 +173,7 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
 ProductProblem problem_of(const ggml_tensor * weights, int expert = 0) {
     ProductProblem problem = {};
     problem.type          = *weight_type(weights->type);
-    problem.interleaved   = repacked(weights);
+    problem.layout        = *weight_layout(weights->type, buffer_name(weights));
     problem.weights       = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2];
     problem.weight_stride = weights->nb[1];
     problem.n_values      = static_cast<int>(weights->ne[0]);
@@ -218,7 +237,7 @@ bool fits(const llama_edgekv_product & args) {
 
 bool multiplies(const llama_edgekv_product & args) {
     const ggml_tensor * w = args.weights, * cur = args.tokens;
-    const char * layout = w->buffer && !ggml_backend_buffer_is_host(w->buffer) ? ggml_backend_buffer_name(w->buffer) : nullptr;
+    const char * layout = w->buffer ? buffer_name(w) : nullptr;
     return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && (args.ids || w->ne[2] == 1) && w->ne[3] == 1 &&
            w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float) && fits(args);
@@ -281,7 +300,7 @@ Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
         how.n_used    = static_cast<int>(args.ids->ne[0]);
         n_tokens      = ggml_nelements(args.ids);
     }
-    const int64_t n_bytes = static_cast<int64_t>(kHead + sizeof(TokenChunk) * static_cast<size_t>(n_tokens * n_chunks(args.tokens)));
+    const int64_t n_bytes = static_cast<int64_t>(kHead + sizeof(TokenChunk) * static_cast<size_t>(n_tokens * n_chunks(args.tokens) + kTokensBehind));
     ggml_tensor * sources[N_QUANTISE_SOURCES] = {};
     find_sources(args.tokens, how, sources);
     sources[QUANTISE_ROUTES] = routed;
@@ -293,8 +312,8 @@ Made & quantised(const llama_edgekv_product & args, ggml_tensor * routed) {
 }  // namespace
 
 bool has_product(ggml_type weights, const char * layout) {
-    const bool laid_out = layout && std::strcmp(layout, kRepacked) == 0 && repacked_in_eights(weights);
-    return weight_type(weights) && (!layout || laid_out) && product_supported(selected_isa()) && !has_gpu();
+    const auto found = weight_layout(weights, layout);
+    return weight_type(weights) && found && product_supported(selected_isa(), *found) && !has_gpu();
 }
 
 ggml_tensor * build_product(const llama_edgekv_product & args) {

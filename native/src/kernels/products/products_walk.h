@@ -1,0 +1,86 @@
+// The walk over rows and chunks of quantised weights, over the Simd of the translation unit that includes this.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "kernels/products/products_unpack.h"
+
+namespace edgekv {
+namespace {
+
+constexpr int kPass = 512;  // tokens whose sums stay in a core's caches
+
+// Sixteen rows from `first` on at a chunk. Rows past the matrix's last repeat it; their products are not stored.
+template <class Type>
+Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
+    Rows rows;
+    const size_t skip = static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
+    for (int r = 0; r < kProductRows; ++r) {
+        const int row = p.layout == WeightLayout::eights ? std::min(first + r / 8 * 8, end - 8) : std::min(first + r, end - 1);
+        rows.at[r] = p.weights + static_cast<size_t>(row) * p.weight_stride + skip;
+    }
+    return rows;
+}
+
+// Prefetches ROWS rows in the order of their use, and after their last chunk the next rows. What is fetched lies ahead by as many bytes as kChunksAhead
+// chunks of sixteen rows have. With the widest type, of 4,352 bytes a chunk, they leave room in an L1 cache of 32 KiB. Whole rows ahead would not,
+// and short ones would come too late.
+template <class Type, int ROWS = kProductRows>
+class Ahead {
+public:
+    Ahead(const ProductProblem & p, int row)
+        : weights_(p.weights), stride_(p.weight_stride), row_(row), n_chunks_((p.n_values + kProductChunk - 1) / kProductChunk) {}
+    // the next calls of fetch() are for the chunk that lies so far ahead of `chunk`
+    void at(int chunk) {
+        const int ahead = chunk + kChunksAhead * kProductRows / ROWS, row = row_ + ahead / n_chunks_ * ROWS;
+        from_ = weights_ + static_cast<size_t>(row) * stride_ + static_cast<size_t>(ahead % n_chunks_) * kBytes * Type::kSideBySide;
+        next_ = 0;
+    }
+    // fetches the chunk's next n of ROWS rows
+    void fetch(int n) {
+        for (const int end = std::min(next_ + n, ROWS); next_ < end; ++next_) {
+            const int apart = next_ / Type::kSideBySide * Type::kSideBySide;  // rows side by side share an address
+            const char * at = from_ + static_cast<size_t>(apart) * stride_ + static_cast<size_t>(next_ - apart) * kBytes;
+            for (size_t byte = 0; byte < kBytes; byte += 64) {
+                _mm_prefetch(at + byte, _MM_HINT_T0);
+            }
+        }
+    }
+
+private:
+    static constexpr int kChunksAhead = 5;
+    static constexpr size_t kBytes    = (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block) / Type::kSideBySide;  // of a row's chunk
+
+    const char * weights_, * from_ = nullptr;
+    size_t stride_;
+    int row_, n_chunks_, next_ = 0;
+};
+
+// For types that ggml repacks.
+template <class With, template <bool> class Type>
+void either(const ProductProblem & p, int first, int end) {
+    p.layout == WeightLayout::eights ? With::template run<Type<true>>(p, first, end) : With::template run<Type<false>>(p, first, end);
+}
+
+// Calls With::run with the problem's type.
+template <class With>
+void each_type(const ProductProblem & p, int first, int end) {
+    switch (p.type) {
+        case WeightType::q4_0: return either<With, Q4_0>(p, first, end);
+        case WeightType::q4_1: return With::template run<Q4_1>(p, first, end);
+        case WeightType::q5_0: return With::template run<Q5_0>(p, first, end);
+        case WeightType::q5_1: return With::template run<Q5_1>(p, first, end);
+        case WeightType::q8_0: return With::template run<Q8_0>(p, first, end);
+        case WeightType::q4_k: return either<With, Q4_K>(p, first, end);
+        case WeightType::q5_k: return With::template run<Q5_K>(p, first, end);
+        case WeightType::q6_k: return With::template run<Q6_K>(p, first, end);
+        case WeightType::iq4_nl: return either<With, IQ4_NL>(p, first, end);
+        case WeightType::iq4_xs: return With::template run<IQ4_XS>(p, first, end);
+        case WeightType::mxfp4: return either<With, MXFP4>(p, first, end);
+    }
+}
+
+}  // namespace
+}  // namespace edgekv

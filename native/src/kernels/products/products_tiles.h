@@ -131,8 +131,8 @@ inline __m512i in_both_halves(__m512i lanes) {
 
 // Adds the sums of 256 values with a token.
 template <bool UNDER>
-[[gnu::always_inline]] inline void add_pieces(const TileSums (&found)[2][kPieces], const PiecePanel & panel, const TokenChunk & x, int t, float * to) {
-    const auto sum_of = [&](int piece) __attribute__((always_inline)) { return _mm512_load_si512(found[t / kTileTokens][piece][t % kTileTokens]); };
+[[gnu::always_inline]] inline void add_pieces(const TileSums (&found)[kPieces], const PiecePanel & panel, const TokenChunk & x, int t, float * to) {
+    const auto sum_of = [&](int piece) __attribute__((always_inline)) { return _mm512_load_si512(found[piece][t]); };
     __m512i whole = _mm512_add_epi32(sum_of(0), _mm512_slli_epi32(sum_of(1), 3));
     if (!UNDER) {
         whole = _mm512_add_epi32(whole, _mm512_slli_epi32(sum_of(2), 6));
@@ -144,64 +144,52 @@ template <bool UNDER>
     _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_set1_ps(x.d[0]), value, _mm512_load_ps(to)));
 }
 
-// Adds step K of both tiles of tokens; calls between(0) to between(3) meanwhile.
-template <class Tiles, bool SIGNED, class Between>
-[[gnu::always_inline]] inline void piece_step(const PiecePanel & panel, int k, const int8_t * first, const int8_t * second, Between between) {
-    Tiles::template load<6>(first + k * kTileValues, sizeof(TokenChunk));
-    Tiles::template load<7>(panel.codes[0][k], kTileValues);
-    Tiles::template multiply_bytes<0, 6, 7, SIGNED>();
-    between(0);
-    Tiles::template load<7>(panel.codes[1][k], kTileValues);
-    Tiles::template multiply_bytes<1, 6, 7, SIGNED>();
-    between(1);
+// Adds step K of the tile of tokens, in register TOKENS; calls between(0) and between(1) meanwhile.
+template <class Tiles, bool SIGNED, int TOKENS, class Between>
+[[gnu::always_inline]] inline void piece_step(const PiecePanel & panel, int k, const int8_t * codes, Between between) {
+    Tiles::template load<TOKENS>(codes + k * kTileValues, sizeof(TokenChunk));
+    Tiles::template load<5>(panel.codes[0][k], kTileValues);
+    Tiles::template multiply_bytes<0, TOKENS, 5, SIGNED>();
+    Tiles::template load<6>(panel.codes[1][k], kTileValues);
+    Tiles::template multiply_bytes<1, TOKENS, 6, SIGNED>();
+    between(2 * k);
     Tiles::template load<7>(panel.codes[2][k], kTileValues);
-    Tiles::template multiply_bytes<2, 6, 7, SIGNED>();
-    between(2);
-    Tiles::template load<6>(second + k * kTileValues, sizeof(TokenChunk));
-    Tiles::template multiply_bytes<5, 6, 7, SIGNED>();
-    between(3);
-    Tiles::template load<7>(panel.codes[0][k], kTileValues);
-    Tiles::template multiply_bytes<3, 6, 7, SIGNED>();
-    Tiles::template load<7>(panel.codes[1][k], kTileValues);
-    Tiles::template multiply_bytes<4, 6, 7, SIGNED>();
+    Tiles::template multiply_bytes<2, TOKENS, 7, SIGNED>();
+    between(2 * k + 1);
 }
 
 // UNDER: codes are unsigned.
 template <class Tiles, bool UNDER>
 void multiply_pieces(const PiecePanel & panel, const TokenChunk * x, int n_tokens, float (*sums)[kProductRows]) {
-    constexpr int kGroup = 2 * kTileTokens;
-    alignas(64) TileSums found[2][2][kPieces];
+    alignas(64) TileSums found[2][kPieces];
     const auto add = [&](int group, int first, int end) __attribute__((always_inline)) {
         for (int t = first; t < end; ++t) {
-            add_pieces<UNDER>(found[group / kGroup % 2], panel, x[group + t], t, sums[group + t]);
+            add_pieces<UNDER>(found[group / kTileTokens % 2], panel, x[group + t], t, sums[group + t]);
         }
     };
     int group = 0;
-    for (; group < n_tokens; group += kGroup) {
-        const int before = group - kGroup;
-        const int8_t * first = x[group].codes, * second = group + kTileTokens < n_tokens ? x[group + kTileTokens].codes : first;
+    for (; group < n_tokens; group += kTileTokens) {
+        TileSums (&to)[kPieces] = found[group / kTileTokens % 2];
+        const int8_t * codes = x[group].codes;
+        const int before = group - kTileTokens;
+        const auto eighth = [&](int i) __attribute__((always_inline)) {
+            if (before >= 0) {
+                add(before, 2 * i, 2 * i + 2);
+            }
+        };
         Tiles::template zero<0>();
         Tiles::template zero<1>();
         Tiles::template zero<2>();
-        Tiles::template zero<3>();
-        Tiles::template zero<4>();
-        Tiles::template zero<5>();
-        for (int k = 0; k < kProductChunk / kTileValues; ++k) {
-            piece_step<Tiles, !UNDER>(panel, k, first, second, [&](int i) __attribute__((always_inline)) {
-                if (before >= 0) {
-                    add(before, 8 * k + 2 * i, 8 * k + 2 * i + 2);
-                }
-            });
+#pragma GCC unroll 2
+        for (int k = 0; k < kProductChunk / kTileValues; k += 2) {
+            piece_step<Tiles, !UNDER, 3>(panel, k, codes, eighth);
+            piece_step<Tiles, !UNDER, 4>(panel, k + 1, codes, eighth);
         }
-        TileSums (&to)[2][kPieces] = found[group / kGroup % 2];
-        Tiles::template store<0>(to[0][0], kTileValues);
-        Tiles::template store<1>(to[0][1], kTileValues);
-        Tiles::template store<2>(to[0][2], kTileValues);
-        Tiles::template store<3>(to[1][0], kTileValues);
-        Tiles::template store<4>(to[1][1], kTileValues);
-        Tiles::template store<5>(to[1][2], kTileValues);
+        Tiles::template store<0>(to[0], kTileValues);
+        Tiles::template store<1>(to[1], kTileValues);
+        Tiles::template store<2>(to[2], kTileValues);
     }
-    add(group - kGroup, 0, n_tokens - group + kGroup);
+    add(group - kTileTokens, 0, n_tokens - group + kTileTokens);
 }
 
 }  // namespace

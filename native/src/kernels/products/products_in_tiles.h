@@ -15,6 +15,10 @@ struct Sixteens {
     static void fill(const ProductProblem & p, int row, int, int chunk, int n_blocks, Panel & to) {
         const size_t first = static_cast<size_t>(row / kProductRows * (p.n_values / Type::kValues) + chunk * kProductChunk / Type::kValues);
         const auto * blocks = reinterpret_cast<const typename Type::Block *>(p.weights) + first;
+        constexpr size_t bytes = static_cast<size_t>(kProductChunk / Type::kValues) * sizeof(typename Type::Block);
+        for (size_t byte = 0; byte < bytes; byte += 64) {
+            _mm_prefetch(reinterpret_cast<const char *>(blocks) + bytes + byte, _MM_HINT_T1);  // the next chunk of these rows
+        }
         if constexpr (kPieced<Type>) {
             edgekv::fill<Type>(*blocks, to);
         } else {
@@ -57,23 +61,32 @@ struct BlocksOfRows {
 
 // ---- the walk
 
+constexpr int kPanels = 4;  // of sixteen rows that meet a chunk of the tokens while it is in a core's cache: chunks together are larger than that
+
 template <class Tiles, class Source>
 void multiply_in_tiles(const ProductProblem & p, int first, int end) {
     const typename Tiles::Config config;
     alignas(64) typename Source::Panel panel;
-    alignas(64) float sums[kPass][kProductRows];
-    for (int row = first; row < end; row += kProductRows) {
-        const int n_rows = std::min(kProductRows, end - row);
+    alignas(64) float sums[kPanels][kPass][kProductRows];
+    for (int row = first; row < end; row += kPanels * kProductRows) {
+        const int n_rows = std::min(kPanels * kProductRows, end - row);
         for (int token = 0; token < p.n_tokens; token += kPass) {
             const int n_tokens = std::min(kPass, p.n_tokens - token);
-            std::fill(sums[0], sums[n_tokens], 0.0f);
+            for (int i = 0; i * kProductRows < n_rows; ++i) {
+                std::fill(sums[i][0], sums[i][n_tokens], 0.0f);
+            }
             for (int chunk = 0; chunk * kProductChunk < p.n_values; ++chunk) {
-                const int n_blocks = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
-                Source::fill(p, row, end, chunk, n_blocks, panel);
-                Source::template multiply<Tiles>(panel, n_blocks, p.tokens + static_cast<size_t>(chunk) * p.token_stride + token, n_tokens, sums);
+                const int n_blocks   = std::min(kChunkBlocks, p.n_values / kProductBlock - chunk * kChunkBlocks);
+                const TokenChunk * x = p.tokens + static_cast<size_t>(chunk) * p.token_stride + token;
+                for (int i = 0; i * kProductRows < n_rows; ++i) {
+                    Source::fill(p, row + i * kProductRows, end, chunk, n_blocks, panel);
+                    Source::template multiply<Tiles>(panel, n_blocks, x, n_tokens, sums[i]);
+                }
             }
             for (int t = 0; t < n_tokens; ++t) {
-                std::memcpy(p.out_row(token + t) + row, sums[t], static_cast<size_t>(n_rows) * sizeof(float));
+                for (int r = 0; r < n_rows; r += kProductRows) {
+                    std::memcpy(p.out_row(token + t) + row + r, sums[r / kProductRows][t], static_cast<size_t>(std::min(kProductRows, n_rows - r)) * sizeof(float));
+                }
             }
         }
     }

@@ -2,8 +2,8 @@
 this reference.
 
 A cell is read with probability `resolution` times its estimated share of the attention, at most 1; its weight is the inverse of that
-probability. Over the offsets of the walk, the mean of a weighted sum over the rows read is the sum over all cells (Horvitz and Thompson, 1952).
-Attention is the ratio of two such sums, a consistent estimate.
+probability. Over the offsets of its page's walk, the mean of a weighted sum over the rows read is the sum over all cells (Horvitz and Thompson,
+1952). Attention is the ratio of two such sums, a consistent estimate.
 
 A part of the resolution is spread evenly over the visible cells, as a floor under the probabilities: a cell whose share is underestimated is
 read now and then, and no weight is above 1 / floor.
@@ -19,6 +19,13 @@ GROUP_CELLS = 64
 
 ONE = 1 << 20
 """Probability 1: probabilities are whole multiples of 2^-20, so that their sums are exact."""
+
+WALK_CELLS = 16
+"""Cells of a walk: those of the least page."""
+
+TURN = 8378495
+"""What a page's offset moves in a token, on a circle of 2^32: once round in 512.618 tokens. Because of that fraction, the golden ratio's, a
+second round falls between the offsets of the first, and so on: no cell is passed over for ever, however small its probability is."""
 
 EVEN_SHARE = 1 / 128
 """The part of the resolution that the floors of all visible cells add up to."""
@@ -47,13 +54,24 @@ def shares_of(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return shares.reshape(logits.shape), tops.astype(np.float32), exponentials.sum(axis=2).astype(np.float32)
 
 
-def walk_offset(layer: int, head: int, position: int) -> int:
-    """Where the walk of a token begins, in [0, ONE): a hash of layer, head and position (Appleby's finaliser of MurmurHash3). It needs no
-    state, does not depend on the place of cells, and passes over no cell for ever. layer: index among the hooked layers."""
-    x = (position * 0x9E3779B1 + layer * 0x85EBCA77 + head * 0xC2B2AE3D) & 0xFFFFFFFF
+def page_turn(layer: int, head: int, position: int) -> int:
+    """What a token adds to the numbers of all pages of a KV head, in [0, 2^32): a hash of layer and head (Appleby's finaliser of MurmurHash3),
+    and a TURN for each position. layer: index among the hooked layers; position: the token's own."""
+    x = (layer * 0x85EBCA77 + head * 0xC2B2AE3D) & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
-    return (x ^ x >> 16) >> 12
+    return (x ^ x >> 16) + position * TURN & 0xFFFFFFFF
+
+
+def walk_offsets(turn: int, first: np.ndarray) -> np.ndarray:
+    """int64 [page]: where the walk of each page begins, in [0, ONE): the page's own number and the token's turn. Numbers of neighbouring pages
+    are multiples of the golden ratio, which spread evenly. They need no state and do not depend on the place of cells.
+
+    Args:
+        turn: `page_turn` of the token.
+        first: [page] the position of the page's first cell, -1 if it is empty.
+    """
+    return ((np.asarray(first, np.int64) >> 4) * 0x9E3779B1 + turn & 0xFFFFFFFF) >> 12
 
 
 def least_chance(resolution: float, n_visible: int) -> int:
@@ -89,19 +107,24 @@ def chances(of_share: np.ndarray, visible: np.ndarray, resolution: float) -> np.
     return np.where(visible, np.maximum(of_share, least_chance(resolution, int(np.count_nonzero(visible)))), 0)
 
 
-def walk(chances: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Systematic sampling: a cell is read where the running sum of probabilities, begun at `offset`, passes a whole number. Any run of
-    consecutive cells has as many reads as probability, to within one; no state, no random numbers.
+def walk(chances: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Systematic sampling, page by page: a cell is read where the running sum of its page's probabilities, begun at the page's offset, passes a
+    whole number. A page has as many reads as probability, to within one; no state, no random numbers.
+
+    Args:
+        chances: int64 [cell], in whole pages.
+        offsets: int64 [page], from `walk_offsets`.
 
     Returns int32 [n] the cells read, ascending, and float32 [n] their weights."""
-    sums = np.cumsum(chances) + offset
-    rows = np.flatnonzero(sums // ONE != (sums - chances) // ONE).astype(np.int32)
+    by_page = chances.reshape(-1, WALK_CELLS)
+    sums = np.cumsum(by_page, axis=1) + offsets[:, None]
+    rows = np.flatnonzero(sums // ONE != (sums - by_page) // ONE).astype(np.int32)
     return rows, (ONE / chances[rows]).astype(np.float32)
 
 
-def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float, offset: int,
-           sinks: np.ndarray | None = None) -> SampledRows:
+def sample(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
+           offsets: np.ndarray, sinks: np.ndarray | None = None) -> SampledRows:
     """The rows that one query token reads. Arguments as for `by_share` and `walk`."""
     of_share = by_share(shares, tops, sums, visible, certain, resolution, sinks)
-    rows, weights = walk(chances(of_share, visible, resolution), offset)
+    rows, weights = walk(chances(of_share, visible, resolution), offsets)
     return SampledRows(rows, weights, int(np.count_nonzero(weights == 1)), int(of_share.sum() - of_share[rows].sum()) / ONE)

@@ -5,7 +5,19 @@ import numpy as np
 import pytest
 
 from edgekv import _native
-from edgekv.arrays.sample import GROUP_CELLS, ONE, by_share, chances, least_chance, sample, shares_of, walk, walk_offset
+from edgekv.arrays.sample import (
+    GROUP_CELLS,
+    ONE,
+    WALK_CELLS,
+    by_share,
+    chances,
+    least_chance,
+    page_turn,
+    sample,
+    shares_of,
+    walk,
+    walk_offsets,
+)
 
 _native.prepare()
 
@@ -25,6 +37,18 @@ def case(seed: int, n_groups: int, group: int, hidden: float = 0.1) -> dict:
     certain = np.zeros(n, bool)
     certain[:3], certain[-5:] = True, True
     return dict(shares=shares, tops=tops, sums=sums, visible=visible, certain=certain, resolution=float(rng.choice([5.0, 60.0, 4000.0])))
+
+
+def positions_of(n_cells: int, seed: int = 0) -> np.ndarray:
+    """int32 [cell]: a conversation whose pages lie in any order, with an empty cell now and then."""
+    rng = np.random.default_rng(seed)
+    pages = rng.permutation(n_cells // WALK_CELLS) * WALK_CELLS
+    positions = (pages[:, None] + np.arange(WALK_CELLS)).ravel()
+    return np.where(rng.random(n_cells) < 0.05, -1, positions).astype(np.int32)
+
+
+def offsets_of(turn: int, n_cells: int, seed: int = 0) -> np.ndarray:
+    return walk_offsets(turn, positions_of(n_cells, seed)[::WALK_CELLS])
 
 
 def probabilities(arguments: dict) -> np.ndarray:
@@ -55,39 +79,68 @@ def test_sinks_of_the_model_take_their_part():
 
 def test_the_walk():
     p = np.array([0.25, 1, 0, 0.5, 0.5, 0.125, 1, 0.0625, 0, 1])
-    rows, weights = walk((p * ONE).astype(np.int64), ONE // 2)
+    p = np.concatenate([p, np.zeros(6), np.full(16, 0.125)])
+    rows, weights = walk((p * ONE).astype(np.int64), np.array([ONE // 2, ONE // 16]))
     # from 0.5: 0.75, 1.75, 1.75, 2.25, 2.75, 2.875, 3.875, 3.9375, 3.9375, 4.9375
-    assert rows.tolist() == [1, 3, 6, 9] and weights.tolist() == [1, 2, 1, 1]
+    # the second page from 0.0625: 0.1875, ..., so that the eighth and the sixteenth pass a number
+    assert rows.tolist() == [1, 3, 6, 9, 23, 31] and weights.tolist() == [1, 2, 1, 1, 8, 8]
     # from 0.25: 0.5, 1.5, 1.5, 2, 2.5, 2.625, 3.625, 3.6875, 3.6875, 4.6875
-    assert walk((p * ONE).astype(np.int64), ONE // 4)[0].tolist() == [1, 3, 6, 9]
-    assert walk(np.zeros(64, np.int64), ONE - 1)[0].tolist() == []
+    assert walk((p * ONE).astype(np.int64), np.array([ONE // 4, 0]))[0].tolist() == [1, 3, 6, 9, 23, 31]
+    assert walk(np.zeros(64, np.int64), np.full(4, ONE - 1))[0].tolist() == []
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_right_on_average(seed):
-    """Over all offsets, each cell is read with its probability, so that weighted sums are right on average."""
+    """Over all offsets, each cell is read with its probability, so that weighted sums are right on average, and each page has as many reads
+    as probability."""
     arguments = case(seed, n_groups=4, group=2)
     p = probabilities(arguments)
     value = np.random.default_rng(seed).standard_normal(len(p))
     n, estimates, reads = 1000, [], np.zeros(len(p))
+    shifts = np.random.default_rng(seed).integers(0, ONE, len(p) // WALK_CELLS)
+    by_page = p.reshape(-1, WALK_CELLS).sum(axis=1) / ONE
     for offset in range(n):
-        rows, weights = walk(p, offset * ONE // n)
+        rows, weights = walk(p, (offset * ONE // n + shifts) % ONE)
         estimates.append((weights * value[rows]).sum())
         reads[rows] += 1
-        assert abs(len(rows) - p.sum() / ONE) <= 1
+        assert (np.abs(np.bincount(rows // WALK_CELLS, minlength=len(by_page)) - by_page) <= 1).all()
     np.testing.assert_allclose(reads / n, p / ONE, atol=1.5 / n)
     reached = p > ONE // n
     assert np.mean(estimates) == pytest.approx(value[reached].sum(), abs=0.05 * np.std(estimates) + 0.2)
 
 
-def test_offsets_are_even_and_tell_layers_heads_and_positions_apart():
-    offsets = np.array([walk_offset(layer, head, position) for layer in range(8) for head in range(4) for position in range(0, 8000, 5)])
-    counts, _ = np.histogram(offsets, bins=64, range=(0, ONE))
-    assert (offsets >= 0).all() and (offsets < ONE).all()
-    assert (np.abs(counts - len(offsets) / 64) < 5 * np.sqrt(len(offsets) / 64)).all()
-    by_place = offsets.reshape(8, 4, -1) / ONE
-    for axis in range(3):
-        assert abs(np.corrcoef(by_place.ravel(), np.roll(by_place, 1, axis).ravel())[0, 1]) < 0.02
+def test_offsets_are_even_and_tell_layers_and_heads_apart():
+    """Those of any 64 neighbouring pages at a token, and those of a page at any n tokens, lie nearly as far apart as they can."""
+    first = np.arange(0, 64 * WALK_CELLS, WALK_CELLS)
+    for layer, head, position in [(0, 0, 0), (3, 1, 77), (31, 7, 130_000)]:
+        offsets = walk_offsets(page_turn(layer, head, position), first + position // WALK_CELLS * WALK_CELLS)
+        assert (offsets >= 0).all() and (offsets < ONE).all()
+        assert np.diff(np.sort(offsets), append=np.sort(offsets)[0] + ONE).max() < 3 * ONE / 64
+        for n in (512, 8000):
+            over_time = np.sort([walk_offsets(page_turn(layer, head, position + t), 48) for t in range(n)])
+            assert np.diff(over_time, append=over_time[0] + ONE).max() < 3 * ONE / n
+    starts = np.array([[page_turn(layer, head, 5) for head in range(8)] for layer in range(80)]) / 2**32
+    assert abs(np.corrcoef(starts.ravel(), np.roll(starts, 1, 0).ravel())[0, 1]) < 0.12
+    assert abs(np.corrcoef(starts.ravel(), np.roll(starts, 1, 1).ravel())[0, 1]) < 0.12
+
+
+def test_neighbouring_tokens_read_the_same_pages():
+    """In 16 tokens the offsets turn by a thirty-second: with shares that do not move, about so many of the 160 pages come to be read."""
+    arguments = case(5, n_groups=40, group=2, hidden=0.0) | {"resolution": 300.0}
+    rows = [sample(**arguments, offsets=offsets_of(page_turn(2, 1, position), 2560)).rows for position in (1000, 1001, 1016)]
+    assert len(np.setdiff1d(rows[1], rows[0])) <= 0.03 * len(rows[0])
+    pages = [set(read // WALK_CELLS) for read in rows]
+    assert 60 < len(pages[0]) < 120 and 1 <= len(pages[2] - pages[0]) <= 8
+
+
+def test_a_moved_page_is_read_alike():
+    """The same tokens in other cells: only the place of a page's first token counts."""
+    arguments = case(9, n_groups=4, group=2, hidden=0.0)
+    turn, first = page_turn(0, 3, 500), np.arange(0, 256, WALK_CELLS)
+    order = np.random.default_rng(1).permutation(16)
+    p = probabilities(arguments).reshape(16, WALK_CELLS)
+    here, moved = walk(p.ravel(), walk_offsets(turn, first))[0], walk(p[order].ravel(), walk_offsets(turn, first[order]))[0]
+    assert sorted(order[moved // WALK_CELLS] * WALK_CELLS + moved % WALK_CELLS) == here.tolist() and len(here) > 20
 
 
 def test_no_cell_is_passed_over_for_ever():
@@ -98,8 +151,8 @@ def test_no_cell_is_passed_over_for_ever():
     visible = np.ones(256, bool)
     visible[64:80] = False
     seen = np.zeros(256, bool)
-    for position in range(12000):
-        found = sample(shares, tops, sums, visible, np.zeros(256, bool), 40.0, walk_offset(3, 1, position))
+    for position in range(3000):
+        found = sample(shares, tops, sums, visible, np.zeros(256, bool), 40.0, offsets_of(page_turn(3, 1, position), 256))
         seen[found.rows] = True
         assert found.weights.max() <= 240 * 128 / 40 * 1.001
     assert (seen == visible).all()
@@ -116,12 +169,12 @@ def test_the_floor():
 
 def test_certain_and_hidden():
     arguments = case(3, n_groups=6, group=3) | {"resolution": 5.0}
-    found = sample(**arguments, offset=walk_offset(0, 0, 7))
+    found = sample(**arguments, offsets=offsets_of(page_turn(0, 0, 7), 384))
     must = np.flatnonzero(arguments["certain"] & arguments["visible"])
     assert np.isin(must, found.rows).all() and (found.weights[np.isin(found.rows, must)] == 1).all()
     assert arguments["visible"][found.rows].all() and (found.weights >= 1).all() and found.n_certain >= len(must)
     assert found.n_certain == np.count_nonzero(found.weights == 1) < len(found.rows) < 40
-    nothing = sample(**(arguments | {"visible": np.zeros(384, bool)}), offset=ONE - 1)
+    nothing = sample(**(arguments | {"visible": np.zeros(384, bool)}), offsets=np.full(24, ONE - 1))
     assert not len(nothing.rows) and nothing.n_certain == 0
 
 
@@ -131,14 +184,14 @@ def test_what_is_missed_is_a_share_of_the_attention():
     weights = np.exp(logits)
     share = (weights / weights.sum(axis=1, keepdims=True)).mean(axis=0)
     everything = np.ones(512, bool)
-    found = sample(*shares_of(logits), everything, ~everything, 30.0, walk_offset(1, 2, 3))
+    found = sample(*shares_of(logits), everything, ~everything, 30.0, offsets_of(page_turn(1, 2, 3), 512))
     assert 0.2 < 1 - found.missed / 30.0 < 0.9
     assert 1 - found.missed / 30.0 == pytest.approx(share[found.rows].sum(), abs=0.01)  # shares are truncated to eight bits
 
 
 def test_a_resolution_above_all_reads_everything():
     arguments = case(4, n_groups=3, group=1, hidden=0.0) | {"resolution": 1e9}
-    found = sample(**arguments, offset=walk_offset(4, 5, 6))
+    found = sample(**arguments, offsets=offsets_of(page_turn(4, 5, 6), 192))
     assert found.rows.tolist() == list(range(192)) and (found.weights == 1).all() and found.missed == 0
 
 
@@ -148,21 +201,22 @@ def test_a_resolution_above_all_reads_everything():
 @pytest.mark.parametrize("isa", range(len(core.isa_available())), ids=core.isa_available())
 @pytest.mark.parametrize("n_groups", [1, 2, 7, 33])
 def test_kernels(isa, n_groups):
-    """Kernels add in float32: a probability may be a few steps off, and with it the place where the running sum passes a whole number."""
+    """Kernels add in float32: a probability may be a few steps off, and with it the place where a page's running sum passes a whole number."""
     n_rows = 0
     for seed in range(20):
         arguments = case(seed, n_groups, group=1 + seed % 4)
-        offset = walk_offset(seed, n_groups, 100 * seed)
-        plain, p, want = by_share(**arguments), probabilities(arguments), sample(**arguments, offset=offset)
-        rows, weights, n_certain, missed = testing.sample(**arguments, offset=offset, isa=isa)
+        turn, positions = page_turn(seed, n_groups, 100 * seed), positions_of(n_groups * GROUP_CELLS, seed)
+        offsets = walk_offsets(turn, positions[::WALK_CELLS])
+        plain, p, want = by_share(**arguments), probabilities(arguments), sample(**arguments, offsets=offsets)
+        rows, weights, n_certain, missed = testing.sample(**arguments, numbers=(positions, turn), isa=isa)
         assert (np.diff(rows) > 0).all() and len(rows) == len(weights)
         off = np.abs(ONE / weights.astype(np.float64) - p[rows])
         assert (off <= 2 + 2e-6 * p[rows]).all()
         assert n_certain == np.count_nonzero(weights == 1) and abs(n_certain - want.n_certain) <= 1
         assert missed == pytest.approx(np.delete(plain, rows).sum() / ONE, abs=len(p) * 3 / ONE + 1e-5 * len(rows))
         different = np.setxor1d(rows, want.rows)
-        after = np.cumsum(p)[different] + offset
+        after = (np.cumsum(p.reshape(-1, WALK_CELLS), axis=1) + offsets[:, None]).ravel()[different]
         to_mark = np.minimum.reduce([np.abs((at + ONE // 2) % ONE - ONE // 2) for at in (after, after - p[different])])
-        assert (to_mark <= 2 * len(p)).all(), "elsewhere the same cells are read"
+        assert (to_mark <= 2 * WALK_CELLS).all(), "elsewhere the same cells are read"
         n_rows += len(rows)
     assert n_rows > 20 * 5

@@ -106,6 +106,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     sample.layer      = layer;
     sample.k_idxs     = args.k_idxs;
     sample.positions  = mirror(mirrors.positions);
+    sample.n_cells_stream = shape.n_cells;
     sample.weights    = list_weights.as<float>();
     launch_sample(sample, stream);
 }

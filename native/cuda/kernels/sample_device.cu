@@ -9,6 +9,7 @@ constexpr int kEach = 4;  // neighbouring cells per thread
 constexpr int kChunkGroups = kSampleChunkGroups;
 static_assert(kChunkGroups * kGroupCells == kThreads * kEach, "a chunk is a block's cells");
 constexpr int kMaxHeads = 16;
+constexpr unsigned kWalkThreads = kWalkCells / kEach;  // of a page
 constexpr uint32_t kOne = 1u << kChanceBits;
 constexpr double kShareSteps = 1099511627776.0;  // 2^40, for SampleTotals::missed
 
@@ -17,14 +18,14 @@ struct Norm {
     float most, factor;
 };
 
-// A list's walk: where it begins, and the floor under its cells' chances.
+// What all walks of a list share: the token's turn, and the floor under its cells' chances.
 struct Draw {
-    uint32_t offset, least;
+    uint32_t turn, least;
 };
 
-// A chunk's sums over its cells: at most kThreads * kEach * kOne, which is 2^30.
+// A chunk's sums over its cells.
 struct Sums {
-    uint32_t chance, n_visible, n_certain, unused;
+    uint32_t n_rows, n_visible, n_certain, unused;
 };
 
 struct Scratch {
@@ -47,7 +48,7 @@ __device__ inline float resolution_of(const SampleBatch & b, int list) {
     return own > 0.0f ? own : b.resolution;
 }
 
-// One warp per query row finds the top and the sum of all cells that it sees, and for each list the start of the walk.
+// One warp per query row finds the top and the sum of all cells that it sees, and for each list what its walks share.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
         n_visible += __shfl_xor_sync(kAll, n_visible, step);
     }
     if (lane == 0) {
-        scratch_of(b).draws[list] = {static_cast<uint32_t>(walk_offset(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]])),
+        scratch_of(b).draws[list] = {page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]]),
                                      static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible))};
     }
 }
@@ -150,6 +151,33 @@ struct Chunk {
             chance[i] = !visible ? 0u : certain ? kOne : max(of_share, least);
         }
     }
+
+    // A bit for each cell of the thread that is a row: the running sum of its page's chances, from the page's offset on, passes a whole number
+    // there. All threads of the warp call it.
+    __device__ uint32_t drawn(const SampleBatch & b, const uint32_t (&chance)[kEach]) const {
+        uint32_t sum = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            sum += chance[i];
+        }
+        uint32_t through = sum;  // of the page's threads up to this one
+        for (unsigned step = 1; step < kWalkThreads; step *= 2) {
+            const uint32_t other = __shfl_up_sync(kAll, through, step);
+            through += threadIdx.x % kWalkThreads >= step ? other : 0u;
+        }
+        if (sum == 0) {
+            return 0;
+        }
+        const int64_t stream = b.first_stream + list / (b.n_tokens * b.n_head_kv);
+        const int32_t first = b.positions[stream * b.n_cells_stream + cell / kWalkCells * kWalkCells];
+        uint32_t at = static_cast<uint32_t>(walk_offset(scratch_of(b).draws[list].turn, first)) + through - sum, rows = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            rows |= static_cast<uint32_t>((at + chance[i]) >> kChanceBits != at >> kChanceBits) << i;
+            at += chance[i];
+        }
+        return rows;
+    }
 };
 
 // A block for each chunk of a list.
@@ -159,30 +187,29 @@ __global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
     const Chunk chunk(b, factors);
     uint32_t chance[kEach], by_share[kEach];
     chunk.chances(b, factors, chance, by_share);
-    uint32_t sum = 0, n_visible = 0, n_certain = 0;
+    uint32_t n_rows = static_cast<uint32_t>(__popc(chunk.drawn(b, chance))), n_visible = 0, n_certain = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        sum += chance[i];
         n_visible += static_cast<uint32_t>(chunk.sight.visible >> i & 1);
         n_certain += chance[i] == kOne ? 1u : 0u;
     }
-    sum = __reduce_add_sync(kAll, sum);
+    n_rows = __reduce_add_sync(kAll, n_rows);
     n_visible = __reduce_add_sync(kAll, n_visible);
     n_certain = __reduce_add_sync(kAll, n_certain);
     if (threadIdx.x % kWarp == 0) {
-        warps[threadIdx.x / kWarp] = {sum, n_visible, n_certain, 0};
+        warps[threadIdx.x / kWarp] = {n_rows, n_visible, n_certain, 0};
     }
     __syncthreads();
     if (threadIdx.x == 0) {
         Sums all = {0, 0, 0, 0};
         for (int w = 0; w < kWarps; ++w) {
-            all = {all.chance + warps[w].chance, all.n_visible + warps[w].n_visible, all.n_certain + warps[w].n_certain, 0};
+            all = {all.n_rows + warps[w].n_rows, all.n_visible + warps[w].n_visible, all.n_certain + warps[w].n_certain, 0};
         }
         scratch_of(b).sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = all;
     }
 }
 
-// The same blocks list the rows. A cell becomes row n if the running sum of chances, from the offset on, passes n + 1 there.
+// The same blocks list the rows, behind those of the blocks before.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
     EDGEKV_SHARED(uint32_t[kWarps], warps);
@@ -195,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     if (warp == 0) {
         unsigned long long mine[3] = {0, 0, 0};
         for (unsigned i = lane; i < blockIdx.x; i += kWarp) {
-            mine[0] += sums[i].chance;
+            mine[0] += sums[i].n_rows;
             mine[1] += sums[i].n_visible;
             mine[2] += sums[i].n_certain;
         }
@@ -210,13 +237,10 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         }
     }
     const Chunk chunk(b, factors);  // its barrier shows before_block to all threads
-    uint32_t chance[kEach], by_share[kEach], sum = 0;
+    uint32_t chance[kEach], by_share[kEach];
     chunk.chances(b, factors, chance, by_share);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        sum += chance[i];
-    }
-    uint32_t through = sum;  // this thread's cells
+    const uint32_t drawn = chunk.drawn(b, chance), n_drawn = static_cast<uint32_t>(__popc(drawn));
+    uint32_t through = n_drawn;  // of the warp's threads up to this one
     for (unsigned step = 1; step < kWarp; step *= 2) {
         const uint32_t other = __shfl_up_sync(kAll, through, step);
         through += lane >= static_cast<int>(step) ? other : 0u;
@@ -225,10 +249,9 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         warps[warp] = through;
     }
     __syncthreads();
-    const uint32_t offset = scratch_of(b).draws[chunk.list].offset;
-    unsigned long long at = offset + before_block[0] + (through - sum);
+    int64_t row = static_cast<int64_t>(before_block[0]) + (through - n_drawn);
     for (int w = 0; w < warp; ++w) {
-        at += warps[w];
+        row += warps[w];
     }
 
     int32_t * const rows = b.rows + static_cast<int64_t>(chunk.list) * b.stride;
@@ -236,14 +259,13 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     uint32_t missed = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        const unsigned long long next = at + chance[i];
-        if (next >> kChanceBits != at >> kChanceBits) {
-            rows[at >> kChanceBits] = chunk.cell + i;
-            weights[at >> kChanceBits] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
+        if ((drawn >> i & 1) != 0) {
+            rows[row] = chunk.cell + i;
+            weights[row] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
+            ++row;
         } else {
             missed += by_share[i];
         }
-        at = next;
     }
     missed = __reduce_add_sync(kAll, missed);  // of a warp at most 2^27
     if (lane == 0) {
@@ -262,7 +284,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     }
     if (last && threadIdx.x == 0) {
         const Sums own = sums[blockIdx.x];
-        b.n_rows[chunk.list] = static_cast<int32_t>((offset + before_block[0] + own.chance) >> kChanceBits);
+        b.n_rows[chunk.list] = static_cast<int32_t>(before_block[0] + own.n_rows);
         if (b.totals != nullptr) {
             SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
             atomicAdd(&totals.n_tokens, 1ull);

@@ -1,6 +1,6 @@
 // Sampling on the device: sample_rows() of sample.h for all streams, query tokens and KV heads of a layer at once. The host never
-// waits: one kernel sums p by block, the next lists each block's rows where the running sum passes a mark. A probability is rounded to
-// the nearest step of 2^-20, so a row may differ from the specification's if a running sum comes that close to a mark. The same inputs
+// waits: one kernel counts the rows of each block, the next lists them. A probability is rounded to
+// the nearest step of 2^-20, so a row may differ from the specification's if its page's sum comes that close to a mark. The same inputs
 // give the same bytes.
 #pragma once
 
@@ -17,10 +17,11 @@ struct SampleBatch : ListBatch {
     const float * sinks; // [n_head_kv * group], or null
     float resolution;
     const float * resolutions;  // [n_head_kv] of each head, 0: `resolution`; null: `resolution` for all
-    // the walk's offset follows from these: see walk_offset()
+    // the walks' offsets follow from these: see draw.h
     int layer;
     const int64_t * k_idxs;     // [stream * n_tokens + token] the token's cell, counted through all streams of the cache
-    const int32_t * positions;  // of these cells
+    const int32_t * positions;  // [stream of the cache][n_cells_stream]
+    int n_cells_stream;         // of the cache
     float * weights;     // out, one for each row
 };
 

@@ -102,7 +102,8 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     p.group_stride = args->n_groups;
     p.sight        = sight.data();
     p.resolution   = args->resolution;
-    p.offset       = args->offset;
+    p.positions    = args->positions;
+    p.turn         = args->turn;
     p.rows         = args->rows;
     p.weights      = args->weights;
     p.scratch      = scratch.data();

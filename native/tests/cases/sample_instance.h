@@ -48,6 +48,7 @@ struct SampleInstance {
     std::vector<float> tops, sums;    // [list][group][group_stride]
     std::vector<float> sinks;         // [n_head_kv][group]
     std::vector<Sight> sight;         // [query][sight_stride]
+    std::vector<int32_t> positions;   // [cell_stride]
     Random rng;
 
     SampleInstance(const SampleCase & c, uint64_t seed) : rng(seed) {
@@ -58,6 +59,9 @@ struct SampleInstance {
         tops.assign(group_stride * c.group * c.n_lists(), kNan);
         sums = tops;
         sight.assign(sight_stride * c.n_queries(), Sight{~uint64_t{0}, ~uint64_t{0}});
+        for (size_t cell = 0; cell < cell_stride; ++cell) {  // in any order, some of them empty
+            positions.push_back(rng.one_of(8) ? -1 : rng.below(200000));
+        }
         for (int query = 0; query < c.n_queries(); ++query) {
             Sight * of = sight.data() + query * sight_stride;
             for (int i = 0; i < c.n_groups; ++i) {
@@ -81,7 +85,7 @@ struct SampleInstance {
         }
     }
 
-    // Of list = query * n_head_kv + head, without an offset and without results.
+    // Of list = query * n_head_kv + head, without a turn and without results.
     SampleProblem problem(const SampleCase & c, int list = 0) const {
         SampleProblem p{};
         p.n_groups = c.n_groups;
@@ -94,6 +98,7 @@ struct SampleInstance {
         p.sinks = c.sinks ? sinks.data() + list % c.n_head_kv * c.group : nullptr;
         p.sight = sight.data() + list / c.n_head_kv * sight_stride;
         p.resolution = c.resolution_of(list % c.n_head_kv);
+        p.positions = positions.data();
         return p;
     }
 
@@ -153,29 +158,38 @@ struct SampledRows {
 // What the chance of a cell that is not certain may be off by, in steps: `relative` of itself, and one, or `at_ends` where it is 0 or all.
 struct ChanceTolerance {
     double relative, at_ends;
-    double first;  // what the running sum may be off by from the start
+    double first;  // what a page's running sum may be off by from the start
     double operator()(int32_t chance) const { return relative * chance + (chance == 0 || chance == kOne ? at_ends : 1.0); }
 };
 
-// A list that need not be the specification's: each row stands where the specification's running sum may pass its mark, with the weight of its
-// chance. `worst` keeps the largest error of a chance, in units of what is allowed. Returns what the whole sum may be off by.
+inline bool begins_page(int cell) { return cell % edgekv::kWalkCells == 0; }
+
+// Where the walk of a cell's page begins; 0 if the token sees none of the page.
+inline int32_t page_begin(const SampleProblem & p, int cell) {
+    const int first = cell / edgekv::kWalkCells * edgekv::kWalkCells;
+    const bool seen = (p.sight[first / kGroupCells].visible >> first % kGroupCells & ((1u << edgekv::kWalkCells) - 1)) != 0;
+    return seen ? edgekv::walk_offset(p.turn, p.positions[first]) : 0;
+}
+
+// A list that need not be the specification's: each row stands where the running sum of its page may pass its mark, with the weight of its
+// chance. `worst` keeps the largest error of a chance, in units of what is allowed. Returns what the sums of all pages may be off by.
 template <class Of>
 double check_list(const Of & of, const SampleProblem & p, const SampledRows & want, const int32_t * rows, const float * weights, int n,
                   const ChanceTolerance & tolerance, double * worst = nullptr) {
     const std::vector<int32_t> & chances = want.chances;
     const int n_cells = static_cast<int>(chances.size());
-    std::vector<double> before{static_cast<double>(p.offset)}, slack{tolerance.first};
+    std::vector<double> upto, slack;  // of each page, through each cell
     for (int i = 0; i < n_cells; ++i) {
-        before.push_back(before.back() + chances[i]);
-        slack.push_back(slack.back() + (!may_be_read(p, i) || is_certain(p, i) ? 0.0 : tolerance(chances[i])));
+        upto.push_back((begins_page(i) ? page_begin(p, i) : upto.back()) + chances[i]);
+        slack.push_back((begins_page(i) ? tolerance.first : slack.back()) + (!may_be_read(p, i) || is_certain(p, i) ? 0.0 : tolerance(chances[i])));
     }
-    expect_near(of, "number of rows", n, std::floor(before.back() / kOne), std::ceil(slack.back() / kOne));
     std::vector<bool> is_read(chances.size());
+    std::vector<int> n_read(chances.size() / edgekv::kWalkCells);
     int last = -1;
     for (int i = 0; i < n; ++i) {
         const int cell = rows[i];
         if (!expect(cell > last && cell < n_cells && may_be_read(p, cell), of, "rows ascend and are visible", cell, last)) {
-            return slack.back();
+            return 0.0;
         }
         last = cell;
         is_read[cell] = true;
@@ -183,15 +197,21 @@ double check_list(const Of & of, const SampleProblem & p, const SampledRows & wa
         expect(weights[i] >= 1.0f && std::fabs(chance - step) <= 1e-6 * chance, of, "a weight is 2^20 / chance", weights[i], 1);
         expect(!is_certain(p, cell) || step == kOne, of, "weight of a certain cell", weights[i], 1);
         expect_near(of, "chance", step, chances[cell], tolerance(chances[cell]), worst);
-        // the mark that it stands on: exactly i marks were passed before, and one is in the cell
-        const double mark = (i + 1.0) * kOne;
-        expect(before[cell] <= mark + slack[cell] && before[cell + 1] >= mark - slack[cell + 1], of, "a row stands where the sum passes its mark",
-               before[cell], mark);
+        // the mark that it stands on: the page's rows before passed all earlier ones, and this one is in the cell
+        const double mark = (n_read[cell / edgekv::kWalkCells]++ + 1.0) * kOne, before = upto[cell] - chances[cell];
+        expect(before <= mark + slack[cell] && upto[cell] >= mark - slack[cell], of, "a row stands where the sum passes its mark", before, mark);
     }
+    double all = 0.0;
     for (int cell = 0; cell < n_cells; ++cell) {
         expect(is_read[cell] || !is_certain(p, cell), of, "every certain cell is read", cell, cell);
+        if (begins_page(cell + 1)) {
+            const int page = cell / edgekv::kWalkCells;
+            expect(n_read[page] >= std::floor((upto[cell] - slack[cell]) / kOne) && n_read[page] <= std::floor((upto[cell] + slack[cell]) / kOne), of,
+                   "rows of a page", n_read[page], upto[cell] / kOne);
+            all += slack[cell];
+        }
     }
-    return slack.back();
+    return all;
 }
 
 // The shares of the cells that are not read.

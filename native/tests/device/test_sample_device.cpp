@@ -2,7 +2,7 @@
 //
 // Where shares are powers of two and so is what they sum up to, floats are exact: rows, weights and counters have to be equal. Otherwise a
 // probability may differ by one step and 2^-17 of itself (a few float operations and expf(), whose arguments are rounded), and the place
-// of a mark by what such differences add up to before it.
+// of a mark by what such differences add up to before it in its page.
 #include "cuda/kernels/sample_device.cu"
 
 #include "device_array.h"
@@ -14,7 +14,7 @@ using namespace test;
 
 namespace {
 
-constexpr int kLayer = 11, kCacheCells = 97;
+constexpr int kLayer = 11, kFirstStream = 1;
 constexpr SampleTotals kTotalsBefore = {1, 2, 3, 4, 5};
 long n_rows_all = 0, n_chance_rows = 0;
 
@@ -40,7 +40,7 @@ struct Got {
         const DeviceArray<char> scratch(sample_device_scratch_bytes(c.n_lists(), c.n_groups, c.group));
         SampleBatch b{};
         b.n_streams = c.n_streams;
-        b.first_stream = 1;
+        b.first_stream = kFirstStream;
         b.n_tokens = c.n_tokens;
         b.n_head_kv = c.n_head_kv;
         b.group = c.group;
@@ -54,6 +54,7 @@ struct Got {
         b.layer = kLayer;
         b.k_idxs = idxs.data();
         b.positions = of_cells.data();
+        b.n_cells_stream = static_cast<int>(positions.size()) / (kFirstStream + c.n_streams);
         b.rows = rows_d.data();
         b.weights = weights_d.data();
         b.stride = stride;
@@ -76,10 +77,11 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
     SampleInstance in(c, seed);
     std::vector<int64_t> k_idxs;
     std::vector<int32_t> positions;
+    const int n_cells_stream = c.n_cells() + 33, n_cache_cells = (kFirstStream + c.n_streams) * n_cells_stream;
     for (int i = 0; i < c.n_queries(); ++i) {
-        k_idxs.push_back(in.rng.below(kCacheCells));
+        k_idxs.push_back(in.rng.below(n_cache_cells));
     }
-    for (int i = 0; i < kCacheCells; ++i) {
+    for (int i = 0; i < n_cache_cells; ++i) {
         positions.push_back(in.rng.below(200000));
     }
     const size_t stride = static_cast<size_t>(c.n_cells()) + 1 + seed % 2;
@@ -92,7 +94,8 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
     for (int list = 0; list < c.n_lists(); ++list) {
         const int head = list % c.n_head_kv, query = list / c.n_head_kv;
         SampleProblem p = in.problem(c, list);
-        p.offset = walk_offset(kLayer, head, positions[static_cast<size_t>(k_idxs[static_cast<size_t>(query)])]);
+        p.positions = positions.data() + static_cast<size_t>(kFirstStream + query / c.n_tokens) * n_cells_stream;
+        p.turn = page_turn(kLayer, head, positions[static_cast<size_t>(k_idxs[static_cast<size_t>(query)])]);
         const SampledRows want(p);
         const int32_t * rows = got.rows.data() + list * stride;
         const float * weights = got.weights.data() + list * stride;

@@ -203,7 +203,8 @@ int main(int argc, char ** argv) {
         sketch_scan(sketch, query, prepared.at, head, i % per_head * kChunk, kChunk, shares_of(head), isa);
     });
     const size_t list_stride = static_cast<size_t>(cells);
-    std::vector<int32_t> rows(list_stride * kHeads), n_rows(kHeads);
+    std::vector<int32_t> rows(list_stride * kHeads), n_rows(kHeads), positions(list_stride);
+    std::iota(positions.begin(), positions.end(), 0);
     std::vector<float> weights(rows.size());
     const std::vector<double> lists = times(kHeads, [&](int head) {
         const Shares s = shares_of(head);
@@ -218,7 +219,8 @@ int main(int argc, char ** argv) {
         p.group_stride = s.group_stride;
         p.sight = sight.data();
         p.resolution = 2000.0f;
-        p.offset = walk_offset(0, head, cells);
+        p.positions = positions.data();
+        p.turn = page_turn(0, head, cells);
         p.rows = rows.data() + list;
         p.weights = weights.data() + list;
         p.scratch = scratch.at;

@@ -1,4 +1,4 @@
-// The start of a token's draw, the same to the bit on every device. Compiled separately in each translation unit, like all
+// The starts of a token's walks, the same to the bit on every device. Compiled separately in each translation unit, like all
 // kernels: see attend_internal.h.
 #pragma once
 
@@ -9,6 +9,11 @@
 namespace edgekv {
 
 constexpr int kChanceBits = 20;  // chances are multiples of 2^-20
+constexpr int kWalkCells = 16;   // cells of a walk: the least page
+
+// A token's step on the circle of 2^32. All numbers come round once in 512.618 tokens: because of that fraction, the golden ratio's, a second round
+// falls between the numbers of the first, and so on. So no cell is passed over for ever, however small its chance is.
+constexpr uint32_t kTurn = 8378495;
 
 // This part of the resolution is spread evenly over the cells that a token sees, as a floor under their chances. It accounts for some 4 % of the
 // drawn rows (measured at 7,000 tokens), whose number is below the resolution because no chance exceeds 1.
@@ -16,13 +21,20 @@ constexpr double kEvenShare = 1.0 / 128.0;
 
 namespace {
 
-// The begin of a walk, in [0, 2^20). It follows from the place in the conversation, so it needs no state and does not depend on the places
-// of cells. It differs between tokens, so no cell is passed over for ever. `layer`: index among the hooked layers; `head`: KV head.
-EDGEKV_HOST_AND_DEVICE inline int32_t walk_offset(int layer, int head, int32_t position) {
-    uint32_t x = static_cast<uint32_t>(position) * 0x9e3779b1u + static_cast<uint32_t>(layer) * 0x85ebca77u + static_cast<uint32_t>(head) * 0xc2b2ae3du;
+// What a query token adds to the numbers of all pages of a KV head. `layer`: index among the hooked layers; `head`: KV head; `position`: the query
+// token's.
+EDGEKV_HOST_AND_DEVICE inline uint32_t page_turn(int layer, int head, int32_t position) {
+    uint32_t x = static_cast<uint32_t>(layer) * 0x85ebca77u + static_cast<uint32_t>(head) * 0xc2b2ae3du;
     x = (x ^ x >> 16) * 0x85ebca6bu;
     x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return static_cast<int32_t>((x ^ x >> 16) >> (32 - kChanceBits));
+    return (x ^ x >> 16) + static_cast<uint32_t>(position) * kTurn;
+}
+
+// The begin of a page's walk, in [0, 2^20): the page's own number, which spreads evenly over neighbouring pages (multiples of the golden ratio), and
+// the token's turn. It follows from places in the conversation, so it needs no state and does not depend on the places of cells. `first`: the
+// position of the page's first cell.
+EDGEKV_HOST_AND_DEVICE inline int32_t walk_offset(uint32_t turn, int32_t first) {
+    return static_cast<int32_t>((static_cast<uint32_t>(first >> 4) * 0x9e3779b1u + turn) >> (32 - kChanceBits));
 }
 
 // The floor under the chances of `n_visible` cells, in steps of 2^-20, at least one.

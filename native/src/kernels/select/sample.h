@@ -3,12 +3,12 @@
 //   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but at least resolution / 128
 //             spread evenly over the visible cells; 1 if the cell is certain, 0 if the token cannot see it
 //
-// A walk sums p over the cells in order, from an offset on, and reads a cell if the sum passes a whole number there (systematic
-// sampling): with probability p over all offsets, and always if p is 1. The cell's weight is 1 / p. So the mean over all offsets of a sum
-// over the read rows (numerator or denominator of the softmax) is the sum over all cells (Horvitz and Thompson, 1952), and the
-// output, a ratio of two such sums, is a consistent estimate. The offset follows from layer, head and position (draw.h), without state or
-// random numbers: the same shares give the same rows at the same place of a conversation. The floor lets a cell be read even if its sketch
-// underestimates it, and bounds the weights.
+// In each page of 16 cells a walk sums p over the cells in order, from an offset on, and reads a cell if the sum passes a whole number there
+// (systematic sampling): with probability p over all offsets, and always if p is 1. The cell's weight is 1 / p. So the mean over all offsets of a
+// sum over the read rows (numerator or denominator of the softmax) is the sum over all cells (Horvitz and Thompson, 1952), and the
+// output, a ratio of two such sums, is a consistent estimate. A page has an offset of its own that turns slowly from token to token (draw.h), so
+// most of what a token reads was read shortly before. It needs no state and no random numbers: the same shares give the same rows at the same
+// place of a conversation. The floor lets a cell be read even if its sketch underestimates it, and bounds the weights.
 //
 // The shares of the unread cells add up to the estimated share of the attention on unread tokens.
 //
@@ -30,7 +30,8 @@ struct SampleProblem {
     const float * sinks;    // [group] attention-sink logits, or null
     const Sight * sight;    // [n_groups]
     float resolution;
-    int32_t offset;         // of the walk: walk_offset()
+    const int32_t * positions;  // of cells, read where a page begins in which the token sees a cell
+    uint32_t turn;          // page_turn()
 
     int32_t * rows;   // out [kGroupCells * n_groups], ascending; places past the last row are overwritten too
     float * weights;  // out, one for each row

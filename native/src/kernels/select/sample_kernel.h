@@ -51,7 +51,6 @@ inline SampleResult sample(const SampleProblem & p) {
     }
     const I least = Simd::iset1(least_chance(p.resolution, result.n_visible));
     F missed = Simd::zero();
-    I sum = Simd::iset1(p.offset);
     for (int group = 0; group < p.n_groups; ++group) {
         const uint64_t visible = p.sight[group].visible;
         if (visible == 0) {
@@ -59,8 +58,16 @@ inline SampleResult sample(const SampleProblem & p) {
         }
         const uint64_t certain = visible & p.sight[group].certain;
         I unread = Simd::izero();  // the sum of the shares of the group's unread cells
+        I sum = Simd::izero();     // the walk's
         for (int v = 0; v < kGroupCells / kLanes; ++v) {
             const int first = group * kGroupCells + v * kLanes;
+            if (first % kWalkCells == 0) {
+                if ((visible >> v * kLanes & ((1u << kWalkCells) - 1)) == 0) {
+                    v += kWalkCells / kLanes - 1;
+                    continue;
+                }
+                sum = Simd::iset1(walk_offset(p.turn, p.positions[first]));
+            }
             F x = Simd::zero();
             for (int g = 0; g < p.group; ++g) {
                 const F share = Simd::load_upper_halves(p.shares + static_cast<size_t>(g) * p.cell_stride + static_cast<size_t>(first));
@@ -77,12 +84,13 @@ inline SampleResult sample(const SampleProblem & p) {
             }
             const I upto = Simd::iadd(sum, Simd::iprefix(chance));
             const unsigned taken = Simd::lanes_differ(Simd::right<kChanceBits>(upto), Simd::right<kChanceBits>(Simd::idiff(upto, chance)));
-            sum = Simd::ilast(upto);
+            if constexpr (kLanes < kWalkCells) {
+                sum = Simd::ilast(upto);
+            }
             unread = Simd::iadd(unread, Simd::lanes_of(by_share, Simd::izero(), taken));
             Simd::append(chances + result.n_rows, chance, taken);
             result.n_rows += Simd::append(p.rows + result.n_rows, Simd::icount(first), taken);
         }
-        sum = Simd::iand(sum, Simd::iset1(one - 1));  // drops passed whole numbers
         missed = Simd::add(missed, Simd::to_float(unread));
     }
     for (int i = 0; i < result.n_rows; i += kLanes) {  // there is room for the rest of a vector after the last row

@@ -44,10 +44,14 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances, int32_
         result.n_visible += __builtin_popcountll(p.sight[i].visible);
     }
     const int64_t least = least_chance(p.resolution, result.n_visible);
-    int64_t sum = p.offset;
+    int64_t sum = 0;
     for (int cell = 0; cell < kGroupCells * p.n_groups; ++cell) {
         const Sight & sight = p.sight[cell / kGroupCells];
         int64_t chance = 0, of_share = 0;
+        if (cell % kWalkCells == 0) {
+            const bool seen = (sight.visible >> cell % kGroupCells & ((1u << kWalkCells) - 1)) != 0;
+            sum = seen ? walk_offset(p.turn, p.positions[cell]) : 0;
+        }
         if (sight.visible >> cell % kGroupCells & 1) {
             double x = 0.0;
             for (int g = 0; g < p.group; ++g) {

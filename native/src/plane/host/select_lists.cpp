@@ -41,7 +41,8 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
     p.sight        = sight + static_cast<size_t>(token) * plan.n_groups;
     p.resolution   = thread.ctx().resolution(*thread.layer.layer, head);
-    p.offset       = walk_offset(thread.layer.index, head, thread.position(token));
+    p.positions    = thread.ctx().pages.cells.positions(thread.stream);
+    p.turn         = page_turn(thread.layer.index, head, thread.position(token));
     p.rows         = cells;
     p.weights      = weights;
     p.scratch      = thread.own() + plan.scratch_offset;

@@ -16,7 +16,7 @@ namespace edgekv_server {
 namespace {
 
 constexpr int PROBE = 256;  // tokens of the newest message, from its end, that tell which exchanges it is near
-constexpr int FRAME = 16;   // tokens at a prompt's end that a template may write differently in the next request
+constexpr int FRAME = 8;    // tokens at a prompt's end that open an answer, and which a template may write differently once there is one
 
 edgekv_recalls    g_recalls = {};
 std::atomic<bool> g_recalls_on = false;
@@ -33,6 +33,7 @@ struct recalled {
     std::shared_ptr<const llama_tokens> whole;
     std::vector<token_range> ranges;  // positions in the whole prompt
     int whole_turn;
+    int n_messages;
     std::string space;
     std::vector<edgekv_adapter> adapters;
 };
@@ -46,8 +47,10 @@ edgekv_exchanges told_gone(const gone_exchanges & of, std::vector<edgekv_run> & 
 
 // whether a prompt goes on with the message for which exchanges came back
 bool is_same_turn(const recalled & before, const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & now) {
-    const auto n_known = before.whole->size() - std::min<size_t>(FRAME, before.whole->size());
-    if (before.space != task.tokens.edgekv_space || before.adapters != slot.adapters || before.whole_turn != now.whole_turn || now.whole->size() < n_known) {
+    const bool has_more = now.n_messages > before.n_messages;
+    const auto n_known  = before.whole->size() - (has_more ? std::min<size_t>(FRAME, before.whole->size()) : 0);
+    const bool alike    = before.space == task.tokens.edgekv_space && before.adapters == slot.adapters && before.whole_turn == now.whole_turn;
+    if (!alike || now.whole->size() < n_known || (!has_more && now.whole->size() != n_known)) {
         return false;
     }
     return std::equal(before.whole->begin(), before.whole->begin() + n_known, now.whole->begin());
@@ -200,7 +203,7 @@ void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
     const auto ranges = chosen(slot, task, of, n_ctx);
     insert(task, of, ranges);
     const int n_put = put_rows(slot, task, of, ranges);
-    g_recalled[slot.seq_id] = { of.whole, ranges, of.whole_turn, task.tokens.edgekv_space, slot.adapters };
+    g_recalled[slot.seq_id] = { of.whole, ranges, of.whole_turn, of.n_messages, task.tokens.edgekv_space, slot.adapters };
     const int n_back = static_cast<int>(task.tokens.size()) - static_cast<int>(of.whole->size()) +
         std::accumulate(of.gone.begin(), of.gone.end(), 0, [](int n, const token_range & range) { return n + range.n; });
     SRV_INF("%d of %d exchanges come back before a message: %d tokens, the rows of %d in place, after %.1f ms\n", static_cast<int>(ranges.size()),

@@ -31,6 +31,7 @@ struct conversation {
     std::vector<exchange> exchanges;
     std::vector<token_range> left;  // positions in the whole prompt, in order
     int n_left = 0;
+    int n_messages = 0;  // of the request
     std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
     std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
     std::vector<token_range> back;  // those of them that came back
@@ -185,6 +186,7 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
     if (!ranges.empty() && g_moves && recalls()) {
         ranges  = leaving(c, n_tokens, room + step_of(n_ctx), n_ctx);
         c.whole = std::make_shared<llama_tokens>(task.tokens.get_tokens());
+        c.n_messages = body.contains("messages") && body.at("messages").is_array() ? static_cast<int>(body.at("messages").size()) : 0;
     }
     if (!ranges.empty() && n_tokens - total(ranges) < n_ctx) {
         llama_tokens tokens = task.tokens.get_tokens();
@@ -268,7 +270,7 @@ gone_exchanges gone_of(int task) {
     const auto & c    = found->second;
     const int    turn = c.exchanges.back().first;
 
-    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn };
+    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
 }
 
 void came_back(int task, const std::vector<token_range> & ranges) {

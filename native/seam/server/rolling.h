@@ -36,6 +36,7 @@ struct gone_exchanges {
     std::vector<token_range> gone;  // each exchange, by positions in the whole prompt, in order
     int whole_turn = 0;  // where the newest exchange begins in the whole prompt
     int turn = 0;        // where it begins in the task's prompt
+    int n_messages = 0;  // of the request
 };
 gone_exchanges gone_of(int task);
 

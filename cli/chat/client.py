@@ -95,8 +95,11 @@ class Usage:
             for n in (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0))
         if n_prompt is None or n_predicted is None or n_cached is None:
             return None
-        runs = (tuple((int(first), int(n)) for first, n in one.get("ranges", ())) for one in (left, back))
-        return cls(n_prompt, n_predicted, n_cached, origins, *runs, int(back.get("before", 0)))
+        return cls(n_prompt, n_predicted, n_cached, origins, _ranges(left), _ranges(back), int(back.get("before", 0)))
+
+
+def _ranges(told: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(first), int(n)) for first, n in told.get("ranges", ()))
 
 
 @dataclass(frozen=True)

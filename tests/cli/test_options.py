@@ -170,7 +170,8 @@ def test_what_evict_keeps():
 
 
 @pytest.mark.parametrize("arguments, expected", [
-    ((), None), (("--recall", "ram"), RecallSettings()), (("--recall", "RAM"), RecallSettings()), (("--recall", "kept/here"), RecallSettings(Path("kept/here"))),
+    ((), None), (("--recall", "ram"), RecallSettings()), (("--recall", "RAM"), RecallSettings()),
+    (("--recall", "kept/here"), RecallSettings(Path("kept/here"))),
 ], ids=str)
 def test_where_exchanges_go(arguments, expected):
     found = []

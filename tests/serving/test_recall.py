@@ -1,5 +1,6 @@
 """What rolls out of a full context comes back before a message that is near it, as it was computed, and leaves first."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,23 @@ def test_an_answer_outgrows_its_context(tiny):
         assert runs(chat(server, messages), "back")
         long = chat(server, messages, 300)
     assert long["usage"]["completion_tokens"] == 300 and long["choices"][0]["finish_reason"] == "length"
+
+
+def test_conversations_beside_each_other(tiny):
+    """Each gets its own exchanges back, as it does alone."""
+    others = tuple(topic[::-1] for topic in TOPICS)
+
+    def last(server, topics) -> dict:
+        messages = [{"role": "system", "content": topics[0]}]
+        go_on(server, messages, topics)
+        return chat(server, [*messages, said(topics[1])])
+
+    with recalling_server(tiny, n_slots=2) as server, ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda topics: last(server, topics), (TOPICS, others)))
+    for topics, answer in zip((TOPICS, others), together):
+        with recalling_server(tiny) as server:
+            alone = last(server, topics)
+        assert runs(answer, "back") == runs(alone, "back") != []
 
 
 def test_rows_that_are_gone_are_read_again(tiny, monkeypatch):

@@ -20,6 +20,7 @@ from edgekv.cli.common.shared_options import (
     model_argument,
     model_path,
     option,
+    recall_option,
     split_kv_options,
     when_full_option,
     with_measured,
@@ -88,6 +89,7 @@ class _PassesOn(click.Command):
              "full speed.")
 @kv_options
 @when_full_option("stop")
+@recall_option
 @draft_option
 @cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")

@@ -21,7 +21,7 @@ extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 
-# of edgekv/_native/prefix_callbacks.py and edgekv/_native/http_server.py
+# of edgekv/_native/prefix_callbacks.py, edgekv/_native/recall_callbacks.py and edgekv/_native/http_server.py
 SERVER_CALLBACKS = """
 extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int, int);
 extern "Python" void edgekv_py_prefix_leave(void *, int);
@@ -30,6 +30,9 @@ extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *)
 extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_start(void *);
 extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
+extern "Python" void edgekv_py_recall_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
+extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
+extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
 extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
 """

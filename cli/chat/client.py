@@ -68,10 +68,18 @@ class Usage:
     """(one of PLACES, tokens) of the cached tokens, where the server tells."""
     left: tuple[tuple[int, int], ...] = ()
     """(first, n) of the tokens that have left the context, by their positions in the whole conversation."""
+    back: tuple[tuple[int, int], ...] = ()
+    """Those of them that came back before the newest message."""
+    back_before: int = 0
+    """The position of that message in the whole conversation."""
 
     @property
     def n_left(self) -> int:
         return sum(n for _, n in self.left)
+
+    @property
+    def n_back(self) -> int:
+        return sum(n for _, n in self.back)
 
     @classmethod
     def parse(cls, usage: dict[str, Any]) -> Usage | None:
@@ -80,14 +88,18 @@ class Usage:
         details = details if isinstance(details, dict) else {}
         ours = usage.get("edgekv")
         ours = ours if isinstance(ours, dict) else {}
-        places, left = (one if isinstance(one := ours.get(name), dict) else {} for name in ("cached_tokens", "left"))
+        places, left, back = (one if isinstance(one := ours.get(name), dict) else {} for name in ("cached_tokens", "left", "back"))
         origins = tuple((place, n) for place in PLACES if isinstance(n := places.get(place), int) and n > 0)
         n_prompt, n_predicted, n_cached = (
             n if isinstance(n, int) else None
             for n in (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0))
         if n_prompt is None or n_predicted is None or n_cached is None:
             return None
-        return cls(n_prompt, n_predicted, n_cached, origins, tuple((int(first), int(n)) for first, n in left.get("ranges", ())))
+        return cls(n_prompt, n_predicted, n_cached, origins, _ranges(left), _ranges(back), int(back.get("before", 0)))
+
+
+def _ranges(told: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    return tuple((int(first), int(n)) for first, n in told.get("ranges", ()))
 
 
 @dataclass(frozen=True)

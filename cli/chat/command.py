@@ -18,6 +18,7 @@ from edgekv.cli.common.shared_options import (
     model_argument,
     model_path,
     option,
+    recall_option,
     split_kv_options,
     when_full_option,
     with_measured,
@@ -54,6 +55,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("-s", "--system", metavar="TEXT", help="The system prompt.")
 @kv_options
 @when_full_option("roll; stop in mode evict")
+@recall_option
 @draft_option
 @option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
         help="Longest answer.  [default: until the context is full]")
@@ -75,7 +77,8 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
 def chat(
     model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
-    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, draft: Any, **settings: Any,
+    api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, recall: Any,
+    draft: Any, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
@@ -114,11 +117,13 @@ def chat(
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     if when_full is None:
         when_full = WhenFull.STOP if placed["kv"].mode is KvMode.EVICT else WhenFull.ROLL
+    if no_keep and recall is not None and recall.folder is not None:
+        raise ConfigError("--no-keep keeps nothing on disk, and --recall names a folder; use --recall ram")
     # The key keeps other users of this machine out: they could read the conversation.
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
-        draft=draft,
+        draft=draft, recall=recall,
     ))
     if server.context.note:
         renderer.note(f"note: {server.context.note}")

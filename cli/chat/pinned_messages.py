@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from edgekv.cli.chat.client import ChatClient, Message
+from edgekv.cli.chat.client import ChatClient, Message, Usage
 from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ def message_span(client: ChatClient, messages: list[Message], index: int) -> tup
     return first, max(first, n - 1)
 
 
-def moved(span: tuple[int, int], left: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """A span of the whole conversation, where the ranges `left`, (first, n), are no longer in the context."""
-    n_before = sum(n for first, n in left if first <= span[0])
+def moved(span: tuple[int, int], usage: Usage) -> tuple[int, int]:
+    """A span of the whole conversation, where some of its tokens are no longer in the context, and others came back before a message."""
+    n_before = sum(n for first, n in usage.left if first <= span[0]) - (usage.n_back if span[0] >= usage.back_before else 0)
     return span[0] - n_before, span[1] - n_before
 
 
@@ -82,6 +81,6 @@ class Pins:
         conversation.pinned = [message for message in conversation.pinned if any(message is turn for turn in conversation.turns)]
         wanted = {index: message_span(conversation.client, conversation.messages, index)
                   for index, message in enumerate(conversation.messages) if self.holds(message)}
-        left = conversation.last.usage.left if conversation.last is not None and conversation.last.usage is not None else ()
-        spans = {index: moved(span, left) for index, span in wanted.items() if span is not None}
+        usage = conversation.last.usage if conversation.last is not None else None
+        spans = {index: span if usage is None else moved(span, usage) for index, span in wanted.items() if span is not None}
         return {**dict.fromkeys(wanted), **dict(zip(spans, server.pin(list(spans.values()))))}

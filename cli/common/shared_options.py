@@ -80,6 +80,20 @@ def when_full_option(default: str) -> Callable[[F], F]:
                   + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
 
 
+def _recall(text: str) -> Any:
+    from edgekv.store.settings import RecallSettings
+
+    return RecallSettings(None if text.lower() == "ram" else Path(text).expanduser())
+
+
+def recall_option(function: F) -> F:
+    """Where what rolls out of a full context goes: a RecallSettings; None where nothing was said."""
+    return option("--recall", metavar="ram|DIR", type=Parsed("recall", _recall),
+                  help="Keep what rolls out of a full context, and bring it back before a message that is near it; a quarter of the context is for that. "
+                       "ram: in the memory of the prefix cache; DIR: in a folder too, which outlives the process and reveals conversations.  "
+                       "[default: it is gone]")(function)
+
+
 def _draft(text: str) -> Any:
     from edgekv.serving.drafts import parse_draft
 

@@ -128,6 +128,22 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
         "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
 
 
+def tokens_of(native) -> SequenceTokens:
+    """An edgekv_prefix_tokens."""
+    from edgekv._native._server import ffi
+
+    def text_of(native) -> str:
+        return ffi.string(native).decode(errors="surrogateescape")
+
+    tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
+    adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
+    media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
+    at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
+    return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
+                          text_of(native.projector), at, tuple(Mark(one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
+                          bool(native.in_memory))
+
+
 @cache
 def _define_callbacks() -> None:
     """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
@@ -135,18 +151,6 @@ def _define_callbacks() -> None:
 
     def keeps_of(user) -> KeepsPrefixes:
         return ffi.from_handle(user)
-
-    def tokens_of(native) -> SequenceTokens:
-        tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
-        adapters = tuple((native.adapters[i].adapter, native.adapters[i].scale) for i in range(native.n_adapters))
-        media = tuple(Medium(one.first, one.n, text_of(one.id)) for one in native.media[0 : native.n_media])
-        at = None if native.at == ffi.NULL else np.frombuffer(ffi.buffer(native.at, 12 * native.n_tokens), np.int32).reshape(3, -1)
-        return SequenceTokens(int(ffi.cast("uintptr_t", native.lctx)), native.seq_id, tokens, adapters, text_of(native.space), media,
-                              text_of(native.projector), at, tuple(Mark(one.n, one.ttl_s) for one in native.marks[0 : native.n_marks]),
-                              bool(native.in_memory))
-
-    def text_of(native) -> str:
-        return ffi.string(native).decode(errors="surrogateescape")
 
     def callback(failure: str, error=None):
         """An exception is logged as `failure`, and the server gets `error`."""

@@ -50,10 +50,10 @@ class Prefixes:
     """
 
     def __init__(self, model: Geometry, where: StoreSettings):
-        self._identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
+        self.identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
         self._snapshots = SnapshotKeeper(model)
         self._stores: dict[ModelIdentity, PrefixStore] = {}
-        self._ram = SharedRam()
+        self.ram = SharedRam()
         self.conversation: str | None = None
         """The conversation that owns the blocks kept from now on, a name in small letters and digits; None: none."""
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
@@ -64,7 +64,7 @@ class Prefixes:
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
         """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""
-        self._identities.wait()
+        self.identities.wait()
         if projector:
             self._media.expect(projector)
         self._store(runtime)
@@ -318,15 +318,15 @@ class Prefixes:
         return runtime, self._store(runtime)
 
     def _store(self, runtime: Runtime) -> PrefixStore | None:
-        built = self._identities.of(runtime)
+        built = self.identities.of(runtime)
         if built is None:
             return None
         if built.identity not in self._stores:
-            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self._ram)
+            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram)
         return self._stores[built.identity]
 
     def _root(self, runtime: Runtime, of: SequenceTokens) -> bytes:
-        built = self._identities.of(runtime)
+        built = self.identities.of(runtime)
         assert built is not None, "there is a store"
         return built.identity.chain_root(built.named(of.adapters), of.space)
 

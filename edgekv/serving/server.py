@@ -34,6 +34,7 @@ from edgekv.serving.server_options import (
     ServerOptions,
     check_evict,
     check_extra,
+    check_recall,
     free_port,
     later_bytes,
     llama_has_keys,
@@ -46,7 +47,9 @@ from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
+    from edgekv.serving.keepers import Keepers
     from edgekv.serving.prefixes import Prefixes
+    from edgekv.serving.recalling import Recall
 
 BATCH_TOKENS = 512
 """Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
@@ -69,6 +72,7 @@ class Server:
         file = open_model(options.model)
         self.model: Geometry = file.geometry
         check_evict(options)
+        check_recall(options, self.model)
         self.options = with_draft_model(options)
         keys = options.api_keys()
         self.options = with_measured(self.options)
@@ -88,7 +92,7 @@ class Server:
         self._ready = False
         self._thread: threading.Thread | None = None
         self._runtime: Runtime | None = None
-        self._prefixes: Prefixes | None = None
+        self._keepers: Keepers | None = None
         self.figures = Publisher(self._served(), lambda: self.runtime)
         """The endpoint's figures of the KV hierarchy."""
 
@@ -145,7 +149,12 @@ class Server:
     @property
     def prefixes(self) -> Prefixes | None:
         """The keeper of prefixes, or None."""
-        return self._prefixes
+        return None if self._keepers is None else self._keepers.prefixes
+
+    @property
+    def recall(self) -> Recall | None:
+        """The keeper of exchanges that left a full context, or None."""
+        return None if self._keepers is None else self._keepers.recall
 
     @property
     def log_path(self) -> Path | None:
@@ -181,7 +190,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
-        self._open_prefixes()
+        self._open_keepers()
         self._exit, self._ready = None, False
         self._ended.clear()
         _active = self
@@ -264,24 +273,17 @@ class Server:
             return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
 
-    def _open_prefixes(self) -> None:
-        """Open the store of prefixes, except in mode evict, whose dropped tokens cannot be kept."""
-        from edgekv.serving.prefixes import Prefixes, connect
+    def _open_keepers(self) -> None:
+        from edgekv.serving.keepers import Keepers
 
-        options = self.options
-        if options.store is not None and options.kv.mode is not KvMode.EVICT:
-            self._prefixes = Prefixes(self.model, options.store)
-            self.figures.store = self._prefixes.figures
-        connect(self._prefixes)
+        self._keepers = Keepers(self.model, self.options)
+        self.figures.store = None if self.prefixes is None else self.prefixes.figures
 
-    def _close_prefixes(self) -> None:
-        from edgekv.serving.prefixes import connect
-
-        connect(None)
-        prefixes, self._prefixes = self._prefixes, None
+    def _close_keepers(self) -> None:
+        keepers, self._keepers = self._keepers, None
         self.figures.store = None
-        if prefixes is not None:
-            prefixes.close()
+        if keepers is not None:
+            keepers.close()
 
     def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import http_server as native
@@ -325,19 +327,18 @@ class Server:
     def _check_runtime(self) -> None:
         """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes
         room."""
-        from edgekv._native import http_server
         from edgekv.live import runtime
 
         if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
             error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
             self.stop()
             raise error
-        if self._prefixes is not None and self._runtime is not None:
-            try:
-                self._prefixes.open(self._runtime, http_server.projector())
-            except EdgeKVError:
-                self.stop()
-                raise
+        try:
+            if self._keepers is not None:
+                self._keepers.open(self._runtime)
+        except EdgeKVError:
+            self.stop()
+            raise
 
     def settle(self) -> None:
         """Return once the rows of all answers so far are kept: the newest are kept only after the answer was sent."""
@@ -372,7 +373,7 @@ class Server:
         from edgekv._native import crash
         from edgekv.live import runtime
 
-        self._close_prefixes()
+        self._close_keepers()
         self.figures.end()
         if (llama := sys.modules.get("edgekv.llama")) is not None:
             llama.listen()  # Python takes the log back from the server

@@ -16,9 +16,10 @@ from typing import Any
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
+from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.serving.log import bare_message
-from edgekv.store.settings import StoreSettings
+from edgekv.store.settings import RecallSettings, StoreSettings
 from edgekv.vocab import Drafting, KvMode, WhenFull
 
 LOOPBACK = "127.0.0.1"
@@ -91,6 +92,7 @@ class ServerOptions:
     limits: ServerLimits = ServerLimits()
     when_full: WhenFull = WhenFull.STOP
     store: StoreSettings | None = None  # None: a prompt that no slot holds is read again
+    recall: RecallSettings | None = None  # None: what rolls out of a full context is gone
     api_key: str | None = None
     api_key_file: Path | None = None  # more keys, one per line; # begins a comment
     cache_shared: bool = False  # requests with different keys begin with each other's tokens
@@ -193,6 +195,25 @@ def check_evict(options: ServerOptions) -> None:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _NOT_WHILE_EVICTING:
             raise ConfigError(f"{name} does not go with mode evict: {_NOT_WHILE_EVICTING[name]}; leave it out, or use another --kv")
+
+
+def check_recall(options: ServerOptions, model: Geometry) -> None:
+    """Raise ConfigError for options beside which nothing can be recalled, ModelError for such a model."""
+    recall = options.recall
+    if recall is None:
+        return
+    if options.kv.mode is KvMode.EVICT:
+        raise ConfigError("--recall brings back whole exchanges, and mode evict drops tokens one by one; use --when-full roll and another --kv")
+    if options.when_full is not WhenFull.ROLL:
+        raise ConfigError("--recall brings back what rolls out of a full context, and nothing does; add --when-full roll")
+    if recall.folder is None and (options.store is None or not options.store.ram_bytes):
+        raise ConfigError("--recall ram keeps exchanges in the memory of --cache-ram, and there is none; give it some, or name a folder")
+    named = {argument.replace("_", "-") for argument in options.extra} | ({"--model-draft"} if isinstance(options.draft, Path) else set())
+    if named & set(_LOADED_LATER):
+        what = "a projector, beside which tokens do not move" if named & set(_PROJECTOR) else "a draft model, which would not know what comes back"
+        raise ConfigError(f"--recall does not go with {what}; leave one of them out")
+    if model.mla:
+        raise ModelError(f"{model.path.name} keeps compressed rows, without the values by which --recall finds exchanges; leave it out")
 
 
 def check_extra(extra: tuple[str, ...]) -> None:

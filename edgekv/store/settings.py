@@ -27,6 +27,14 @@ class StoreSettings:
     """The form of rows below RAM."""
 
 
+@dataclass(frozen=True)
+class RecallSettings:
+    """Where exchanges go that leave a full context: into the RAM of the prefix store, and into a folder of their own."""
+
+    folder: Path | None = None
+    """None: RAM alone."""
+
+
 def default_folder() -> Path:
     """The folder for prefixes unless another is named: in this user's cache."""
     import platformdirs

@@ -106,6 +106,38 @@ typedef struct {
 /* null: no prefixes are kept. Call it only while no server runs. */
 EDGEKV_API void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes);
 
+/* a run of a conversation's tokens */
+typedef struct {
+    int first;
+    int n;
+} edgekv_run;
+
+/* the exchanges of a conversation that left its context; an exchange is a user's message and everything that answers it */
+typedef struct {
+    const int32_t * tokens; /* of the whole conversation, with its newest message */
+    int n_tokens;
+    const edgekv_run * runs; /* of these exchanges, in order */
+    int n_runs;
+} edgekv_exchanges;
+
+typedef struct {
+    /* Exchanges are leaving a sequence: the held tokens hold exchange i from at[i] on, computed; -1: they do not hold it. */
+    void (*leave)(void * user, const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, const int * at);
+    /* The held tokens are computed; those from `turn` on are the newest message, or the last of it. Writes the numbers of the exchanges that come back,
+       in order, with at most `most` tokens, and returns how many. */
+    int (*choose)(void * user, const edgekv_prefix_tokens * held, int turn, const edgekv_exchanges * gone, int most, int * which);
+    /* Puts the rows of an exchange into the sequence, behind the held tokens, and counts them in `out`. Returns the position of the first when it was
+       computed; -1: not all rows are kept, nothing was put in. */
+    int (*put)(void * user, const edgekv_prefix_tokens * held, const edgekv_exchanges * gone, int which, edgekv_cached_tokens * out);
+    void * user;
+} edgekv_recalls;
+
+/* null: what leaves a full context does not come back. Call it only while no server runs. */
+EDGEKV_API void edgekv_server_set_recalls(const edgekv_recalls * recalls);
+
+/* Whether the tokens of the running server's context can move to other positions; 0 while it loads. */
+EDGEKV_API int edgekv_server_moves(void);
+
 /* The file with which the running server computes embeddings of media; empty: it has none, or is loading. Lives as long as the server runs. */
 EDGEKV_API const char * edgekv_server_projector(void);
 

@@ -192,6 +192,12 @@ struct llama_edgekv_access {
         }
     }
 
+    // Queues a turn of a cell's K, as if the cell moved by so many positions to the one that it has.
+    static void shift(llama_kv_cells & cells, uint32_t i, int32_t by) {
+        cells.shift[i] += by;
+        cells.has_shift = true;
+    }
+
     static bool can_turn(const llama_kv_cache & kv) {
         return kv.hparams.rope_type != LLAMA_ROPE_TYPE_NONE && n_streams(kv) == 1 && kv.get_can_shift();
     }

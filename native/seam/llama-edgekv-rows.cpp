@@ -137,6 +137,18 @@ bool llama_edgekv_add_cells(
     return true;
 }
 
+void llama_edgekv_turn(llama_context * lctx, int seq_id, int first_pos, int end_pos, int by) {
+    const int stream = llama_edgekv_stream_of(lctx, seq_id);
+    for (auto * kv : caches(lctx)) {
+        llama_kv_cells & cells = llama_edgekv_access::cells(*kv, static_cast<uint32_t>(stream));
+        for (uint32_t i = 0; by != 0 && i < cells.size(); ++i) {
+            if (!cells.is_empty(i) && cells.seq_has(i, seq_id) && cells.pos_in(i, first_pos, end_pos)) {
+                llama_edgekv_access::shift(cells, i, by);
+            }
+        }
+    }
+}
+
 void llama_edgekv_in_image(const llama_context * lctx, uint32_t stream, const uint32_t * cells, int n, int32_t * lines, int32_t * columns) {
     const auto * kv = llama_edgekv_access::cache(lctx);
     const bool has  = kv && stream < kv->get_n_stream() && lctx->get_model().hparams.n_pos_per_embd() > 1;

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 19
+#define LLAMA_EDGEKV_ABI 20
 
 #ifdef __cplusplus
 extern "C" {
@@ -256,6 +256,10 @@ LLAMA_API bool llama_edgekv_get_rows(const struct llama_context * lctx, int il, 
 // decoding thread, or while nothing decodes.
 LLAMA_API bool llama_edgekv_add_cells(
         struct llama_context * lctx, int seq_id, int first_pos, int n, const int32_t * tokens, const int32_t * at, uint32_t * out);
+
+// Turns K of a sequence's tokens at positions [first_pos, end_pos) by so many positions, with the next K-shift: their rows were computed that much
+// earlier. Only where llama_memory_can_shift(), and without gaps. Call it on the decoding thread, once their rows are written.
+LLAMA_API void llama_edgekv_turn(struct llama_context * lctx, int seq_id, int first_pos, int end_pos, int by);
 
 // Gives the lines and columns [n] in an image of the tokens in cells [n] of a stream, for models whose positions have several dimensions. For
 // a text token both are its position. Zeros if positions have one dimension.

@@ -1,17 +1,19 @@
 """The shared options become KvOptions: from the command line, else from the environment, else by default."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from edgekv.cli.common.shared_options import kv_options, split_kv_options
+from edgekv.cli.common.shared_options import kv_options, recall_option, split_kv_options
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
 from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.memory import devices
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
+from edgekv.store.settings import RecallSettings
 from edgekv.vocab import CacheType, KvMode, SketchKind
 
 pytestmark = pytest.mark.usefixtures("no_variables")
@@ -165,6 +167,22 @@ def test_what_evict_keeps():
         parse("--kv", "sparse", "--keep", "2048")
     with pytest.raises(ConfigError, match="runs on the processor only"):
         parse("--kv", "evict", "--device", "cuda")
+
+
+@pytest.mark.parametrize("arguments, expected", [
+    ((), None), (("--recall", "ram"), RecallSettings()), (("--recall", "RAM"), RecallSettings()),
+    (("--recall", "kept/here"), RecallSettings(Path("kept/here"))),
+], ids=str)
+def test_where_exchanges_go(arguments, expected):
+    found = []
+
+    @click.command()
+    @recall_option
+    def command(recall: RecallSettings | None) -> None:
+        found.append(recall)
+
+    assert CliRunner().invoke(command, arguments, catch_exceptions=False).exit_code == 0
+    assert found == [expected]
 
 
 def test_gpu_memory_from_the_environment():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from edgekv.cli.chat.pinned_messages import Pins, message_span
+from edgekv.cli.chat.client import Usage
+from edgekv.cli.chat.pinned_messages import Pins, message_span, moved
 from edgekv.cli.chat.session import Conversation
 from edgekv.cli.chat.views import pin_only
 from edgekv.errors import EdgeKVError
@@ -96,3 +97,12 @@ def test_pins_are_kept_with_the_conversation(pinned, tmp_path):
         other.load(path)
         assert list(Pins(other).apply(PaperServer(1000))) == [0, 3][0 if system else 1:], "and not message 1, which says the same"
         assert all(set(message) == {"role", "content"} for message in other.messages), "a server gets nothing else"
+
+
+def test_spans_move_with_what_left_and_what_came_back():
+    """200 tokens left behind a system prompt of 50; 60 of them came back before the message at 400."""
+    told = {"left": {"n": 200, "ranges": [[50, 200]]}, "back": {"n": 60, "ranges": [[100, 40], [180, 20]], "before": 400}}
+    usage = Usage.parse({"prompt_tokens": 300, "completion_tokens": 5, "edgekv": told})
+    assert usage is not None and usage.n_left == 200 and usage.n_back == 60
+    assert moved((10, 20), usage) == (10, 20) and moved((300, 320), usage) == (100, 120), "before the message nothing but the gap counts"
+    assert moved((410, 420), usage) == (270, 280)

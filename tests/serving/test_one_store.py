@@ -114,7 +114,7 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
 @pytest.fixture
 def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
     kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
-    kept._identities.wait()
+    kept.identities.wait()
     yield kept
     kept.close()
 

@@ -174,6 +174,11 @@ struct edgekv_told_tokens {
     edgekv_prefix_tokens told = {};
 };
 
+void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use) {
+    const edgekv_told_tokens all(slot, tokens, n);
+    use(all.told);
+}
+
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
     return edgekv_server::n_tokens_to(*slot.held, llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id));
 }
@@ -355,6 +360,9 @@ json edgekv_usage_json(int task) {
         {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
     if (const json left = edgekv_server::left_json(task); !left.is_null()) {
         usage["left"] = left;
+    }
+    if (const json back = edgekv_server::back_json(task); !back.is_null()) {
+        usage["back"] = back;
     }
 
     if (const auto marks = edgekv_server::marks_of(task).marks; g_kept && !marks.empty()) {

@@ -9,6 +9,7 @@
 #include "server/tasks.h"
 
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <vector>
 
@@ -97,6 +98,9 @@ void edgekv_prefix_medium_begins(const Slot & slot) {
     const int32_t seq_id = slot.id;
     llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
 }
+
+// Calls `use` with the first n of some tokens, as a slot's, in the form that keepers get.
+void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use);
 
 // the number of a slot's computed tokens
 int edgekv_prefix_computed(const edgekv_prefix_slot & slot);

@@ -1,5 +1,6 @@
 #include "server/rolling.h"
 
+#include "server/recall.h"
 #include "server/spans.h"
 
 #include "llama-edgekv.h"
@@ -22,6 +23,7 @@ constexpr int MOVED_RUN = 16;  // fewest tokens worth moving; fewer are read aga
 struct exchange {
     int  first;  // position of the user's message
     bool stays;
+    bool back = false;  // it left, and came back
 };
 
 // a conversation in a slot
@@ -29,6 +31,10 @@ struct conversation {
     std::vector<exchange> exchanges;
     std::vector<token_range> left;  // positions in the whole prompt, in order
     int n_left = 0;
+    int n_messages = 0;  // of the request
+    std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
+    std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
+    std::vector<token_range> back;  // those of them that came back
 };
 
 struct rolling_state {
@@ -48,7 +54,7 @@ std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
     std::vector<exchange> found;
     for (const auto & span : spans.spans) {
         if (span.role == COMMON_CHAT_ROLE_USER) {
-            found.push_back({ static_cast<int>(span.pos), false });
+            found.push_back({ static_cast<int>(span.pos), false, false });
         }
     }
 
@@ -116,7 +122,9 @@ void take_out(conversation & c, const std::vector<token_range> & ranges) {
         }
         c.n_left += range.n;
         left.push_back(range);
+        c.gone.push_back(range);
     }
+    std::sort(c.gone.begin(), c.gone.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
     std::sort(left.begin(), left.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
     c.left.clear();
     for (const auto & range : left) {
@@ -130,6 +138,33 @@ void take_out(conversation & c, const std::vector<token_range> & ranges) {
 
 int total(const std::vector<token_range> & ranges) {
     return std::accumulate(ranges.begin(), ranges.end(), 0, [](int n, const token_range & range) { return n + range.n; });
+}
+
+// Takes what came back out of a conversation again; it left before.
+std::vector<token_range> take_back(conversation & c) {
+    std::vector<token_range> ranges;
+    for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
+        if (c.exchanges[i].back) {
+            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+        }
+    }
+    c.exchanges.erase(std::remove_if(c.exchanges.begin(), c.exchanges.end(), [](const exchange & e) { return e.back; }), c.exchanges.end());
+    c.exchanges.back().first -= total(ranges);
+
+    return ranges;
+}
+
+int room_of(const server_task & task, int n_ctx) {
+    return task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
+}
+
+json ranges_json(const std::vector<token_range> & ranges) {
+    json listed = json::array();
+    for (const auto & range : ranges) {
+        listed.push_back(json::array({ range.first, range.n }));
+    }
+
+    return { { "n", total(ranges) }, { "ranges", listed } };
 }
 
 }  // namespace
@@ -146,8 +181,13 @@ void roll_prompt(server_task & task, int n_ctx, const json & body) {
     c.exchanges = exchanges_of(task.params.message_spans);
     pin(c.exchanges, body);
     const int n_tokens = task.n_tokens();
-    const int room     = task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
-    const auto ranges  = leaving(c, n_tokens, room, n_ctx);
+    const int room     = room_of(task, n_ctx);
+    auto ranges = leaving(c, n_tokens, room, n_ctx);
+    if (!ranges.empty() && g_moves && recalls()) {
+        ranges  = leaving(c, n_tokens, room + step_of(n_ctx), n_ctx);
+        c.whole = std::make_shared<llama_tokens>(task.tokens.get_tokens());
+        c.n_messages = body.contains("messages") && body.at("messages").is_array() ? static_cast<int>(body.at("messages").size()) : 0;
+    }
     if (!ranges.empty() && n_tokens - total(ranges) < n_ctx) {
         llama_tokens tokens = task.tokens.get_tokens();
         for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
@@ -181,8 +221,11 @@ std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
     if (!g_moves || found == s.by_task.end()) {
         return {};
     }
-    auto ranges = leaving(found->second, n_tokens, n_ctx/ROOM, n_ctx);
-    take_out(found->second, ranges);
+    auto ranges = take_back(found->second);
+    if (ranges.empty()) {
+        ranges = leaving(found->second, n_tokens, n_ctx/ROOM, n_ctx);
+        take_out(found->second, ranges);
+    }
     if (!ranges.empty()) {
         SRV_INF("%d oldest tokens of a conversation leave the context of %d while it is answered\n", total(ranges), n_ctx);
     }
@@ -198,12 +241,58 @@ json left_json(int task) {
     if (found == s.by_task.end() || found->second.n_left == 0) {
         return nullptr;
     }
-    json ranges = json::array();
-    for (const auto & range : found->second.left) {
-        ranges.push_back(json::array({ range.first, range.n }));
-    }
 
-    return { { "n", found->second.n_left }, { "ranges", ranges } };
+    return ranges_json(found->second.left);
+}
+
+json back_json(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+
+    if (found == s.by_task.end() || found->second.back.empty()) {
+        return nullptr;
+    }
+    const auto & c = found->second;
+    json told = ranges_json(c.back);
+    told["before"] = c.exchanges.back().first + c.n_left - total(c.back);
+
+    return told;
+}
+
+gone_exchanges gone_of(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || !found->second.whole || found->second.gone.empty()) {
+        return {};
+    }
+    const auto & c    = found->second;
+    const int    turn = c.exchanges.back().first;
+
+    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
+}
+
+void came_back(int task, const std::vector<token_range> & ranges) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || ranges.empty()) {
+        return;
+    }
+    auto & c = found->second;
+    c.back = ranges;
+    auto newest = c.exchanges.back();
+    c.exchanges.pop_back();
+    for (const auto & range : ranges) {
+        c.exchanges.push_back({ newest.first, false, true });
+        newest.first += range.n;
+    }
+    c.exchanges.push_back(newest);
+}
+
+int most_back(const server_task & task, int n_tokens, int n_ctx) {
+    return std::max(0, std::min(step_of(n_ctx), n_ctx - n_tokens - room_of(task, n_ctx)));
 }
 
 void forget_rolled(const std::unordered_set<int> & ids) {
@@ -215,6 +304,10 @@ void forget_rolled(const std::unordered_set<int> & ids) {
 }
 
 }  // namespace edgekv_server
+
+bool edgekv_seam_moves() {
+    return edgekv_server::g_moves;
+}
 
 void edgekv_seam_set_rolling(bool on) {
     edgekv_server::g_on = on;

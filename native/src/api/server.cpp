@@ -21,6 +21,8 @@ void llama_server_terminate();
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes);  // native/seam/server/prefixes.cpp
 void edgekv_seam_set_rolling(bool on);                             // native/seam/server/rolling.cpp
+void edgekv_seam_set_recalls(const edgekv_recalls * recalls);      // native/seam/server/recall.cpp
+bool edgekv_seam_moves();                                          // native/seam/server/rolling.cpp
 const char * edgekv_seam_projector();                              // native/seam/server/media.cpp
 void edgekv_seam_set_drafts(bool on);                              // native/seam/server/drafts.cpp
 
@@ -52,6 +54,14 @@ const char * edgekv_server_error(void) {
 
 void edgekv_server_set_prefixes(const edgekv_prefixes * prefixes) {
     edgekv_seam_set_prefixes(prefixes);
+}
+
+void edgekv_server_set_recalls(const edgekv_recalls * recalls) {
+    edgekv_seam_set_recalls(recalls);
+}
+
+int edgekv_server_moves(void) {
+    return edgekv_seam_moves() ? 1 : 0;
 }
 
 const char * edgekv_server_projector(void) {

@@ -6,6 +6,7 @@ from support.contexts import Context, attached
 from support.decoding import kld
 from support.evicting import ONE, TOLERANCE, Chat, evict
 
+from edgekv import _native
 from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.live.runtime import Runtime
@@ -33,7 +34,8 @@ def close(stock: Context, positions: list[int]) -> None:
 def test_closed_gaps_are_stocks_own_shift(synthetic, kind, types):
     """Teacher-forced, over many times what is kept: the other context loses the same tokens, and llama.cpp's own shift closes its gaps,
     of sliding layers only where these have as many cells."""
-    path, mode = synthetic(kind), "exact" if types else "off"
+    # the tiles of AMX round what prompts attend to bf16, and stock llama.cpp does not
+    path, mode = synthetic(kind), "exact" if types or _native.isa() == "amx" else "off"
     with attached(path, evict(512, positions=ALWAYS), n_ctx=4096, swa_full=False, **ONE, **types) as (context, run), attached(
             path, KvOptions(mode=mode), n_ctx=4096, swa_full=True, **ONE, **types) as (stock, other):
         ours, theirs = Chat(context, run), Chat(stock, other)

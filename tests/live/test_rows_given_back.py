@@ -45,7 +45,8 @@ def check_rows(run: Runtime, whole_pages: bool = True) -> None:
 @pytest.mark.parametrize("split", ["uniform", "pooled", "pyramid"])
 @pytest.mark.parametrize("types", [{}, {"type_k": 8, "type_v": 8}])
 def test_memory_stays_within_the_bound_while_layers_keep_different_pages(synthetic, split, types):
-    """Far more tokens have cells than fit into the bound. Rows of q8_0 end inside pages of the system: a page that is kept alone takes up to two more."""
+    """Far more tokens have cells than fit into the bound. Rows of q8_0 take half a page of the system here, so
+    that what is kept shares pages with what is not: real models' rows are larger."""
     path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
     with attached(path, options(split=split), n_ctx=8192, **SMALL, **types) as (context, run):
         chat = Chat(context, run)
@@ -58,7 +59,7 @@ def test_memory_stays_within_the_bound_while_layers_keep_different_pages(synthet
             assert run.memory().n_cells_used <= 256
         check_rows(run, whole_pages=not types)
         assert n_used > 300, "layers keep different ones"
-        slack = 1.5 if types else 1
+        slack = 2 if types else 1
         assert most <= slack * 256 * per_token
         assert len({tuple(pages) for pages in dropped(run)[:, 0].tolist()}) == LAYERS
         llama_cpp.llama_memory_clear(context.memory, True)

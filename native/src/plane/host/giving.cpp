@@ -16,11 +16,32 @@ void HostPlane::give_back_from_now() {
         const bool has_rows = layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION || layer->seam.kind == LLAMA_EDGEKV_LAYER_SHARED;
         gives = gives && (!has_rows || (layer->serves() && llama_edgekv_gives_rows_back(ctx.lctx, layer->il)));
     }
+    const std::vector<int> used = tokens_by_page();
     for (const Layer * layer : ctx.hooked) {
-        if (gives) {
-            llama_edgekv_in_small_pages(ctx.lctx, layer->il);
+        if (!gives) {
+            return;
+        }
+        llama_edgekv_in_small_pages(ctx.lctx, layer->il);
+        for (int page = 0; page < ctx.shape.n_pages; ++page) {  // huge pages may have taken memory for cells without tokens
+            gone.set(layer->info.index, page, gone.is(layer->info.index, page) || used[page] == 0);
+        }
+        keys_turned(layer->il);
+    }
+}
+
+std::vector<int> HostPlane::tokens_by_page() const {
+    const PageShape & shape = ctx.shape;
+    std::vector<int>  used(shape.n_pages, 0);
+    for (int s = 0; s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells = {};
+        if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells)) {
+            continue;
+        }
+        for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
+            used[s * shape.pages_per_stream + c / shape.page_tokens] += cells.pos[c] >= 0;
         }
     }
+    return used;
 }
 
 void HostPlane::give_rows_back(int layer, int first, int end) {
@@ -115,17 +136,8 @@ uint64_t HostPlane::there(int layer, int stream, int group) const {
 
 double HostPlane::tokens_held() const {
     const PageShape & shape = ctx.shape;
+    const std::vector<int> used = tokens_by_page();
     double held = 0, bytes = 0;
-    std::vector<int> used(shape.n_pages, 0);
-    for (int s = 0; s < shape.n_stream; ++s) {
-        llama_edgekv_cells cells = {};
-        if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells)) {
-            continue;
-        }
-        for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
-            used[s * shape.pages_per_stream + c / shape.page_tokens] += cells.pos[c] >= 0;
-        }
-    }
     for (const Layer * layer : ctx.hooked) {
         const double row = static_cast<double>(layer->seam.k->nb[1] + (layer->seam.v ? layer->seam.v->nb[1] : 0));
         bytes += row;

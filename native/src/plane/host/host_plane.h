@@ -142,6 +142,7 @@ private:
     // giving.cpp
     void give_back_from_now();  // mode evict is in force, or was
     void give_back(int layer, int page);
+    std::vector<int> tokens_by_page() const;
     void give_rows_back(int layer, int first, int end);  // pages
     void empty_partial(int stream, int first, int end);  // cells
     void follow_gone();  // at a ubatch's begin: pages got tokens, or lost them

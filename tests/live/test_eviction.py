@@ -234,5 +234,5 @@ def test_the_default_model_goes_on_past_what_it_keeps(default_model):
     prompt = "The magic number is 7421. " + "The quick brown fox jumps over the lazy dog. " * 70
     text = llama(prompt + "The quick brown fox", max_tokens=8, temperature=0.0)["choices"][0]["text"]
     assert "jumps over the lazy dog" in text
-    assert llama.n_tokens > 700 and llama.kv.memory().n_cells_used <= 512 and llama.kv.stats.n_freed > 200
+    assert llama.n_tokens > 700 and llama.kv.memory().n_cells_used <= 512 and llama.kv.stats.n_dropped > 0 and llama.kv.stats.n_freed > 0
     llama.close()

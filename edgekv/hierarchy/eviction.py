@@ -101,14 +101,14 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
     if not len(used):
         return Losses(np.empty(0, np.int64), np.empty(0, np.int64))
     exists = np.broadcast_to(shape.exists[:, :, None], (*shape.axes[:2], len(used)))
-    visible = ((np.asarray(demand.dropped)[:, :, used] == 0) & exists).any(axis=1)  # [layer, page], as all that follow
+    visible = np.any((np.asarray(demand.dropped)[:, :, used] == 0) & exists, axis=1)  # [layer, page], as all that follow
     heads = np.zeros(exists.shape, np.float32) if scores is None else np.asarray(scores)[:, :, used]
     worth = _worth(heads, exists, adds_up)
     always = np.zeros(visible.shape, bool)
     if pins is not None:
-        always |= (np.broadcast_to(pins[..., used], exists.shape) & exists).any(axis=1)
+        always |= np.any(np.broadcast_to(pins[..., used], exists.shape) & exists, axis=1)
     always[:, -1] = True
-    kept = _within(demand, worth, always, visible & (always | (worth > -np.inf)), exists.any(axis=1)[:, 0])
+    kept = _within(demand, worth, always, visible & (always | (worth > -np.inf)), shape.exists.any(axis=1))
 
     value = np.where(kept, np.where(always, np.inf, worth), -np.inf).max(axis=0, initial=-np.inf)
     if not shape.n_existing_heads:

@@ -10,7 +10,8 @@ _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56  # the kernel's page of zeros is present
 def resident_bytes(array: np.ndarray) -> int:
     """Bytes of the system's pages that hold a part of the array's memory, gaps between strides included."""
     page = resource.getpagesize()
-    first, end = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
+    first = array.__array_interface__["data"][0]
+    end = first + sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) + array.itemsize
     n_pages = -(-end // page) - first // page
     with open("/proc/self/pagemap", "rb") as file:
         file.seek(first // page * 8)

@@ -301,13 +301,11 @@ class RunSums:
     n_ubatches_hooked: int
     n_tokens: int
     n_tokens_hooked: int
-    n_tokens_observed: int
-    """The tokens whose mass this is; 0: the mass is zero."""
+    n_tokens_observed: int  # the tokens whose mass this is; 0: the mass is zero
     n_tokens_prompt: int  # tokens of ubatches that held a prompt's
     changed: np.ndarray
     newest: int
-    ends_run: bool
-    """The newest ubatch was the last of its run: the next one begins at zero."""
+    ends_run: bool  # the newest ubatch was the last of its run: the next one begins at zero
     n_refused: int  # layers that stock nodes attend, because there is no memory for ours
 
 

@@ -108,7 +108,7 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
     if pins is not None:
         always |= np.any(np.broadcast_to(pins[..., used], exists.shape) & exists, axis=1)
     always[:, -1] = True
-    kept = _within(demand, worth, always, visible & (always | (worth > -np.inf)), shape.exists.any(axis=1))
+    kept = _within(demand, worth, always, visible & (always | (worth > -np.inf)), np.any(shape.exists, axis=1))
 
     value = np.where(kept, np.where(always, np.inf, worth), -np.inf).max(axis=0, initial=-np.inf)
     if not shape.n_existing_heads:

@@ -34,8 +34,9 @@ class StreamCells:
     used_end: int
     """The last used cell + 1."""
     labels: np.ndarray
-    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED and PARTIAL; 0: the token was read exactly, and is whole. With another
-    label than PARTIAL a cell holds approximate values, in the first layer only if ROUNDED. Copies in other streams keep the labels; saved states keep SPARSE_PROMPT alone."""
+    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED and PARTIAL; 0: the token was read exactly, and is whole. With another label than
+    PARTIAL a cell holds approximate values, in the first layer only if ROUNDED. Copies in other streams keep the labels; saved states keep
+    SPARSE_PROMPT alone."""
 
     @property
     def read_sparsely(self) -> np.ndarray:

@@ -135,7 +135,7 @@ class Tiering:
         pages.resize(0)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), self._limits.n_kept if layers else 0,
-                                      _layer_bytes(handle, layers))
+                                      None if self._plane is not None else _layer_bytes(handle, layers))
         self.hierarchy = Hierarchy(
             self.shape, self._device_arena or HostArena(pages),
             ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)

@@ -103,7 +103,7 @@ class Llama(llama_cpp.Llama):
         if self._kv_options.mode is KvMode.EVICT:
             if self._kv_options.eviction.keep.bytes:
                 self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)
-            n_batch = eviction.batch_tokens(fit.cells(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
+            n_batch = eviction.batch_tokens(fit.kept(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
         options.setdefault("swa_full", False)

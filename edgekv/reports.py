@@ -36,7 +36,7 @@ class MemoryReport:
     """Bytes and cells of one context."""
 
     home_bytes: int
-    """K and V of the layers with a plain KV cache, allocated."""
+    """K and V of the layers with a plain KV cache, if every cell had rows; in mode evict what the bound allows."""
     observation_bytes: int
     workspace_bytes: int
     sketch_bytes: int
@@ -44,7 +44,9 @@ class MemoryReport:
     table_bytes: int
     """Page table, scores, pins and what selection keeps."""
     n_cells: int
+    """Tokens that `home_bytes` hold."""
     n_cells_used: int
+    """Tokens; in mode evict, where each layer keeps its own, the mean of the layers."""
     device_bytes: int = 0
     """The part of these bytes in the device's memory; 0: the context runs on the host."""
     pinned: bool = False

@@ -248,11 +248,13 @@ class ContextLimits:
     n_batch: int
     n_ubatch: int
     closes_gaps: bool  # `live.Cells.closes_gaps`
+    n_kept: int  # tokens whose K and V the cache may have, means of the layers; 0: as many as it has cells
+    gives_back: bool  # mode evict: layers give the rows of pages back that all their heads drop
 
 
 def limits(handle: Handle) -> ContextLimits:
     out = lib.edgekv_get_limits(handle)
-    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch, out.closes_gaps)
+    return ContextLimits(out.n_ctx_seq, out.n_seq_max, out.n_batch, out.n_ubatch, out.closes_gaps, out.n_kept, out.gives_back)
 
 
 def layers(handle: Handle) -> list[LayerReport]:
@@ -299,13 +301,11 @@ class RunSums:
     n_ubatches_hooked: int
     n_tokens: int
     n_tokens_hooked: int
-    n_tokens_observed: int
-    """The tokens whose mass this is; 0: the mass is zero."""
+    n_tokens_observed: int  # the tokens whose mass this is; 0: the mass is zero
     n_tokens_prompt: int  # tokens of ubatches that held a prompt's
     changed: np.ndarray
     newest: int
-    ends_run: bool
-    """The newest ubatch was the last of its run: the next one begins at zero."""
+    ends_run: bool  # the newest ubatch was the last of its run: the next one begins at zero
     n_refused: int  # layers that stock nodes attend, because there is no memory for ours
 
 

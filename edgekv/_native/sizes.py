@@ -47,6 +47,12 @@ def table_bytes(pages: PagesSize) -> int:
     return lib.edgekv_table_bytes(ffi.new("edgekv_pages_size *", vars(pages)))
 
 
+def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -> int:
+    """Mode evict: cells of a stream, of at most n_cells, for a cache with K and V of keep_tokens tokens, means of the layers. by_layer: layers can
+    give rows back, and keep different tokens; n_trained: positions that the model was trained for."""
+    return lib.edgekv_kept_cells(n_cells, keep_tokens, by_layer, n_trained)
+
+
 def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool) -> bool:
     """Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
     return lib.edgekv_serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)

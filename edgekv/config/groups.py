@@ -147,9 +147,9 @@ class EvictionOptions:
     """The tokens that mode evict keeps, and what a token reads of them."""
 
     keep: Keep = variable(Keep(), "EDGEKV_KEEP")
-    """A context created in mode evict has cells for no more."""
-    split: Split = variable(Split.POOLED, "EDGEKV_SPLIT")
-    """The division of `keep` over layers and heads."""
+    """K and V of a context created in mode evict take no more memory than so many tokens do in all layers."""
+    split: Split = variable(Split.UNIFORM, "EDGEKV_SPLIT")
+    """The division of `keep` over layers. The heads of a layer choose together, so that `layer` is as `uniform`."""
 
     positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
     """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to

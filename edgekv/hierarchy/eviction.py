@@ -1,4 +1,4 @@
-"""Decides which pages mode evict gives up: heads drop pages, and a page that no head keeps, or that has no room, is freed. Pure."""
+"""Decides which pages mode evict gives up: layers drop pages, and a page that no layer keeps, or that has no room, is freed. Pure."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,15 +26,17 @@ class Demand:
     page_cells: np.ndarray
     """int [page], cells in use."""
     split: Split
-    """The division of the pages over rows and heads."""
+    """The division of the pages over layers."""
     n_keep: int | None
-    """Pages that a head keeps on average; None: all."""
+    """Pages that a layer keeps on average, by their bytes; None: all."""
     n_excess: int = 0
     """Cells that must be emptied in any case. The pages that their heads value least go first (`decide`), pinned ones last."""
     positions: np.ndarray | None = None
     """int [page, token], the position in each cell, -1: empty. None: nobody keeps single cells."""
     keep_tokens: int = 0
     """Tokens of `n_keep` pages, to the cell; 0: all."""
+    layer_bytes: np.ndarray | None = None
+    """float [layer]: bytes of a token's K and V, where layers differ."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Losses:
     """The pages that one decision drops and frees."""
 
     dropped: np.ndarray
-    """int64 [n]: flat ids (`PageShape.ids`) of pages that a head does not attend any more though others do."""
+    """int64 [n]: flat ids (`PageShape.ids`) of pages that a layer does not attend any more though others do, for all its heads."""
     freed: np.ndarray
-    """int64 [n]: pages whose cells are emptied, for all rows and heads."""
+    """int64 [n]: pages whose cells are emptied, for all layers."""
 
 
 class Evictor(Protocol):
@@ -54,7 +56,7 @@ class Evictor(Protocol):
         """None: nothing has to go."""
 
     def drop(self, ids: np.ndarray) -> None:
-        """The heads of these pages (`Losses.dropped`) do not attend them any more, until their cells change."""
+        """Drop these pages (`Losses.dropped`): their rows are given back."""
 
     def free(self, pages: np.ndarray) -> int:
         """Empty the cells of these pages (`Losses.freed`); returns how many cells that were."""
@@ -81,37 +83,39 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
 
 
 def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None, demand: Demand, adds_up: bool = False) -> Losses:
-    """The pages that heads drop to keep `n_keep` each on average, and the pages that are freed.
+    """The pages that layers drop to keep `n_keep` each on average, and the pages that are freed.
 
     Args:
-        scores: float [layer, head, page], higher = keep; None: the newest are kept.
-        pins: bool [page] or [layer, head, page], kept first; None: none. The newest page is kept besides: it is being filled.
-        adds_up: where room is made, a page is worth what all heads give it together, else what its best head does.
+        scores: float [layer, head, page], higher = keep; minus infinity: the page is given up, though there is room. None: the newest are kept.
+        pins: bool [page] or [layer, head, page], kept first, in a layer with a head that pins them; None: none. The newest page is kept
+            besides: it is being filled.
+        adds_up: a page is worth what all heads give it together, else what its best head does.
 
-    A page that no head keeps is freed. Of the oldest page the cells stay in any case, though heads drop it as any other: a sequence that
-    is taken back to a position whose neighbours are gone must not be empty, because llama.cpp's server aborts at one. Of equal
-    scores the newer page is kept, which is not the higher one: cells are used again.
+    Memory goes by layer, so the heads of a layer choose together. A page that no layer keeps is freed. Of the oldest page the cells stay in any
+    case, though layers drop it as any other: a sequence that is taken back to a position whose neighbours are gone must not be empty, because
+    llama.cpp's server aborts at one. Of equal scores the newer page is kept, which is not the higher one: cells are used again.
     """
-    page_positions, page_cells, split = demand.page_positions, demand.page_cells, demand.split
-    n_keep = np.inf if demand.n_keep is None else demand.n_keep
+    page_positions, page_cells = demand.page_positions, demand.page_cells
     used = np.flatnonzero(page_positions >= 0)
     used = used[np.argsort(page_positions[used], kind="stable")]  # the oldest first
     if not len(used):
         return Losses(np.empty(0, np.int64), np.empty(0, np.int64))
-    axes = (*shape.axes[:2], len(used))
-    visible = (np.asarray(demand.dropped)[:, :, used] == 0) & shape.exists[:, :, None]
-    worth = np.zeros(axes, np.float32) if scores is None else np.asarray(scores)[:, :, used]
-    always = np.zeros(axes, bool)
+    exists = np.broadcast_to(shape.exists[:, :, None], (*shape.axes[:2], len(used)))
+    visible = np.any((np.asarray(demand.dropped)[:, :, used] == 0) & exists, axis=1)  # [layer, page], as all that follow
+    heads = np.zeros(exists.shape, np.float32) if scores is None else np.asarray(scores)[:, :, used]
+    worth = _worth(heads, exists, adds_up)
+    always = np.zeros(visible.shape, bool)
     if pins is not None:
-        always |= pins[..., used]
-    always[:, :, -1] = True
-    kept = visible if len(used) <= n_keep and split is not Split.PYRAMID else divide(split, worth, always, visible, n_keep, shape.exists)
+        always |= np.any(np.broadcast_to(pins[..., used], exists.shape) & exists, axis=1)
+    always[:, -1] = True
+    kept = _within(demand, worth, always, visible & (always | (worth > -np.inf)), np.any(shape.exists, axis=1))
 
-    value = np.where(kept, np.where(always, np.inf, worth), -np.inf).reshape(-1, len(used)).max(axis=0, initial=-np.inf)
+    value = np.where(kept, np.where(always, np.inf, worth), -np.inf).max(axis=0, initial=-np.inf)
     if not shape.n_existing_heads:
         value = np.zeros(len(used))  # no head has a score: the oldest go
     elif adds_up:
-        value = np.where(np.isinf(value), value, _together(shape, worth, kept))
+        least = np.where(worth > -np.inf, worth, np.inf).min(axis=1, keepdims=True, initial=np.inf)  # as if a layer that dropped it valued it least
+        value = np.where(np.isinf(value), value, np.where(kept, worth, np.where(np.isinf(least), 0, least)).sum(axis=0))
     goes = value == -np.inf
     goes[[0, -1]] = False
     left = demand.n_excess - int(page_cells[used[goes]].sum())
@@ -121,15 +125,35 @@ def decide(shape: PageShape, scores: np.ndarray | None, pins: np.ndarray | None,
         before = np.cumsum(page_cells[used[order]]) - page_cells[used[order]]
         goes[order[before < left]] = True
 
-    rows, heads, at = np.nonzero(visible & ~kept & ~goes)
-    return Losses(shape.ids(rows, heads, used[at]), used[goes].astype(np.int64))
+    rows, heads_of, at = np.nonzero((visible & ~kept & ~goes)[:, None, :] & exists)
+    return Losses(shape.ids(rows, heads_of, used[at]), used[goes].astype(np.int64))
 
 
-def _together(shape: PageShape, worth: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """float64 [page]: what the heads that keep a page value it at, summed; another head counts as if it valued it least of all. The mass of each
-    head adds up to about the same number, so that none counts for more."""
-    least = np.where(shape.exists[:, :, None], worth.min(axis=2, keepdims=True), 0)
-    return np.where(kept, worth, least).sum(axis=(0, 1), dtype=np.float64)
+def _worth(scores: np.ndarray, exists: np.ndarray, adds_up: bool) -> np.ndarray:
+    """float64 [layer, page]: what the heads of a layer [layer, head, page] give a page together, or what its best head does; minus infinity where
+    each gives it up. The mass of each head adds up to about the same number, so that none counts for more."""
+    known = exists & (scores > -np.inf)
+    if adds_up:
+        worth = np.where(known, np.where(np.isposinf(scores), np.finfo(np.float32).max, scores), 0).sum(axis=1, dtype=np.float64)
+        return np.where(known.any(axis=1), worth, -np.inf)
+    return np.where(known, scores, -np.inf).max(axis=1, initial=-np.inf).astype(np.float64)
+
+
+def _within(demand: Demand, worth: np.ndarray, always: np.ndarray, visible: np.ndarray, exists: np.ndarray) -> np.ndarray:
+    """bool [layer, page]: the pages that each layer keeps. The layers' pages take no more bytes than `n_keep` of each."""
+    n_keep, split = demand.n_keep, demand.split
+    if n_keep is None or worth.shape[1] <= n_keep and split is not Split.PYRAMID:
+        return visible
+
+    def keeping(n_budget: float) -> np.ndarray:
+        return divide(split, worth[:, None], always[:, None], visible[:, None], n_budget, exists[:, None])[:, 0]
+
+    n_bytes = (np.ones(len(worth)) if demand.layer_bytes is None else demand.layer_bytes) * exists
+    kept, n_budget = keeping(n_keep), float(n_keep)
+    while n_budget >= 1 and (spent := kept.sum(axis=1) @ n_bytes) > n_keep * n_bytes.sum():
+        n_budget *= max(0.5, min(0.99, n_keep * n_bytes.sum() / spent))
+        kept = keeping(n_budget)  # what is always kept may exceed the bound: where that binds, `check_keep` refused it
+    return kept
 
 
 def by_cell(demand: Demand, sinks: int, pinned: np.ndarray | None) -> np.ndarray:

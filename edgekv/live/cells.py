@@ -12,9 +12,10 @@ import numpy as np
 from edgekv._native import core
 from edgekv.errors import EdgeKVError
 
-SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED = 1, 2, 4, 8
+SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED, PARTIAL = 1, 2, 4, 8, 16
 """Bits of `StreamCells.labels`. SPARSE_PROMPT: a sparse prompt read the token. SAMPLED: a decode step that sampled read it. EARLIER: one of
-both did, with settings that are no longer in force. ROUNDED: its rows came from a store that had rounded them."""
+both did, with settings that are no longer in force. ROUNDED: its rows came from a store that had rounded them. PARTIAL: some layers gave its
+rows back (mode evict); there they are zeros, and the token cannot be saved."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class StreamCells:
     used_end: int
     """The last used cell + 1."""
     labels: np.ndarray
-    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED, EARLIER and ROUNDED; 0: the token was read exactly. A labelled cell holds approximate values, in
-    the first layer only if ROUNDED. Copies in other streams keep the labels; saved states keep SPARSE_PROMPT alone."""
+    """uint8 [cell]: bits SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED and PARTIAL; 0: the token was read exactly, and is whole. With another label than
+    PARTIAL a cell holds approximate values, in the first layer only if ROUNDED. Copies in other streams keep the labels; saved states keep
+    SPARSE_PROMPT alone."""
 
     @property
     def read_sparsely(self) -> np.ndarray:
@@ -72,7 +74,7 @@ class Cells:
 
     @property
     def n_cells(self) -> int:
-        """Cells of a stream: in mode evict fewer than the context's tokens."""
+        """Cells of a stream: in mode evict fewer than the context's tokens, and more than the kept ones where layers keep different tokens."""
         return core.cells(self._handle(), 0).n_cells
 
     @property

@@ -207,9 +207,8 @@ class Runtime:
         if limits.n_seq_max > 1:
             raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
                               "sequence (n_seq_max, --slots 1)")
-        n_cells = self.cells.n_cells
         always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
-        eviction.check_keep(options.keep_tokens, n_cells, limits.n_batch, always, frees=n_cells < limits.n_ctx_seq)
+        eviction.check_keep(options.keep_tokens, limits.n_kept or self.cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
 
     def _check_errors(self, options: KvOptions) -> None:
         """Raise ConfigError if the resolutions for the wanted error are unknown."""

@@ -25,7 +25,7 @@ from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 from edgekv.rates.device import ColdPage, ship_or_read
-from edgekv.reports import SelectionReport, TierReport
+from edgekv.reports import LayerReport, SelectionReport, TierReport
 from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
@@ -88,6 +88,14 @@ def begins_with(options: KvOptions) -> tuple:
     return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
 
 
+def _layer_bytes(handle: core.Handle, layers: list[LayerReport]) -> np.ndarray | None:
+    """Bytes of a token's K and V in each of these layers; None: they are the same."""
+    if len({(layer.n_head_kv, layer.head_dim, layer.type_k, layer.type_v) for layer in layers}) < 2:
+        return None
+    rows = [(core.rows(handle, layer.il, value=False), core.rows(handle, layer.il, value=True)) for layer in layers]
+    return np.array([k.strides[1] + v.strides[1] for k, v in rows], np.float64)
+
+
 class Tiering:
     """The Hierarchy of an attached context, and the observations that it gets.
 
@@ -126,8 +134,8 @@ class Tiering:
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
         pages.resize(0)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
-        is_bounded = bool(layers) and core.cells(handle, 0).n_cells < self._limits.n_ctx_seq
-        self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), is_bounded)
+        self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), self._limits.n_kept if layers else 0,
+                                      None if self._plane is not None else _layer_bytes(handle, layers))
         self.hierarchy = Hierarchy(
             self.shape, self._device_arena or HostArena(pages),
             ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)

@@ -7,7 +7,7 @@ from edgekv.amounts import MIB
 from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
-from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kv_bytes, paging_bytes, rounded, sparse_layers
+from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -101,7 +101,7 @@ class ContextRequest:
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
     """Bytes of K and V of all layers as llama.cpp allocates them: in steps of 256 cells; a sliding window gets a ubatch more than its size."""
     n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
-    n_cells = rounded(n_together * cells(n_ctx, kv))
+    n_cells = rounded(n_together * kept(n_ctx, kv))
     types = kv.cache.kinds
     plain = _only(model, sliding=False).kv_bytes(n_cells, *types)
     windowed = min(n_cells, rounded(n_together * model.sliding_window + n_ubatch))
@@ -160,7 +160,7 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest)
     layers, slots = sparse_layers(shape), request.slots
     if kv.mode is KvMode.OFF or not layers:
         return 0, 0
-    n_caches, n_cells = (1, slots.n * n_ctx) if slots.unified else (slots.n, cells(n_ctx, kv))
+    n_caches, n_cells = (1, slots.n * n_ctx) if slots.unified else (slots.n, cells(shape, n_ctx, kv))
     scratch = prompt_bytes(shape, layers, n_cells, kv, request.n_threads)
     if kv.mode is not KvMode.EXACT:
         return 0, scratch
@@ -170,7 +170,7 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest)
 def _compute(request: ContextRequest, n_ctx: int, kv: KvOptions) -> MemoryPart:
     if request.compute is not None:
         return MemoryPart("compute", request.compute, MEASURED, note="llama.cpp's work buffers")
-    n_bytes, is_close = compute_bytes(request.model, cells(n_ctx, kv), request.slots.n, UBATCH_TOKENS, request.slots.unified)
+    n_bytes, is_close = compute_bytes(request.model, cells(request.shape, n_ctx, kv), request.slots.n, UBATCH_TOKENS, request.slots.unified)
     return MemoryPart("compute", n_bytes, ESTIMATED, note="llama.cpp's work buffers" + ("" if is_close else ", roughly: --measure asks llama.cpp"))
 
 

@@ -1,12 +1,13 @@
 """The memory of a context's KV cache, from the shape of a model alone."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgekv.amounts import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.errors import ConfigError
-from edgekv.memory.workspace import serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
+from edgekv.memory.workspace import kept_cells, serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
 from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
 from edgekv.models.stock_layers import ALIBI
@@ -181,15 +182,27 @@ def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     return kv.with_(keep=Keep(n_tokens))
 
 
-def cells(n_ctx: int, kv: KvOptions) -> int:
-    """Cells of a context of `n_ctx` tokens with these options, whose `keep` is in tokens."""
+def kept(n_ctx: int, kv: KvOptions) -> int:
+    """Tokens of a context of `n_ctx` whose K and V have memory, with these options, whose `keep` is in tokens."""
     return min(rounded(n_ctx), rounded(kv.keep_tokens)) if kv.mode is KvMode.EVICT else n_ctx
+
+
+def cells(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
+    """Cells of a context of `n_ctx` tokens: in mode evict more than are `kept`, where each layer keeps its own tokens."""
+    if kv.mode is not KvMode.EVICT:
+        return n_ctx
+    return kept_cells(rounded(n_ctx), kv.keep_tokens, gives_back(model), model.n_ctx_train)
+
+
+def gives_back(model: Geometry) -> bool:
+    """Whether each layer can give the memory of its rows back to the system: all have rows of their own, in growing memory (Linux)."""
+    return sys.platform.startswith("linux") and not model.n_layer_shared and not model.stock
 
 
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_threads: int = 1) -> KvBytes:
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
-    n_ctx = cells(n_ctx, kv)
-    home = n_sequences * model.kv_bytes(n_ctx, *kv.cache.kinds)
+    home = n_sequences * model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds)
+    n_ctx = cells(model, n_ctx, kv)
     layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:
         return KvBytes(home)

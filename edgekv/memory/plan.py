@@ -14,7 +14,7 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline, prefers_sparse
-from edgekv.memory.fit import ContextChoice, cells, in_tokens, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
+from edgekv.memory.fit import ContextChoice, in_tokens, kept, kv_bytes, largest_context, rounded, sparse_layers, whole_layers
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.host import HostRates
@@ -139,7 +139,7 @@ def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, in
     whole = request.needed(n_ctx, kv)
     if request.room is not None:
         return whole, 0
-    n_tokens = request.slots.n * cells(n_ctx, kv)
+    n_tokens = request.slots.n * kept(n_ctx, kv)
     follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables"))
     return whole - follow, -(-follow // n_tokens)
 

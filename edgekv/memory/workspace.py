@@ -23,6 +23,13 @@ def table_bytes(model: Geometry, layers: list[int], n_streams: int, n_cells: int
     return sizes.table_bytes(sizes.PagesSize(len(layers), n_heads, n_streams, n_cells, page_tokens, n_slots))
 
 
+def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -> int:
+    """Cells of a cache with K and V of `keep_tokens` tokens: more than these, if layers can give rows back and so keep different tokens."""
+    from edgekv._native import sizes
+
+    return sizes.kept_cells(n_cells, keep_tokens, by_layer, n_trained)
+
+
 @cache
 def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool = False) -> bool:
     """Whether kernels serve a layer with these heads. v_in_k: the first channels of a row of K are its V."""

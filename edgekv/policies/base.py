@@ -45,7 +45,7 @@ class Policy:
     split: Split | None = None
     """Its source's division of the page budget; None: the source leaves that open."""
     adds_up = False
-    """Mode evict makes room by the sum of what all heads give a page, as attention mass adds up; else the best head counts, as with times."""
+    """In mode evict a page is worth the sum of what all heads of a layer give it, as attention mass adds up; else the best head counts, as with times."""
     needs_keys = False
     """It reads `Observation.key_norms`."""
     clairvoyant = False
@@ -67,8 +67,8 @@ class Policy:
 
     @property
     def scores(self) -> Array | None:
-        """float32 [layer, head, page], higher = keep, in attention mass per token, as a plan's limits are. Pages from the last observation's
-        n_used_end on have no meaning."""
+        """float32 [layer, head, page], higher = keep, in attention mass per token, as a plan's limits are. Minus infinity: mode evict
+        drops the page, though there is room. Pages from the last observation's n_used_end on have no meaning."""
         return self._scores
 
     @property

@@ -19,7 +19,7 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
-from edgekv.memory.fit import ContextChoice, cells, in_tokens
+from edgekv.memory.fit import ContextChoice, in_tokens, kept
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
@@ -271,7 +271,7 @@ class Server:
         kv, device = self.options.kv, self.context.device
         if device is not None:
             return device.n_ubatch
-        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(cells(self.context.n_ctx, kv), BATCH_TOKENS)
+        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(kept(self.context.n_ctx, kv), BATCH_TOKENS)
 
     def _open_keepers(self) -> None:
         from edgekv.serving.keepers import Keepers

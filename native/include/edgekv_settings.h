@@ -37,7 +37,7 @@ typedef struct {
                                 1/prompt_resolution of the estimated attention for certain, others by chance; 0: all visible blocks */
     int positions;      /* mode evict: gaps close before a token would be rotated by this position or a later one; 0: half way from the cells to
                            the trained length */
-    int keep_tokens;    /* mode evict: a cache made under these defaults has so many cells per stream, rounded up to 256; 0: no bound */
+    int keep_tokens;    /* mode evict: a cache made under these defaults has K and V of so many tokens, rounded up to 256; 0: no bound */
     bool sample_kept;   /* mode evict: steps read what mode sparse would read of the pages that a head has not dropped; needs a sketch */
 } edgekv_selection;
 

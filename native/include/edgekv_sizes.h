@@ -37,6 +37,10 @@ typedef struct {
 /* Bytes of the page table, priorities, attention mass, and data about cells and pins: the same in every mode. */
 EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
 
+/* Mode evict: cells of a stream, in place of n_cells, for a cache with K and V of keep_tokens tokens, means of the layers. by_layer: layers can give
+   rows back, and keep different tokens; n_trained: positions that the model was trained for. */
+EDGEKV_API int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained);
+
 /* Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
 EDGEKV_API bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k);
 

@@ -56,6 +56,8 @@ void llama_edgekv_add_label(const llama_kv_cells & cells, uint32_t i, std::vecto
     }
 }
 
+bool llama_edgekv_is_partial(const llama_kv_cells & cells, uint32_t i) { return (cells.edgekv_clock.labels[i] & LLAMA_EDGEKV_PARTIAL) != 0; }
+
 bool llama_edgekv_take_label(llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id) {
     label found;
     if (!read_label(seq_id, found)) {

@@ -116,14 +116,12 @@ bool active() {
     return hooks && hooks->grows();
 }
 
-bool grows(const ggml_tensor * rows) { return rows && rows->buffer && rows->buffer->buft == growing_type(); }
-
 // K and V, null or not, of each layer that grows; not those that a layer shares with an earlier one
 std::vector<const ggml_tensor *> growing(const llama_kv_cache & kv) {
     std::vector<const ggml_tensor *> found;
     for (const auto & layer : llama_edgekv_access::layers(kv)) {
         for (const ggml_tensor * rows : { layer.k, layer.v }) {
-            if (grows(rows) && !llama_edgekv_access::v_transposed(kv)) {
+            if (llama_edgekv_grows(rows) && !llama_edgekv_access::v_transposed(kv)) {
                 found.push_back(rows);
             }
         }
@@ -195,6 +193,8 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     return host ? host : ggml_backend_cpu_buffer_type();
 }
 
+bool llama_edgekv_grows(const ggml_tensor * rows) { return rows && rows->buffer && rows->buffer->buft == growing_type(); }
+
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft) {
     auto * type = growing_type();
     return type && active() && buft == ggml_backend_cpu_buffer_type() ? type : buft;
@@ -237,7 +237,7 @@ bool llama_edgekv_copy_rows(
         }
     }
     const auto & of = llama_edgekv_access::layers(kv)[layer];
-    if (!grows(of.k) || (of.v && (!grows(of.v) || llama_edgekv_access::v_transposed(kv)))) {
+    if (!llama_edgekv_grows(of.k) || (of.v && (!llama_edgekv_grows(of.v) || llama_edgekv_access::v_transposed(kv)))) {
         return false;
     }
     for (const ggml_tensor * rows : { of.k, of.v }) {
@@ -278,9 +278,10 @@ bool llama_edgekv_build_shift(
     for (const moved & m : streams) {
         const size_t at = static_cast<size_t>(m.stream)*kv.get_size() + m.first;
         const int64_t n = m.end - m.first;
-        ggml_build_forward_expand(gf, llama_edgekv_access::shifted(
+        ggml_tensor * turned = llama_edgekv_access::shifted(
             kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], at*k->nb[2]),
-            ggml_view_1d(ctx, shift, n, at*sizeof(int32_t)), how));
+            ggml_view_1d(ctx, shift, n, at*sizeof(int32_t)), how);
+        ggml_build_forward_expand(gf, llama_edgekv_behind_shift(how.lctx, static_cast<int>(how.il), ctx, turned));
     }
     return true;
 }

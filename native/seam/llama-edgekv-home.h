@@ -42,12 +42,19 @@ struct llama_edgekv_shift {
     float freq_base;
     float freq_scale;
     uint32_t il;
+    llama_context * lctx;
 };
 
 // Builds the K-shift of a layer's rows that move; `k` has all rows. false: upstream's shift of all rows serves.
 bool llama_edgekv_build_shift(
         const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
         const llama_edgekv_shift & how);
+
+// The last node of a layer's K-shift, which wrote all its keys: those that the layer had given back are given back again.
+ggml_tensor * llama_edgekv_behind_shift(llama_context * lctx, int il, ggml_context * ctx, ggml_tensor * shifted);
+
+// whether rows lie in such memory
+bool llama_edgekv_grows(const ggml_tensor * rows);
 
 // Whether there is memory for a batch's rows; the log says if not. No cell has been placed yet.
 bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch);

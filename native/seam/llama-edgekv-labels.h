@@ -14,6 +14,8 @@ class  llama_kv_cells;
 // Labels in a saved state: more sequences of a cell, with numbers that no sequence has. One says that a sparse prompt read the cell, another by
 // how many positions K of the cell is turned because gaps were closed.
 void llama_edgekv_add_label(const llama_kv_cells & cells, uint32_t i, std::vector<llama_seq_id> & seq_ids);
+// whether some layers gave the cell's rows back
+bool llama_edgekv_is_partial(const llama_kv_cells & cells, uint32_t i);
 // whether a sequence is a label; if so, sets it on the cell
 bool llama_edgekv_take_label(llama_kv_cells & cells, uint32_t i, llama_seq_id seq_id);
 

@@ -5,6 +5,20 @@
 // call sites
 //
 
+// whether every layer has rows of its own, on the processor, that it may give back
+static bool by_layer(const llama_model & model) {
+    const auto & hparams = model.hparams;
+    for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
+        if (hparams.is_recr(il)) {
+            continue;
+        }
+        if (!hparams.has_kv(il) || ggml_backend_dev_type(model.dev_layer(il)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return false;
+        }
+    }
+    return !hparams.use_alibi && llama_edgekv_growing(ggml_backend_cpu_buffer_type()) != ggml_backend_cpu_buffer_type();
+}
+
 uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
     const auto * hooks   = llama_edgekv_get_hooks();
     const auto & hparams = model.hparams;
@@ -13,7 +27,7 @@ uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells) {
         return n_cells;
     }
 
-    return hooks->kv_cells(n_cells);
+    return hooks->kv_cells(n_cells, by_layer(model), hparams.n_ctx_train);
 }
 
 //

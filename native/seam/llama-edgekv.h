@@ -95,8 +95,9 @@ struct llama_edgekv_hooks {
     // whether a context's buffers shall be reserved for graphs with the hooks' nodes
     bool (*plans)(struct llama_context * lctx);
 
-    // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells.
-    uint32_t (*kv_cells)(uint32_t n_cells);
+    // While a plain KV cache is made: the number of cells for each stream in place of n_cells; a multiple of 256, at most n_cells. by_layer: each
+    // layer can give rows back by itself; n_trained: positions that the model was trained for.
+    uint32_t (*kv_cells)(uint32_t n_cells, bool by_layer, uint32_t n_trained);
     // While a KV cache is made: sets the types (ggml_type) of layer il's K and V, of n_layer layers; given are those of the context.
     void (*layer_types)(int il, int n_layer, int32_t * k, int32_t * v);
 
@@ -106,6 +107,9 @@ struct llama_edgekv_hooks {
 
     // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
     int64_t (*free_bytes)(void);
+
+    // while keys turn: all K of layer il were written, given-back ones too
+    void (*keys_turned)(struct llama_context * lctx, int il);
 };
 
 // ---- exports of libllama, for libedgekv --------------------------------------------------------------------------------------
@@ -184,6 +188,7 @@ enum llama_edgekv_label {
     LLAMA_EDGEKV_SAMPLED       = 2,  // by a decode step that sampled; not in saved states
     LLAMA_EDGEKV_EARLIER       = 4,  // by either of these, with settings that are no longer in force; Python sets it
     LLAMA_EDGEKV_ROUNDED       = 8,  // exactly, but its rows came from a store that had rounded them; Python sets it; not in saved states
+    LLAMA_EDGEKV_PARTIAL       = 16, // in some way, and some layers have given its rows back; saved states leave the token out
 };
 
 // false: the context has no KV cache that the seam knows, or no such stream
@@ -204,6 +209,14 @@ LLAMA_API int llama_edgekv_get_changed(
 // windows) stay, and so do another context's cells, which a draft model may use. Call it on the decoding thread, or while
 // nothing decodes.
 LLAMA_API int llama_edgekv_free_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
+
+// Whether layer il can give back rows of its own, which no other layer reads: they are zeros then, and take no memory until they are written.
+LLAMA_API bool llama_edgekv_gives_rows_back(const struct llama_context * lctx, int il);
+// From now on the layer's rows take memory in small pages of the system.
+LLAMA_API void llama_edgekv_in_small_pages(struct llama_context * lctx, int il);
+// Gives back K and V of a layer's cells [first, end) of a stream, as far as they are whole pages of the system, and waits for whoever reads them
+// on another thread. Decoding thread, or a K-shift's node.
+LLAMA_API void llama_edgekv_give_rows_back(struct llama_context * lctx, int il, uint32_t stream, uint32_t first, uint32_t end);
 
 // The bytes that K and V of n more tokens of a sequence take, beyond the memory that the caches have; 0: none, or not in growing memory.
 LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, int seq_id, int n);

@@ -283,7 +283,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
                 "layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
-                "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False),
+                "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False, 0, False),
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
         (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, np.zeros(shape, np.int32), newest, None, 0,

@@ -28,19 +28,48 @@ def test_nothing_goes_while_all_fits():
 def test_without_scores_the_oldest_go_by_position_and_not_by_place():
     losses = decide(positions=[100, 20, 90, 30, 80, 40, 70, 60], n_keep=3)
     assert losses.freed.tolist() == [3, 5, 7, 6]
-    assert losses.dropped.tolist() == [1, 9, 17, 25], "the oldest of all by every head, and its cells stay"
+    assert losses.dropped.tolist() == [1, 9, 17, 25], "the oldest of all by every layer, and its cells stay"
 
 
-def test_heads_keep_different_pages_and_what_none_keeps_is_freed():
+def test_layers_keep_different_pages_and_what_none_keeps_is_freed():
     scores = np.zeros(SHAPE.axes, np.float32)
     scores[0, 0, 2] = scores[0, 1, 3] = scores[1, :, 4] = 1
-    losses = decide(scores, n_keep=2)  # and page 7, the newest
-    assert losses.freed.tolist() == [1, 5, 6]
-    gone = np.zeros(SHAPE.axes, bool)
-    gone.reshape(-1)[losses.dropped] = True
-    assert (~gone[0, 0]).nonzero()[0].tolist() == [1, 2, 5, 6, 7], "freed pages are not dropped besides"
-    again = decide(scores, gone=gone.astype(np.uint8), positions=[15, -1, 47, 63, 79, -1, -1, 127], n_keep=2)
-    assert not len(again.dropped) and not len(again.freed), "what is gone is gone"
+    scores[0, 1, 3] = 2
+    for adds_up in (False, True):
+        losses = decide(scores, n_keep=2, adds_up=adds_up)  # and page 7, the newest
+        assert losses.freed.tolist() == [1, 2, 5, 6]
+        gone = np.zeros(SHAPE.axes, bool)
+        gone.reshape(-1)[losses.dropped] = True
+        assert (gone[:, :1] == gone).all(), "a layer's heads choose together"
+        assert [(~layer[0]).nonzero()[0].tolist() for layer in gone] == [[1, 2, 3, 5, 6, 7], [1, 2, 4, 5, 6, 7]], "freed pages are not dropped besides"
+        again = decide(scores, gone=gone.astype(np.uint8), positions=[15, -1, -1, 63, 79, -1, -1, 127], n_keep=2, adds_up=adds_up)
+        assert not len(again.dropped) and not len(again.freed), "what is gone is gone"
+
+
+@pytest.mark.parametrize("split", list(Split))
+@pytest.mark.parametrize("n_bytes", [None, [100, 700], [700, 100]])
+def test_layers_take_no_more_bytes_than_the_bound(split: Split, n_bytes: list[int] | None):
+    scores = np.random.default_rng(1).random(SHAPE.axes, np.float32)
+    layer_bytes = None if n_bytes is None else np.array(n_bytes, np.float64)
+    losses = decide(scores, n_keep=4, split=split, adds_up=True, layer_bytes=layer_bytes)
+    kept = np.ones(SHAPE.axes, bool)
+    kept[:, :, losses.freed] = False
+    kept.reshape(-1)[losses.dropped] = False
+    taken = kept[:, 0, 1:].sum(axis=1) + kept[:, 0, 0]
+    weights = np.ones(2) if layer_bytes is None else layer_bytes
+    assert taken @ weights <= 4 * weights.sum()
+    if split is not Split.PYRAMID:  # whose first layer has all its pages here
+        assert taken @ weights > 2.5 * weights.sum(), "and not much fewer"
+
+
+def test_what_a_policy_gives_up_goes_though_there_is_room():
+    for adds_up in (False, True):
+        scores = np.ones(SHAPE.axes, np.float32)
+        scores[:, :, 3] = -np.inf
+        scores[0, :, 4] = scores[1, 0, 5] = -np.inf
+        losses = decide(scores, adds_up=adds_up)
+        assert losses.freed.tolist() == [3], "every head of every layer gives it up"
+        assert losses.dropped.tolist() == [4, 12], "every head of one layer does; of page 5 one head does"
 
 
 def test_room_is_made_from_what_the_best_head_values_least_and_pins_go_last():
@@ -66,7 +95,7 @@ def test_room_is_made_from_what_all_heads_together_value_least():
     assert decide(scores, pins, n_excess=17, adds_up=True).freed.tolist() == [2, 4]
     gone = np.zeros(SHAPE.axes, np.uint8)
     gone[:, :, 4] = gone[0, :, 5] = 1
-    assert decide(scores, gone=gone, n_excess=33, adds_up=True).freed.tolist() == [3, 4, 5], "no head keeps 4; those that dropped 5 count as their least"
+    assert decide(scores, gone=gone, n_excess=33, adds_up=True).freed.tolist() == [3, 4, 5], "no layer keeps 4; one that dropped 5 counts as its least"
 
 
 def test_bounds_that_cannot_be_kept_are_refused():

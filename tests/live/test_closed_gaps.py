@@ -18,9 +18,9 @@ ALWAYS = 1
 
 
 def keys_by_position(run: Runtime) -> dict[int, np.ndarray]:
-    """K of layer 0, which depends on a token and on the position by which it is rotated alone."""
+    """K of layer 0, as far as it has not given it back. It depends on a token and on the position by which it is rotated alone."""
     keys = run.cells.keys(0)[0].astype(np.float32)
-    return {position: keys[cell] for cell, position in enumerate(run.cells.stream().positions.tolist()) if position >= 0}
+    return {position: keys[cell] for cell, position in enumerate(run.cells.stream().positions.tolist()) if position >= 0 and keys[cell].any()}
 
 
 def close(stock: Context, positions: list[int]) -> None:

@@ -34,9 +34,9 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     n_heads = sum(model.n_head_kv[il] for il in layers)
     assert (sparse.tables > 0) == (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
     evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, keep=512))
-    # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; oldest and newest; stale and pinned; what Python has
+    # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; given back; oldest and newest; stale and pinned; what Python has
     entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
-    assert evict.tables == (entries * (4 + 4 + 8 + 1) + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
+    assert evict.tables == (entries * (4 + 4 + 8 + 1) + len(layers) * 32 + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
 
 
 def test_heads_that_have_kernels():
@@ -51,8 +51,8 @@ def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
     """As much as the context then allocates, with the sights of one head for each thread besides mode sparse's work space."""
     path = synthetic("llama")
     model, options = geometry(path), KvOptions(mode="evict", keep=1024, resolution=500, exact_tokens=0)
-    expected, sparse = kv_bytes(model, 8192, options), kv_bytes(model, 1024, SPARSE)
-    assert expected.workspace == sparse.workspace + 16 * 16 * 16 and expected.sketches == sparse.sketches > 0 and expected.arena == 0
+    expected, sparse = kv_bytes(model, 8192, options), kv_bytes(model, 2048, SPARSE)  # cells for layers that keep different tokens
+    assert expected.workspace == sparse.workspace + 16 * 16 * 32 and expected.sketches == sparse.sketches > 0 and expected.arena == 0
     with attached(path, options, n_ctx=8192, n_seq=1, n_threads=1, n_batch=256, n_ubatch=256) as (context, run):
         for first in range(0, 1024, 256):
             context.decode([300] * 256, range(first, first + 256), [0] * 256)

@@ -10,6 +10,7 @@ from edgekv.config import KvOptions
 from edgekv.errors import ModelError
 from edgekv.memory.allocations import UBATCH_TOKENS
 from edgekv.memory.fit import cells
+from edgekv.models import geometry
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.measuring.decoder import Decoder  # noqa: F401 - first: it puts llama_cpp on our libraries
 
@@ -72,7 +73,7 @@ def _reserve(path: Path, kv: KvOptions, n_ctx: int, n_slots: int, lines: list[st
     if not model:
         raise ModelError(f"llama.cpp cannot read the header of {path}: {_complaint(lines)}")
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max = n_slots * cells(n_ctx, kv), n_slots
+    params.n_ctx, params.n_seq_max = n_slots * cells(geometry(path), n_ctx, kv), n_slots
     params.n_batch, params.n_ubatch, params.n_outputs_max = UBATCH_TOKENS, UBATCH_TOKENS, n_slots
     params.type_k, params.type_v = kv.cache.type_k.ggml_type, kv.cache.type_v.ggml_type
     params.flash_attn_type, params.swa_full = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False

@@ -3,6 +3,7 @@
 #include "context/context.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 using namespace edgekv;
@@ -223,6 +224,13 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
         if (llama_edgekv_get_cells(ctx->lctx, static_cast<uint32_t>(s), &cells)) {
             out.n_cells_used += static_cast<int>(cells.n_used);
         }
+    }
+    if (ctx->plane->gives_back()) {
+        out.n_cells_used = static_cast<int>(std::lround(ctx->plane->tokens_held()));
+    }
+    if (ctx->bound > 0) {
+        out.home_bytes = out.home_bytes / out.n_cells * ctx->bound;
+        out.n_cells    = ctx->bound;
     }
 
     return out;

@@ -236,7 +236,8 @@ edgekv_status edgekv_free_cells(edgekv_context * ctx, const int32_t * cells, int
 
 edgekv_limits edgekv_get_limits(const edgekv_context * ctx) {
     return { static_cast<int>(llama_n_ctx_seq(ctx->lctx)), static_cast<int>(llama_n_seq_max(ctx->lctx)),
-             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)), llama_edgekv_closes_gaps(ctx->lctx) };
+             static_cast<int>(llama_n_batch(ctx->lctx)), static_cast<int>(llama_n_ubatch(ctx->lctx)), llama_edgekv_closes_gaps(ctx->lctx),
+             ctx->bound, ctx->plane->gives_back() };
 }
 
 edgekv_status edgekv_last_rows(const edgekv_context * ctx, int layer, int head, int token, int32_t * cells, float * weights, int capacity,

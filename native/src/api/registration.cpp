@@ -2,6 +2,7 @@
 #include "api/guard.h"
 #include "plane/backends.h"
 #include "context/context.h"
+#include "pages/kept.h"
 #include "plane/device/library.h"
 #include "plane/host/product_nodes.h"
 
@@ -140,14 +141,15 @@ bool on_plans(llama_context * lctx) {
 }
 
 // asked at the same time as on_home()
-uint32_t on_kv_cells(uint32_t n_cells) {
+uint32_t on_kv_cells(uint32_t n_cells, bool by_layer, uint32_t n_trained) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
     const auto & defaults = lib.defaults;
     if (!hooks_enabled() || !lib.have_defaults || defaults.mode != EDGEKV_MODE_EVICT || defaults.selection.keep_tokens == 0) {
         return n_cells;
     }
-    return std::min<uint32_t>(n_cells, (defaults.selection.keep_tokens + 255) / 256 * 256);
+    return static_cast<uint32_t>(
+        kept_cells(static_cast<int>(n_cells), defaults.selection.keep_tokens, by_layer, static_cast<int>(n_trained)));
 }
 
 // asked at the same time. A draft model's cache has parameters of its own: another number of layers, or types that are not quantised.
@@ -173,6 +175,12 @@ int64_t on_free_bytes() {
     return callbacks.free_bytes ? callbacks.free_bytes(callbacks.user) : -1;
 }
 
+void on_keys_turned(llama_context * lctx, int il) {
+    if (edgekv_context * ctx = find_active(lctx)) {
+        ctx->plane->keys_turned(il);
+    }
+}
+
 const char * on_ubatch_failure(llama_context * lctx) {
     edgekv_context * ctx = find_active(lctx);
     return ctx ? ctx->failure() : nullptr;
@@ -180,7 +188,7 @@ const char * on_ubatch_failure(llama_context * lctx) {
 
 const llama_edgekv_hooks kHooks = {
     on_created, on_freed, on_ubatch_begin, on_ubatch_failure, on_ubatch_end, on_build_store, on_build_attend, on_build_product, on_home, on_plans,
-    on_kv_cells, on_layer_types, on_prompts, hooks_enabled, on_free_bytes,
+    on_kv_cells, on_layer_types, on_prompts, hooks_enabled, on_free_bytes, on_keys_turned,
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The C functions of edgekv_sizes.h.
 #include "edgekv_sizes.h"
 
+#include "pages/kept.h"
 #include "pages/pages.h"
 #include "plane/device/engine_sizes.h"
 #include "plane/host/nodes.h"
@@ -111,8 +112,12 @@ size_t edgekv_table_bytes(const edgekv_pages_size * of) {
     PageShape shape = shape_of_cells(of->n_streams, of->n_cells, of->page_tokens);
     shape.n_layers = of->n_layers;
     shape.n_heads  = of->n_heads;
-    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + HostPlane::priority_bytes(shape) +
+    return Pages::most_bytes(shape, of->n_slots) + Drops::bytes_of(shape) + Gone::bytes_of(shape) + HostPlane::priority_bytes(shape) +
            HostPlane::observation_bytes(shape);
+}
+
+int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained) {
+    return kept_cells(n_cells, keep_tokens, by_layer, n_trained);
 }
 
 bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k) {

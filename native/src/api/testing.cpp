@@ -54,7 +54,8 @@ void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_chec
         own.push_back(ctx->plane->sketch(layer, s, copies[s]));
         keys.push_back({ cell_type(k), static_cast<const char *>(k->data) + s * k->nb[2], k->nb[1], layer.k_row_bytes() });
     }
-    out.n_groups_wrong += count_wrong_sketches(ctx->lctx, ctx->shape, ctx->pages.cells, ctx->pages.stale, own, keys, out.n_groups);
+    const auto gone = [&](int page) { return ctx->plane->gave_back(layer.info.index, page); };
+    out.n_groups_wrong += count_wrong_sketches(ctx->lctx, ctx->shape, ctx->pages.cells, ctx->pages.stale, own, keys, gone, out.n_groups);
 }
 
 }  // namespace

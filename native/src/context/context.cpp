@@ -1,8 +1,10 @@
 #include "context/context.h"
 
+#include "pages/kept.h"
 #include "plane/device/device_plane.h"
 #include "plane/host/host_plane.h"
 
+#include <algorithm>
 #include <new>
 
 using namespace edgekv;
@@ -10,6 +12,8 @@ using namespace edgekv;
 edgekv_context::edgekv_context(llama_context * lctx, const edgekv_params & params) :
     State(lctx, params), wanted_observe(params.observe), wanted_observe_prompts(params.observe_prompts) {
     pages.shape(shape, kEngineTokens);
+    const int n_kept = kept_tokens(params.selection.keep_tokens);
+    bound = shape.n_cells < static_cast<int>(llama_n_ctx_seq(lctx)) ? std::min(n_kept > 0 ? n_kept : shape.n_cells, shape.n_cells) : 0;
 
     auto host = std::make_unique<HostPlane>(*this);
     if (params.mode == EDGEKV_MODE_EVICT) {
@@ -49,6 +53,9 @@ const char * edgekv_context::failure() {
     }
     if (arrivals.failed()) {
         return "rows that were loaded during the computation are damaged or cannot be read";
+    }
+    if (cannot_attend) {
+        return "there is no memory to attend what mode evict kept; nothing is lost: decode again when there is";
     }
     const char * sentence = plane->failure();
     if (sentence && problem.sentence.empty()) {
@@ -100,6 +107,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     const bool        observe = wanted_observe.load(std::memory_order_relaxed);
     const bool        observe_prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
 
+    cannot_attend = false;
     UbatchBegin ubatch = ubatches.begin(tokens.n);
     ubatch.anew = mode != params.mode || observe != params.observe || observe_prompts != params.observe_prompts;
     if (ubatch.anew) {
@@ -138,18 +146,14 @@ bool edgekv_context::end_ubatch(bool ok) {
     return ubatches.run_ended() || (ok && ubatches.watched);
 }
 
-// Whether the next llama_decode may find no cells for a batch although the context has room for more tokens.
+// Whether the next llama_decode may find no cells for a batch, or exceed the bound, although the context has room for more tokens.
 bool edgekv_context::lacks_room() const {
-    if (shape.n_cells >= static_cast<int>(llama_n_ctx_seq(lctx))) {
+    llama_edgekv_cells cells;
+    if (bound == 0 || !llama_edgekv_get_cells(lctx, 0, &cells)) {
         return false;
     }
-    for (int s = 0; s < shape.n_stream; ++s) {
-        llama_edgekv_cells cells;
-        if (llama_edgekv_get_cells(lctx, static_cast<uint32_t>(s), &cells) && cells.n_cells - cells.n_used < llama_n_batch(lctx)) {
-            return true;
-        }
-    }
-    return false;
+    const double held = params.mode == EDGEKV_MODE_EVICT && plane->gives_back() ? plane->tokens_held() : cells.n_used;
+    return cells.n_cells - cells.n_used < llama_n_batch(lctx) || held + llama_n_batch(lctx) > bound;
 }
 
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {

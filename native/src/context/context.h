@@ -36,6 +36,8 @@ struct edgekv_context : edgekv::State {
     // Whether another thread computes a ubatch now. This thread may then touch nothing that belongs to the decoding thread.
     bool decodes_elsewhere() const;
 
+    int bound;  // tokens whose rows fit into the memory that the cache was made for, in mode evict's defaults; 0: all that the context can have
+
     std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's beginning to the end of its callback
     std::atomic<bool> wanted_observe;  // from the next ubatch on
     std::atomic<bool> wanted_observe_prompts;

@@ -19,6 +19,14 @@ public:
     void undrop(int page);  // for all layers and heads: the page has new content
 
     bool any() const { return total > 0; }
+    bool all(int layer, int page, int n_heads) const {  // the layer's first n_heads heads dropped the page
+        for (int head = 0; head < n_heads; ++head) {
+            if (!data()[dims.entry(layer, head, page)]) {
+                return false;
+            }
+        }
+        return true;
+    }
     bool any(int layer) const { assert(layer >= 0 && layer < dims.n_layers); return of_layer[layer] > 0; }
     const uint8_t * of(int layer, int stream, int head) const {  // [page of the stream]
         assert(dims.has(layer, head, 0) && dims.has_stream(stream));

@@ -61,7 +61,8 @@ size_t Sketches::bytes() const {
 }
 
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
-                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared) {
+                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, const std::function<bool(int page)> & gone,
+                         int & n_compared) {
     assert(static_cast<int>(own.size()) == shape.n_stream && static_cast<int>(keys.size()) == shape.n_stream);
     int n_wrong = 0;
 
@@ -81,7 +82,7 @@ int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, co
             bool     is_stale = stale.is_stale(stream, group);
             uint64_t valid    = 0;
             for (int c = first; c < std::min(first + kGroupCells, static_cast<int>(seen.n_cells)); ++c) {
-                is_stale = is_stale || seen.changed[c] > cells.time_of_stream(stream);
+                is_stale = is_stale || seen.changed[c] > cells.time_of_stream(stream) || gone(stream * shape.pages_per_stream + c / shape.page_tokens);
                 valid   |= seen.pos[c] >= 0 ? uint64_t{1} << (c - first) : 0;
             }
             if (is_stale || valid == 0) {

@@ -4,6 +4,7 @@
 #include "pages/buffer.h"
 #include "pages/stale.h"
 
+#include <functional>
 #include <vector>
 
 namespace edgekv {
@@ -31,8 +32,10 @@ private:
 };
 
 // Counts the groups of `own`, a layer's sketches [stream] in host memory, that differ from a rebuild from `keys`, [stream]. It leaves out
-// groups that hold no keys, are stale now, or would be marked by the next sync. -1: out of memory.
+// groups that hold no keys, are stale now, or would be marked by the next sync, and those with pages whose keys the layer gave back
+// (gone). -1: out of memory.
 int count_wrong_sketches(const llama_context * lctx, const PageShape & shape, const Cells & cells, const StaleGroups & stale,
-                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, int & n_compared);
+                         const std::vector<Sketch> & own, const std::vector<SketchKeys> & keys, const std::function<bool(int page)> & gone,
+                         int & n_compared);
 
 }  // namespace edgekv

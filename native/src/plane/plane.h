@@ -64,6 +64,9 @@ public:
     virtual PromptBlocks prompt_blocks() const = 0;
     virtual void add_memory(edgekv_memory & out) const = 0;
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device
+    virtual bool gives_back() const { return false; }  // mode evict: rows that a layer drops take no memory any more
+    virtual bool gave_back(int, int) const { return false; }  // rows of a hooked layer's page
+    virtual double tokens_held() const { return 0; }   // if so: tokens whose rows are kept, means of the layers by their bytes
 
     // The stream exists, or is below 0 and means all streams. Adds the sums of selection to `out`, [layer][head].
     void add_selected(edgekv_selected * out, int stream) const;
@@ -90,6 +93,9 @@ public:
     Failure copy_pages(const edgekv_move * moves, int n);
     // No ubatch is under way, and the pages exist. Only the host drops pages, in mode evict.
     Failure drop_pages(const edgekv_move * moves, int n);
+
+    // All K of layer il were written by a K-shift.
+    virtual void keys_turned(int) {}
 
     // No ubatch is under way, and the pages are in step with the cells (Pages::sync).
     void begin(const UbatchBegin & ubatch);

@@ -34,6 +34,8 @@ struct State {
     bool all_read_all() const { return std::find(whole.begin(), whole.end(), false) == whole.end(); }
     bool find_whole(const llama_edgekv_tokens & tokens);  // at its begin: finds the tokens that read all; true: they differ from the ubatch before
 
+    bool cannot_attend = false;  // stock nodes would have to, for want of memory, and would take rows that were given back for zeros
+
     float resolution(const Layer & layer, int head) const;  // of a hooked layer's KV head
 
     int n_refused() const;  // layers that stock nodes attend, because ours got no memory

@@ -196,6 +196,7 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
     const bool reserved = (nodes.reading.selected.empty() || sources[ATTEND_SELECTED]) && reserve_workspaces(layer, make_problem(layer, node, 0));
     served.had_memory(reserved, false);
     if (!reserved) {
+        ctx.cannot_attend = ctx.cannot_attend || gone.any(layer.index);
         return nullptr;  // stock nodes need no memory of ours
     }
 

@@ -21,6 +21,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
+    gone.shape(shape);
     if (!prior.reserve(std::max<size_t>(priority_bytes(shape), 1))) {
         throw std::bad_alloc();
     }
@@ -49,6 +50,9 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
 // ---- memory and settings -----------------------------------------------------------------------------------------------------
 
 bool HostPlane::reserve() {
+    if (ctx.params.mode == EDGEKV_MODE_EVICT) {
+        give_back_from_now();
+    }
     return (!ctx.may_select() || reserve_sketches(ctx.params.selection)) &&
            observation.reserve(observation_bytes(ctx.shape));
 }
@@ -92,6 +96,10 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
             }
         }
         llama_edgekv_allow_gaps(ctx.lctx, ctx.params.selection.positions);
+        give_back_from_now();
+    }
+    for (int s = 0; gives && mode != EDGEKV_MODE_EVICT && s < ctx.shape.n_stream; ++s) {
+        empty_partial(s, 0, ctx.shape.n_cells);
     }
     return selecting(mode, ctx.params.selection) ? reserve_selection(ctx.params.selection) : Failure{};
 }
@@ -139,6 +147,11 @@ Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
     for (int i = 0; i < n; ++i) {
         drops.drop(moves[i]);
     }
+    for (int i = 0; i < n; ++i) {
+        if (drops.all(moves[i].layer, moves[i].page, ctx.hooked[moves[i].layer]->info.n_head_kv)) {
+            give_back(moves[i].layer, moves[i].page);
+        }
+    }
     return {};
 }
 
@@ -152,6 +165,7 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     n_last_observed.store(0, std::memory_order_relaxed);
     follow_cells(ubatch.clear_observation);
     ctx.pages.table.touched_taken();
+    follow_gone();
     for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
         for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
             drops.undrop(changed.page);
@@ -334,7 +348,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
     out.arena_bytes       += arena.bytes();
-    out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes();
+    out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes() + gone.bytes();
 }
 
 Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const { return sketches.of(layer.info.index, stream); }

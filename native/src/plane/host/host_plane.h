@@ -5,6 +5,7 @@
 #include "pages/arena.h"
 #include "pages/buffer.h"
 #include "pages/drops.h"
+#include "pages/gone.h"
 #include "pages/sketches.h"
 #include "plane/host/claims.h"
 #include "plane/host/host_graph.h"
@@ -72,7 +73,10 @@ public:
     static size_t priority_bytes(const PageShape & shape) { return shape.n_entries() * sizeof(float); }
     static size_t observation_bytes(const PageShape & shape) { return 2 * shape.n_entries() * sizeof(float); }
     bool describe(edgekv_device &) const override { return false; }
-
+    bool gives_back() const override { return gives; }
+    bool gave_back(int layer, int page) const override { return gone.is(layer, page); }
+    double tokens_held() const override;
+    void keys_turned(int il) override;
 
     // ---- shared by its nodes ----
 
@@ -81,6 +85,7 @@ public:
     LayerNodes & build(const HostLayer & layer);   // the first call of a ubatch resets the graph's state
     WholeNodes & build(const WholeLayer & layer);  // the same
     bool selects(const HostLayer & layer, int n_cells_view) const;
+    uint64_t there(int layer, int stream, int group) const;  // a bit for each cell of a group whose rows the layer did not give back
     bool observes_prompts() const;  // whether a long ubatch observes the last tokens of each stream
     bool reserve_workspaces(HostLayer & layer, AttendProblem problem);  // for all runs of the layer's reading; false: out of memory
     bool reserve_prompt(size_t n_bytes);  // for each thread; false: out of memory
@@ -95,6 +100,7 @@ public:
     Sketches sketches;
     Arena arena;
     Drops drops;
+    Gone gone;
     bool evicts = false;   // mode evict: some head has a dropped page during this ubatch
 
     uint64_t n_ubatch = 0;
@@ -133,6 +139,13 @@ private:
 
     void build_anew();
     void follow_cells(bool clear_observation);
+    // giving.cpp
+    void give_back_from_now();  // mode evict is in force, or was
+    void give_back(int layer, int page);
+    std::vector<int> tokens_by_page() const;
+    void give_rows_back(int layer, int first, int end);  // pages
+    void empty_partial(int stream, int first, int end);  // cells
+    void follow_gone();  // at a ubatch's begin: pages got tokens, or lost them
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sketches(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
@@ -141,6 +154,7 @@ private:
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]
     std::vector<WholeLayer> wholes;
     bool builds = false;  // this ubatch builds a graph
+    bool gives  = false;  // every layer with rows can give them back, and does
     std::vector<RowLists> lists;  // of the layer that selected last and attends next
     Buffer prior;                 // the priority of each page
     struct Reached {

@@ -154,7 +154,8 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
     const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);
     served.had_memory(reserved, true);
     if (!reserved) {
-        return nullptr;  // stock nodes need no memory of ours; they also attend dropped pages that still lie in home
+        plane.ctx.cannot_attend = plane.ctx.cannot_attend || plane.gone.any(layer.index);
+        return nullptr;  // stock nodes need no memory of ours
     }
     ggml_build_forward_expand(args.gf, node);
     return node;

@@ -52,7 +52,9 @@ void sketch_head(const HostLayer & layer, const ggml_tensor * view, int head, Gr
             continue;
         }
         keys.k = static_cast<const char *>(cache->data) + stale.stream * cache->nb[2];
-        sketch_build(layer.plane->sketches.of(layer.index, stale.stream), keys, head, stale.group, stale.valid, selected_isa());
+        if (const uint64_t valid = stale.valid & layer.plane->there(layer.index, stale.stream, stale.group)) {
+            sketch_build(layer.plane->sketches.of(layer.index, stale.stream), keys, head, stale.group, valid, selected_isa());
+        }
     }
 }
 

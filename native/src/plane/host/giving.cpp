@@ -1,0 +1,151 @@
+// Mode evict gives rows back to the system: those of pages that all heads of a layer dropped, and of pages without tokens.
+//
+// A cell keeps its rows in all layers or loses them in some for good (LLAMA_EDGEKV_PARTIAL). Where new tokens come into a page with such cells,
+// or where the context leaves mode evict, these cells are emptied: their rows would be attended as zeros.
+#include "plane/host/host_plane.h"
+
+#include "state/state.h"
+
+#include <algorithm>
+
+namespace edgekv {
+
+void HostPlane::give_back_from_now() {
+    gives = !ctx.hooked.empty();
+    for (const auto & layer : ctx.layers) {
+        const bool has_rows = layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION || layer->seam.kind == LLAMA_EDGEKV_LAYER_SHARED;
+        gives = gives && (!has_rows || (layer->serves() && llama_edgekv_gives_rows_back(ctx.lctx, layer->il)));
+    }
+    const std::vector<int> used = tokens_by_page();
+    for (const Layer * layer : ctx.hooked) {
+        if (!gives) {
+            return;
+        }
+        llama_edgekv_in_small_pages(ctx.lctx, layer->il);
+        for (int page = 0; page < ctx.shape.n_pages; ++page) {  // huge pages may have taken memory for cells without tokens
+            gone.set(layer->info.index, page, gone.is(layer->info.index, page) || used[page] == 0);
+        }
+        keys_turned(layer->il);
+    }
+}
+
+std::vector<int> HostPlane::tokens_by_page() const {
+    const PageShape & shape = ctx.shape;
+    std::vector<int>  used(shape.n_pages, 0);
+    for (int s = 0; s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells = {};
+        if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells)) {
+            continue;
+        }
+        for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
+            used[s * shape.pages_per_stream + c / shape.page_tokens] += cells.pos[c] >= 0;
+        }
+    }
+    return used;
+}
+
+void HostPlane::give_rows_back(int layer, int first, int end) {
+    const PageShape & shape  = ctx.shape;
+    const int         stream = first / shape.pages_per_stream;
+    const int         cell   = (first - stream * shape.pages_per_stream) * shape.page_tokens;
+    llama_edgekv_give_rows_back(ctx.lctx, ctx.hooked[layer]->il, static_cast<uint32_t>(stream), static_cast<uint32_t>(cell),
+                                static_cast<uint32_t>(std::min(cell + (end - first) * shape.page_tokens, shape.n_cells)));
+}
+
+void HostPlane::give_back(int layer, int page) {
+    constexpr size_t kSystemPage = 4096;  // or more: then rows beside a lone page stay until their neighbours go
+    if (!gives || gone.is(layer, page)) {
+        return;
+    }
+    gone.set(layer, page, true);
+    const llama_edgekv_layer & seam = ctx.hooked[layer]->seam;
+    const size_t   least = ctx.shape.page_tokens * std::min(seam.k->nb[1], seam.v->nb[1]);
+    const Gone::Run run  = gone.around(layer, page, static_cast<int>((kSystemPage + least - 1) / least));
+    give_rows_back(layer, run.first, run.end);
+
+    llama_edgekv_cells cells = {};
+    const int stream = page / ctx.shape.pages_per_stream;
+    const int first  = (page - stream * ctx.shape.pages_per_stream) * ctx.shape.page_tokens;
+    llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells);
+    for (int c = first; c < std::min(first + ctx.shape.page_tokens, ctx.shape.n_cells); ++c) {
+        cells.labels[c] |= LLAMA_EDGEKV_PARTIAL;  // a cell's next placement clears it
+    }
+}
+
+void HostPlane::empty_partial(int stream, int first, int end) {
+    llama_edgekv_cells cells = {};
+    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
+        return;
+    }
+    std::vector<uint32_t> partial;
+    for (int c = first; c < std::min(end, static_cast<int>(cells.n_cells)); ++c) {
+        if (cells.pos[c] >= 0 && (cells.labels[c] & LLAMA_EDGEKV_PARTIAL)) {
+            partial.push_back(static_cast<uint32_t>(c));
+        }
+    }
+    llama_edgekv_free_cells(ctx.lctx, static_cast<uint32_t>(stream), partial.data(), static_cast<int>(partial.size()));
+}
+
+void HostPlane::follow_gone() {
+    const PageShape & shape = ctx.shape;
+    for (int s = 0; gives && s < shape.n_stream; ++s) {
+        for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
+            if (changed.newest >= 0 && gone.in_any_layer(changed.page)) {
+                const int first = (changed.page - s * shape.pages_per_stream) * shape.page_tokens;
+                empty_partial(s, first, first + shape.page_tokens);
+            }
+            for (int layer = 0; layer < shape.n_layers; ++layer) {
+                if (changed.newest >= 0) {
+                    gone.set(layer, changed.page, false);
+                } else {
+                    give_back(layer, changed.page);
+                }
+            }
+        }
+    }
+}
+
+void HostPlane::keys_turned(int il) {
+    const auto turned = std::find_if(ctx.hooked.begin(), ctx.hooked.end(), [&](const Layer * layer) { return layer->il == il; });
+    if (!gives || turned == ctx.hooked.end()) {
+        return;
+    }
+    const int layer = (*turned)->info.index;
+    for (int page = 0; page < ctx.shape.n_pages;) {
+        const int first = page;
+        const int end   = (page / ctx.shape.pages_per_stream + 1) * ctx.shape.pages_per_stream;
+        while (page < end && gone.is(layer, page)) {
+            ++page;
+        }
+        if (page > first) {
+            give_rows_back(layer, first, page);
+        } else {
+            ++page;
+        }
+    }
+}
+
+uint64_t HostPlane::there(int layer, int stream, int group) const {
+    uint64_t cells = 0;
+    for (int part = 0; part < kGroupCells; part += 16) {  // a page has a multiple of 16 cells
+        const int page = (group * kGroupCells + part) / ctx.shape.page_tokens;
+        cells |= page < ctx.shape.pages_per_stream && !gone.is(layer, stream * ctx.shape.pages_per_stream + page) ? uint64_t{0xffff} << part : 0;
+    }
+    return cells;
+}
+
+double HostPlane::tokens_held() const {
+    const PageShape & shape = ctx.shape;
+    const std::vector<int> used = tokens_by_page();
+    double held = 0, bytes = 0;
+    for (const Layer * layer : ctx.hooked) {
+        const double row = static_cast<double>(layer->seam.k->nb[1] + (layer->seam.v ? layer->seam.v->nb[1] : 0));
+        bytes += row;
+        for (int page = 0; page < shape.n_pages; ++page) {
+            held += gone.is(layer->info.index, page) ? 0 : row * used[page];
+        }
+    }
+    return bytes > 0 ? held / bytes : 0;
+}
+
+}  // namespace edgekv

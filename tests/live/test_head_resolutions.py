@@ -106,7 +106,8 @@ def test_another_model_samples_at_the_resolution_for_all(synthetic):
         found = run.layer_selection()
         run.configure(run.options.with_(resolution=2000))
         context.decode([270], [301], [0])
-        assert np.allclose(found["n_read"], run.layer_selection()["n_read"] - found["n_read"], rtol=0.1)
+        # of the mean head: a head's own number follows the token that reads
+        assert np.mean(found["n_read"]) == pytest.approx(np.mean(run.layer_selection()["n_read"] - found["n_read"]), rel=0.03)
 
 
 def test_an_error_that_nobody_knows_a_resolution_for(synthetic):

@@ -14,7 +14,7 @@ MAY_INCLUDE = {
     "src/pages": {"src/pages", "src/kernels", "include", "seam"},
     "src/state": {"src/state", "src/pages", "src/kernels", "include", "seam"},
     "src/plane": {"src/plane", "src/state", "src/pages", "src/kernels", "include", "seam"},
-    "src/context": {"src/context", "src/plane", "src/state", "include", "seam"},
+    "src/context": {"src/context", "src/plane", "src/state", "src/pages", "include", "seam"},
     "src/api": {"src/api", "src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
     "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
     "cuda/runtime": {"cuda/runtime", "cuda"},

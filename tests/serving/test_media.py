@@ -151,6 +151,14 @@ def test_a_turn_behind_an_image_reads_its_own_tokens(sees, kind: str):
             assert elsewhere.n_read <= len("something else\nassistant: ") + OPENING
 
 
+def assert_alike(warm: np.ndarray, cold: np.ndarray) -> None:
+    """Of `best`, (token, logprob) of each token of an answer. Where the best two tokens are as near as kernels are, another one may come: both answers
+    are then as likely there, and go their own ways behind it."""
+    others = np.flatnonzero(warm[:, 0] != cold[:, 0])
+    n = others[0] + 1 if len(others) else len(warm)
+    np.testing.assert_allclose(warm[:n, 1], cold[:n, 1], rtol=0, atol=0.05)
+
+
 def test_images_of_any_place_are_taken_whole(sees):
     """The text before an image ends everywhere around the end of a block."""
     seeing = sees("llava")
@@ -161,7 +169,7 @@ def test_images_of_any_place_are_taken_whole(sees):
             ask(server, [user(text(9, 50))])
             warm = ask(server, messages)
             assert warm.n_read == 1 and cold.n_read > n
-            np.testing.assert_allclose(warm.best, cold.best, rtol=0, atol=0.05)
+            assert_alike(warm.best, cold.best)
 
 
 def test_text_is_text_with_and_without_a_projector(sees, tmp_path: Path):

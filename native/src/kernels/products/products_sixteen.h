@@ -8,13 +8,10 @@
 namespace edgekv {
 namespace {
 
-inline __m512i nibbles_low(__m512i bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
-inline __m512i nibbles_high(__m512i bytes) { return nibbles_low(_mm512_srli_epi16(bytes, 4)); }
-inline __m512i quads_at(const void * at) { return _mm512_loadu_si512(at); }
 inline __m512i bytes_to_lanes(const uint8_t * bytes) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes))); }
 inline __m512i bytes_to_lanes(const int8_t * bytes) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes))); }
 
-// A step has eight quads: the codes of 32 values. Each type below has them, in `codes` of step b of a block; kLeast is what a value is its code less than.
+// The codes of 32 values, which are a step. Each type's quads() gives those of step b of a block.
 struct Quads {
     __m512i codes[8];
 };
@@ -22,9 +19,9 @@ inline Quads of_nibbles(const uint8_t (*codes)[16][4]) {
     Quads quads;
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        const __m512i bytes = quads_at(codes[i]);
-        quads.codes[2 * i]     = nibbles_low(bytes);
-        quads.codes[2 * i + 1] = nibbles_high(bytes);
+        const __m512i bytes = Simd::iload(codes[i]);
+        quads.codes[2 * i]     = low_nibbles(bytes);
+        quads.codes[2 * i + 1] = high_nibbles(bytes);
     }
     return quads;
 }
@@ -53,7 +50,7 @@ struct Of16Q8_0 : Sixteen<SixteenQ8_0, 32, true, 0> {
         Quads quads;
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-            quads.codes[i] = quads_at(block.codes[i]);
+            quads.codes[i] = Simd::iload(block.codes[i]);
         }
         return quads;
     }
@@ -66,7 +63,7 @@ struct Of16Q5_K : Sixteen<SixteenQ5_K, 256, false, 0> {
     static constexpr bool kUnder = true;
     static Quads quads(const Block & block, int b) {
         Quads quads = of_nibbles(block.codes + 4 * b);
-        const __m512i high = quads_at(block.high[b]), bit = _mm512_set1_epi8(16);
+        const __m512i high = Simd::iload(block.high[b]), bit = _mm512_set1_epi8(16);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             const __m512i moved = i < 4 ? _mm512_slli_epi16(high, static_cast<unsigned>(4 - i)) : _mm512_srli_epi16(high, static_cast<unsigned>(i - 4));
@@ -82,7 +79,7 @@ struct Of16Q6_K : Sixteen<SixteenQ6_K, 256, false, 32> {
         const __m512i bits = _mm512_set1_epi8(0x30);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const __m512i high = quads_at(block.high[2 * b + half]);
+            const __m512i high = Simd::iload(block.high[2 * b + half]);
             __m512i * to = quads.codes + 4 * half;
             to[0] = _mm512_or_si512(to[0], _mm512_and_si512(_mm512_slli_epi16(high, 4), bits));
             to[1] = _mm512_or_si512(to[1], _mm512_and_si512(_mm512_slli_epi16(high, 2), bits));
@@ -178,12 +175,6 @@ void fill<Of16Q6_K>(const SixteenQ6_K & block, PiecePanel & to) {
 
 // ---- a few tokens
 
-inline __m512i quad_of(const int8_t * codes) {
-    int32_t quad;
-    std::memcpy(&quad, codes, sizeof quad);
-    return _mm512_set1_epi32(quad);
-}
-
 // The products of N quads, each code less by kLeast, with a token's codes, whose sum is `total`. Instructions take unsigned codes of weights: signed ones
 // become larger by 128 first. So the integers, and all that follows, equal those of tiles.
 template <class Type, int N>
@@ -192,7 +183,7 @@ template <class Type, int N>
     __m512i sum = less > 0 ? _mm512_set1_epi32(-less * static_cast<int>(total)) : _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int i = 0; i < N; ++i) {
-        sum = _mm512_dpbusd_epi32(sum, Type::kSigned ? _mm512_xor_si512(quads[i], _mm512_set1_epi8(-128)) : quads[i], quad_of(codes + 4 * i));
+        sum = _mm512_dpbusd_epi32(sum, Type::kSigned ? _mm512_xor_si512(quads[i], _mm512_set1_epi8(-128)) : quads[i], Simd::idup4(reinterpret_cast<const char *>(codes) + 4 * i));
     }
     return sum;
 }

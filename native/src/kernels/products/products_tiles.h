@@ -20,7 +20,7 @@ constexpr int kPieces     = 3;
 using TileCodes = uint8_t[kTileValues / 4][kProductRows][4];
 using TileSums  = int32_t[kTileTokens][kProductRows];
 
-inline __m512 from_halves(const uint16_t * halves) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(halves))); }
+inline __m512 from_halves(const uint16_t * halves) { return Simd::load_f16(reinterpret_cast<const char *>(halves)); }
 
 // ---- factors for each 32 values
 

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import io
 import re
 import tokenize
@@ -51,6 +52,7 @@ def code() -> Iterator[tuple[Path, str, bool]]:
         yield from ((path, name, False) for name in re.findall(r"`([^`\n]+)`", unfenced(text)))
 
 
+@functools.cache
 def invocations() -> dict[str, bool]:
     """Each line that runs `edgekv`, and whether it stands in a block."""
     found: dict[str, bool] = {}
@@ -60,6 +62,7 @@ def invocations() -> dict[str, bool]:
     return found
 
 
+@functools.cache
 def environment_variables() -> set[str]:
     """Every EDGEKV or EDGEKV_... that the program or its build reads."""
     found = {name for command in COMMANDS.values() for option in command.params for name in _names(option.envvar)}

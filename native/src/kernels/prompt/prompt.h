@@ -52,7 +52,8 @@ struct PromptPlan {
     size_t scratch_bytes;  // of one thread, 64-byte aligned; need not be cleared
 };
 
-PromptPlan prompt_plan(const AttendProblem & problem, int n_threads);
+// If each item chooses the cells that it reads, all of its tokens share a choice, and items stay short.
+PromptPlan prompt_plan(const AttendProblem & problem, int n_threads, Isa isa, bool items_choose);
 // Item 0 is the longest, with the last tokens, where the mask is causal.
 struct PromptItem {
     int head;                     // KV head

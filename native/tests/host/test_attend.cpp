@@ -1,5 +1,5 @@
 // Checks the attention kernels against attend_reference().
-//   test_attend [portable|avx2|avxvnni|avx512|avx512vnni]
+//   test_attend [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod]
 //
 // Tolerances. Rounding errors are taken as independent and uniform in [-u, u] relative to the result, u = 2^-24, so that a chain
 // of n additions with partial sums up to A is off by at most 6 * sqrt(n / 3) * u * A (six standard deviations). A score is a
@@ -260,7 +260,7 @@ void check_thread(const std::vector<const char *> & kernels) {
 
 int main(int argc, char ** argv) {
     std::vector<const char *> kernels;
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni"}) {
+    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "dotprod"}) {
         if ((argc < 2 || std::strcmp(argv[1], name) == 0) && attend_kernels(name) != nullptr) {
             kernels.push_back(name);
         }

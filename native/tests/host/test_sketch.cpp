@@ -1,5 +1,5 @@
 // Checks the sketch kernels against sketch_reference() and the true logits.
-//   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni]
+//   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod]
 //
 // A share tells its logit: reading an integer as a float is a logarithm, and the upper half of one leaves steps of ln 2 / 128, downwards.
 //
@@ -311,7 +311,7 @@ void check_all(const std::vector<const char *> & kernels) {
 
 int main(int argc, char ** argv) {
     std::vector<const char *> kernels;
-    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni"}) {
+    for (const char * name : {"portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neon", "dotprod"}) {
         // the portable bytes and shares are what the others must agree with
         const bool wanted = argc < 2 || std::strcmp(argv[1], name) == 0 || std::strcmp(name, "portable") == 0;
         if (wanted && sketch_kernels(name) != nullptr) {

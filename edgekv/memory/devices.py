@@ -70,12 +70,12 @@ def place(kv: KvOptions) -> Placement:
 
 
 def measured_mode(placement: Placement) -> KvMode:
-    """The mode where none was asked for: sparse on processors with vector kernels for sketches, where it measured nearer to full attention
-    than stock, and several times as fast; exact elsewhere, but see `device_mode.chosen_mode`."""
+    """The mode where none was asked for: sparse on processors with AVX2, where it measured nearer to full attention than stock, and several
+    times as fast; exact elsewhere, also with NEON, which was only emulated; but see `device_mode.chosen_mode`."""
     from edgekv import _native
 
-    vectors = _native.isa() != "portable"
-    return KvMode.SPARSE if vectors and placement.kind is DeviceKind.HOST else KvMode.EXACT
+    measured = _native.isa() not in ("portable", "neon")
+    return KvMode.SPARSE if measured and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
 
 def devices(kind: DeviceKind) -> list[DeviceInfo]:

@@ -41,7 +41,7 @@
  * since the last run: edgekv_set_run_every().
  *
  * EDGEKV=0 in the environment: every context runs stock and no ubatch is reported; handles are still attached and show cells.
- * EDGEKV_ISA=portable|avx2|avx512|avx512bf16|amx selects the kernels. The default, until edgekv_use_isa(), is the instruction set that
+ * EDGEKV_ISA=portable|avx2|avx512|avx512bf16|amx|neon selects the kernels. The default, until edgekv_use_isa(), is the instruction set that
  * is usually the fastest.
  */
 #ifndef EDGEKV_H

@@ -9,7 +9,7 @@
 
 namespace edgekv {
 
-constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx };
+constexpr Isa kAllIsa[] = { Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx, Isa::neon };
 constexpr int kNumIsa   = sizeof(kAllIsa) / sizeof(kAllIsa[0]);
 
 // keeps the sentence for this thread's edgekv_last_error() and returns the status

@@ -18,6 +18,8 @@ bool isa_supported(Isa isa) {
                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
         case Isa::avx512bf16: return isa_supported(Isa::avx512) && has_avx512_bf16();
         case Isa::amx: return isa_supported(Isa::avx512) && tiles_usable();
+#elif EDGEKV_ARM64
+        case Isa::neon: return true;
 #endif
         default: return false;
     }
@@ -30,7 +32,7 @@ Isa isa_best() {
         return Isa::avx512;
     }
 #endif
-    for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
+    for (const Isa isa : {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::neon}) {
         if (isa_supported(isa)) {
             return isa;
         }
@@ -45,6 +47,7 @@ const char * isa_name(Isa isa) {
         case Isa::avx512: return "avx512";
         case Isa::avx512bf16: return "avx512bf16";
         case Isa::amx: return "amx";
+        case Isa::neon: return "neon";
     }
     return "?";
 }

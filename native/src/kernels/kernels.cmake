@@ -7,17 +7,17 @@ set(edgekv_kernels attend/attend products/products prompt/prompt select/sample s
 # The code below writes a kernel's file for each instruction set that has no file of its own. The files differ in the header with the
 # functions, in the table made of them, and in the instruction set.
 set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
-set(edgekv_attend_isas portable avx2 avxvnni avx512 avx512vnni)
+set(edgekv_attend_isas portable avx2 avxvnni avx512 avx512vnni neon dotprod)
 set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_few, quantise, rms_factor, weigh_values, gate_values}")
 set(edgekv_products_isas avx2 avxvnni avx512vnni)
 set(edgekv_prompt_made prompt/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
-set(edgekv_prompt_isas portable avx2 avx512)
+set(edgekv_prompt_isas portable avx2 avx512 neon)
 set(edgekv_sample_made select/sample_kernel.h "SampleFn kSample" "sample")
-set(edgekv_sample_isas portable avx2 avx512)
+set(edgekv_sample_isas portable avx2 avx512 neon)
 set(edgekv_sketch_made sketch/sketch_scan.h "SketchKernels kSketch" "{build, prepare, scan, scan_keys}")
-set(edgekv_sketch_isas portable avx2 avxvnni avx512 avx512vnni)
-set(edgekv_named_isas portable avx2 avxvnni avx512 avx512vnni)
-set(edgekv_isa_names Portable Avx2 AvxVnni Avx512 Avx512Vnni)
+set(edgekv_sketch_isas portable avx2 avxvnni avx512 avx512vnni neon dotprod)
+set(edgekv_named_isas portable avx2 avxvnni avx512 avx512vnni neon dotprod)
+set(edgekv_isa_names Portable Avx2 AvxVnni Avx512 Avx512Vnni Neon DotProd)
 # Every instruction set must build the same sketch from the same keys, so a multiplication and an addition stay two operations.
 set(edgekv_sketch_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
 
@@ -29,10 +29,15 @@ set(edgekv_avx512_flags ${edgekv_avx2_flags} -mavx512f -mavx512bw -mavx512vl -ma
 set(edgekv_avx512vnni_flags ${edgekv_avx512_flags} -mavx512vnni)
 set(edgekv_avx512bf16_flags ${edgekv_avx512_flags} -mavx512bf16)
 set(edgekv_amx_flags ${edgekv_avx512vnni_flags})  # every processor with AMX has VNNI; the tiles' instructions are written out
+set(edgekv_dotprod_flags -march=armv8.2-a+dotprod)
 set(edgekv_isas portable)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     list(APPEND edgekv_isas avx2 avxvnni avx512 avx512vnni avx512bf16 amx)
-    # portable kernels serve only processors before AVX2: not worth the minute that -O3 takes to compile them
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
+    list(APPEND edgekv_isas neon dotprod)
+endif()
+if(NOT edgekv_isas STREQUAL portable)
+    # here portable kernels serve few or no processors: not worth the minute that -O3 takes to compile them
     set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
 foreach(path IN LISTS edgekv_kernels)
@@ -48,6 +53,7 @@ foreach(path IN LISTS edgekv_kernels)
             list(GET edgekv_isa_names ${which} name)
             string(REGEX REPLACE "^avx512.*" avx512 vectors ${isa})
             string(REPLACE avxvnni avx2 vectors ${vectors})
+            string(REPLACE dotprod neon vectors ${vectors})
             set(source ${CMAKE_CURRENT_BINARY_DIR}/kernels/${kernel}_${isa}.cpp)
             file(CONFIGURE OUTPUT ${source} @ONLY CONTENT [=[
 #include "kernels/simd/simd_@vectors@.h"

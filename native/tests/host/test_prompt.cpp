@@ -1,5 +1,5 @@
 // Checks the prompt kernels against prompt_reference().
-//   test_prompt [portable|avx2|avx512|avx512bf16|amx|emulated]
+//   test_prompt [portable|avx2|avx512|avx512bf16|amx|neon|emulated [one case in so many]]
 //
 // Tolerances. A score in single precision is a chain of head_dim products, each rounded to u = 2^-24 of at most S = scale * |q| * |k|, so
 // that it is off by at most 3.5 * sqrt(head_dim) * u * S (six standard deviations); softcap, bias and shift round it a few times more.
@@ -9,6 +9,7 @@
 // times max |v|. As these errors have nothing to do with each other, their root mean square over all outputs is far less: a quarter.
 #include "kernels/prompt/prompt_choice.h"
 #include "kernels/prompt/prompt_internal.h"
+#include "kernels/simd/isa_dispatch.h"
 #include "spoilt_rows.h"
 
 namespace edgekv {
@@ -231,14 +232,16 @@ void check_draw() {
 
 int main(int argc, char ** argv) {
     std::vector<Kernel> kernels;
-    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx}) {
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx, Isa::neon}) {
         if (isa_supported(isa)) {
-            kernels.push_back({isa_name(isa), &prompt_kernels(isa), isa == Isa::amx, isa >= Isa::avx512bf16});
+            kernels.push_back({isa_name(isa), &prompt_kernels(isa), isa == Isa::amx, isa == Isa::avx512bf16 || isa == Isa::amx});
         }
     }
+#if EDGEKV_X86
     if (isa_supported(Isa::avx512)) {
         kernels.push_back({"emulated", &kPromptEmulated, true, true});
     }
+#endif
     kernels.erase(std::remove_if(kernels.begin(), kernels.end(), [&](const Kernel & k) { return argc > 1 && k.name != argv[1]; }), kernels.end());
     if (kernels.empty()) {
         std::printf("%s: not on this processor\n", argv[1]);
@@ -252,7 +255,7 @@ int main(int argc, char ** argv) {
     }
     const std::vector<AttendCase> all = cases_of(270);
     const int thread_counts[] = {1, 2, 8};
-    for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t i = 0; i < all.size(); i += argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 1) {
         const AttendCase & c = all[i];
         AttendInstance x(c, i + 1);
         AttendProblem p = x.p;

@@ -246,7 +246,7 @@ void check_positions(const std::vector<Isa> & isas) {
 
 int main() {
     std::vector<Isa> isas;
-    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    for (const Isa isa : {Isa::portable, Isa::avx2, Isa::avx512, Isa::neon}) {
         if (isa_supported(isa)) {
             isas.push_back(isa);
             std::printf("%s ", isa_name(isa));

@@ -65,6 +65,8 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 
 #if EDGEKV_X86
 constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendAvx2, kAttendAvxVnni, kAttendAvx512, kAttendAvx512Vnni};
+#elif EDGEKV_ARM64
+constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendNeon, kAttendDotProd};
 #else
 constexpr KernelTables<AttendKernels> kTables = {kAttendPortable};
 #endif

@@ -54,8 +54,10 @@ extern const AttendKernels kAttendAvx2;
 extern const AttendKernels kAttendAvxVnni;
 extern const AttendKernels kAttendAvx512;
 extern const AttendKernels kAttendAvx512Vnni;
+extern const AttendKernels kAttendNeon;
+extern const AttendKernels kAttendDotProd;
 
-// By name, "avxvnni" apart from "avx2" and "avx512vnni" from "avx512"; null if not compiled in or not usable on this CPU.
+// By name, "avxvnni" apart from "avx2" and "avx512vnni" from "avx512", "dotprod" from "neon"; null if not compiled in or not usable on this CPU.
 const AttendKernels * attend_kernels(const char * name);
 
 void attend_run_with(const AttendKernels & kernels, const AttendProblem & problem, void * workspace, int ith, int nth);

@@ -8,6 +8,8 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsAvx2, kProductsAvxVnni, kProductsAvx2, kProductsAvx512Vnni};
+#elif EDGEKV_ARM64
+constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsPortable, kProductsPortable};
 #else
 constexpr KernelTables<ProductKernels> kTables = {kProductsPortable};
 #endif

@@ -121,6 +121,8 @@ const PromptKernels & prompt_kernels(Isa isa) {
         case Isa::avx512: return kPromptAvx512;
         case Isa::avx512bf16: return kPromptAvx512Bf16;
         case Isa::amx: return kPromptAmx;
+#elif EDGEKV_ARM64
+        case Isa::neon: return kPromptNeon;
 #endif
         default: return kPromptPortable;
     }

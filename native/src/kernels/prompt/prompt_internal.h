@@ -36,6 +36,7 @@ extern const PromptKernels kPromptAvx2;
 extern const PromptKernels kPromptAvx512;
 extern const PromptKernels kPromptAvx512Bf16;
 extern const PromptKernels kPromptAmx;
+extern const PromptKernels kPromptNeon;
 
 const PromptKernels & prompt_kernels(Isa isa);
 

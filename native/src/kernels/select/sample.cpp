@@ -13,6 +13,8 @@ size_t sample_scratch_bytes(int n_groups, int group) {
 
 #if EDGEKV_X86
 static constexpr KernelTables<SampleFn> kTables = {kSamplePortable, kSampleAvx2, kSampleAvx2, kSampleAvx512, kSampleAvx512};
+#elif EDGEKV_ARM64
+static constexpr KernelTables<SampleFn> kTables = {kSamplePortable, kSampleNeon, kSampleNeon};
 #else
 static constexpr KernelTables<SampleFn> kTables = {kSamplePortable};
 #endif

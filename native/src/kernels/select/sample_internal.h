@@ -9,5 +9,6 @@ using SampleFn = SampleResult (*)(const SampleProblem &);
 extern const SampleFn kSamplePortable;
 extern const SampleFn kSampleAvx2;
 extern const SampleFn kSampleAvx512;
+extern const SampleFn kSampleNeon;
 
 }  // namespace edgekv

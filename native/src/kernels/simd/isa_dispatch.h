@@ -11,6 +11,14 @@
 #else
 #define EDGEKV_X86 0
 #endif
+#if defined(__aarch64__)
+#define EDGEKV_ARM64 1
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#else
+#define EDGEKV_ARM64 0
+#endif
 
 namespace edgekv {
 
@@ -19,14 +27,30 @@ inline bool has_vnni() {
     static const bool vnni = __builtin_cpu_supports("avx512vnni");
     return vnni;
 }
+#elif EDGEKV_ARM64
+// Without a way to ask the system, what the compiler was told counts; every processor of Apple's has the dot products.
+inline bool has_dotprod() {
+#if defined(__linux__)
+    constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+    static const bool has = (getauxval(AT_HWCAP) & kDotProducts) != 0;
+    return has;
+#elif defined(__APPLE__) || defined(__ARM_FEATURE_DOTPROD)
+    return true;
+#else
+    return false;
+#endif
+}
 #endif
 
-// The kernels of each instruction set, and of its variants that multiply bytes in one step. Other processors than x86 have the portable ones.
+// The kernels of each instruction set, and of its variants that multiply bytes in one step. Other processors
+// than x86-64 and AArch64 have the portable ones.
 template <class Table>
 struct KernelTables {
     const Table & portable;
 #if EDGEKV_X86
     const Table &avx2, &avxvnni, &avx512, &avx512vnni;
+#elif EDGEKV_ARM64
+    const Table &neon, &dotprod;
 #endif
 };
 
@@ -38,7 +62,12 @@ const Table & kernels_for([[maybe_unused]] Isa isa, const KernelTables<Table> & 
         case Isa::avx512bf16:
         case Isa::avx512: return has_vnni() ? of.avx512vnni : of.avx512;
         case Isa::avx2: return has_avx_vnni() ? of.avxvnni : of.avx2;
-        case Isa::portable: break;
+        case Isa::portable:
+        case Isa::neon: break;
+    }
+#elif EDGEKV_ARM64
+    if (isa == Isa::neon) {
+        return has_dotprod() ? of.dotprod : of.neon;
     }
 #endif
     return of.portable;
@@ -62,6 +91,13 @@ const Table * kernels_by_name(const char * name, const KernelTables<Table> & of)
     }
     if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && has_vnni()) {
         return &of.avx512vnni;
+    }
+#elif EDGEKV_ARM64
+    if (std::strcmp(name, "neon") == 0) {
+        return &of.neon;
+    }
+    if (std::strcmp(name, "dotprod") == 0 && has_dotprod()) {
+        return &of.dotprod;
     }
 #endif
     return nullptr;

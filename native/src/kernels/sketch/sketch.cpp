@@ -10,6 +10,8 @@ namespace {
 
 #if EDGEKV_X86
 constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchAvx2, kSketchAvxVnni, kSketchAvx512, kSketchAvx512Vnni};
+#elif EDGEKV_ARM64
+constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchNeon, kSketchDotProd};
 #else
 constexpr KernelTables<SketchKernels> kTables = {kSketchPortable};
 #endif

@@ -50,8 +50,10 @@ extern const SketchKernels kSketchAvx2;
 extern const SketchKernels kSketchAvxVnni;
 extern const SketchKernels kSketchAvx512;
 extern const SketchKernels kSketchAvx512Vnni;
+extern const SketchKernels kSketchNeon;
+extern const SketchKernels kSketchDotProd;
 
-// By name, "avxvnni" apart from "avx2" and "avx512vnni" from "avx512"; null if not compiled in or not usable on this CPU.
+// By name, "avxvnni" apart from "avx2" and "avx512vnni" from "avx512", "dotprod" from "neon"; null if not compiled in or not usable on this CPU.
 const SketchKernels * sketch_kernels(const char * name);
 
 SketchLayout sketch_layout(int head_dim, int n_groups);

@@ -1,6 +1,6 @@
 """Draws KL divergence against the share of the cache that each policy keeps, from the tables of edgekv/lab/results.
 
-    python -m edgekv.lab.report.kept edgekv/lab/results edgekv/policies/kept.svg
+    python -m edgekv.lab.report.shares_kept edgekv/lab/results edgekv/policies/kept.svg
 """
 
 from __future__ import annotations
@@ -59,12 +59,16 @@ def noise(folder: Path) -> float:
     return next(_kld(row) for row in _rows(folder / "policies_in_evict.csv") if row["mode"] == "off")
 
 
+def _line(name: str, points: list[tuple[float, float]], faint: bool = False, colour: str | None = None) -> Line:
+    return Line(name, [share for share, _ in points], [kld for _, kld in points], faint=faint, colour=colour)
+
+
 def chart(folder: Path) -> Figure:
     """Both tables, a panel each, with stock's own noise dashed."""
     panels = []
     for title, curves in (("bounded: the text passes through", bounded(folder)), ("read whole, then cut", read_whole(folder))):
-        lines = [Line(name, *zip(*curves[name]), colour=INK if name == "sparse" else None) for name in (*NAMED, "sparse") if name in curves]
-        others = [Line(name, *zip(*points), faint=True) for name, points in curves.items() if name not in (*NAMED, "sparse", "none")]
+        lines = [_line(name, curves[name], colour=INK if name == "sparse" else None) for name in (*NAMED, "sparse") if name in curves]
+        others = [_line(name, points, faint=True) for name, points in curves.items() if name not in (*NAMED, "sparse", "none")]
         ends = curves[NAMED[0]][0][0], curves[NAMED[0]][-1][0]
         panels.append(Panel(title, [*others, *lines, Line("stock itself", ends, (noise(folder),) * 2, ceiling=True)], "KL divergence", "log"))
     return line_chart(panels, "tokens kept; mode sparse: rows read")

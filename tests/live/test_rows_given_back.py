@@ -146,3 +146,32 @@ def test_a_context_that_comes_into_mode_evict_later_gives_back_too(synthetic):
 def test_context_of_a_few_more_tokens_than_are_kept_is_bounded(synthetic):
     with attached(synthetic("llama", n_layer=LAYERS, n_ctx_train=8192), options(), n_ctx=512, **SMALL) as (context, run):
         assert run.cells.n_cells == 256
+
+
+@pytest.mark.parametrize("between", ["off", "exact", None])
+def test_a_state_that_is_loaded_keeps_its_rows(synthetic, between: str | None):
+    """The state's tokens come with their rows into cells whose pages layers gave back. Nothing gives them back again before the next ubatch, neither
+    entering the mode, nor a page beside them that is dropped, nor keys that turn."""
+    path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
+    with attached(path, KvOptions(mode="exact"), n_ctx=1024, **SMALL) as (context, run):
+        chat = Chat(context, run)
+        for _ in range(10):
+            chat.feed(chat.tokens(64))
+        state = context.save()
+        for turn in range(3):
+            run.configure(options(positions=1 if turn == 1 else 8000))
+            for _ in range(40):
+                chat.feed(chat.tokens(1))
+            assert dropped(run).any() and resident(run) < 600 * sum(rows.strides[1] for rows in home(run))
+            if between is not None:
+                run.configure(KvOptions(mode=between))
+            context.load(state)
+            chat.position = 640
+            if between is not None:
+                run.configure(options())
+            used = run.cells.stream().positions >= 0
+            assert used.sum() == 640
+            for rows in home(run):
+                assert np.array(rows[0]).view(np.uint8).reshape(run.cells.n_cells, -1)[used].any(axis=1).all()
+            assert np.isfinite(chat.feed(chat.tokens(1))).all()
+            check_rows(run)

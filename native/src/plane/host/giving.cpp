@@ -1,7 +1,8 @@
 // Mode evict gives rows back to the system: those of pages that all heads of a layer dropped, and of pages without tokens.
 //
 // A cell keeps its rows in all layers or loses them in some for good (LLAMA_EDGEKV_PARTIAL). Where new tokens come into a page with such cells,
-// or where the context leaves mode evict, these cells are emptied: their rows would be attended as zeros.
+// or where the context leaves mode evict, these cells are emptied: their rows would be attended as zeros. Tokens also come between ubatches, and
+// with their rows (a state is loaded): no page with a whole cell is given back.
 #include "plane/host/host_plane.h"
 
 #include "state/state.h"
@@ -16,11 +17,12 @@ void HostPlane::give_back_from_now() {
         const bool has_rows = layer->seam.kind == LLAMA_EDGEKV_LAYER_ATTENTION || layer->seam.kind == LLAMA_EDGEKV_LAYER_SHARED;
         gives = gives && (!has_rows || (layer->serves() && llama_edgekv_gives_rows_back(ctx.lctx, layer->il)));
     }
+    if (!gives) {
+        return;
+    }
+    all_come_back();
     const std::vector<int> used = tokens_by_page();
     for (const Layer * layer : ctx.hooked) {
-        if (!gives) {
-            return;
-        }
         llama_edgekv_in_small_pages(ctx.lctx, layer->il);
         for (int page = 0; page < ctx.shape.n_pages; ++page) {  // huge pages may have taken memory for cells without tokens
             gone.set(layer->info.index, page, gone.is(layer->info.index, page) || used[page] == 0);
@@ -86,20 +88,53 @@ void HostPlane::empty_partial(int stream, int first, int end) {
     llama_edgekv_free_cells(ctx.lctx, static_cast<uint32_t>(stream), partial.data(), static_cast<int>(partial.size()));
 }
 
-void HostPlane::follow_gone() {
+bool HostPlane::has_whole_cell(int page) const {
+    const int stream = page / ctx.shape.pages_per_stream;
+    llama_edgekv_cells cells = {};
+    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
+        return false;
+    }
+    const int first = (page - stream * ctx.shape.pages_per_stream) * ctx.shape.page_tokens;
+    for (int c = first; c < std::min(first + ctx.shape.page_tokens, static_cast<int>(cells.used_end)); ++c) {
+        if (cells.pos[c] >= 0 && !(cells.labels[c] & LLAMA_EDGEKV_PARTIAL)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void HostPlane::comes_back(int page) {
     const PageShape & shape = ctx.shape;
-    for (int s = 0; gives && s < shape.n_stream; ++s) {
+    if (!gone.in_any_layer(page)) {
+        return;
+    }
+    const int stream = page / shape.pages_per_stream;
+    const int first  = (page - stream * shape.pages_per_stream) * shape.page_tokens;
+    empty_partial(stream, first, first + shape.page_tokens);
+    for (int layer = 0; layer < shape.n_layers; ++layer) {
+        gone.set(layer, page, false);
+    }
+}
+
+void HostPlane::all_come_back() {
+    for (int page = 0; gives && page < ctx.shape.n_pages; ++page) {
+        if (has_whole_cell(page)) {
+            comes_back(page);
+        }
+    }
+}
+
+// First all changed pages with tokens, because a page that is given back takes the gone ones beside it along. No head drops them any longer.
+void HostPlane::follow_gone() {
+    for (int s = 0; gives && s < ctx.shape.n_stream; ++s) {
         for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
-            if (changed.newest >= 0 && gone.in_any_layer(changed.page)) {
-                const int first = (changed.page - s * shape.pages_per_stream) * shape.page_tokens;
-                empty_partial(s, first, first + shape.page_tokens);
+            if (changed.newest >= 0) {
+                comes_back(changed.page);
             }
-            for (int layer = 0; layer < shape.n_layers; ++layer) {
-                if (changed.newest >= 0) {
-                    gone.set(layer, changed.page, false);
-                } else {
-                    give_back(layer, changed.page);
-                }
+        }
+        for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
+            for (int layer = 0; changed.newest < 0 && layer < ctx.shape.n_layers; ++layer) {
+                give_back(layer, changed.page);
             }
         }
     }
@@ -114,7 +149,7 @@ void HostPlane::keys_turned(int il) {
     for (int page = 0; page < ctx.shape.n_pages;) {
         const int first = page;
         const int end   = (page / ctx.shape.pages_per_stream + 1) * ctx.shape.pages_per_stream;
-        while (page < end && gone.is(layer, page)) {
+        while (page < end && gone.is(layer, page) && !has_whole_cell(page)) {
             ++page;
         }
         if (page > first) {

@@ -144,6 +144,7 @@ Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {
 }
 
 Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
+    all_come_back();
     for (int i = 0; i < n; ++i) {
         drops.drop(moves[i]);
     }

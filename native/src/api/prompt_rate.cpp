@@ -22,6 +22,7 @@ struct Work {
     std::vector<Seen> seen = std::vector<Seen>(static_cast<size_t>(prompt_token_blocks(kTokens)) * prompt_cell_blocks(kCells), Seen::all);
     std::vector<char> memory;
     PromptProblem problem = {};
+    PromptPlan plan = {};
 
     Work() {
         for (size_t i = 0; i < rows.size(); ++i) {
@@ -47,11 +48,11 @@ struct Work {
         p.out_stride_token = p.q_stride_token;
         problem.seen        = seen.data();
         problem.seen_stride = prompt_cell_blocks(kCells);
+        plan = prompt_plan(p, 1);
+        memory.resize(plan.scratch_bytes + 64);
     }
 
     double seconds(Isa isa) {
-        const PromptPlan plan = prompt_plan(problem.attend, 1, isa, false);
-        memory.resize(plan.scratch_bytes + 64);
         char * const scratch = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64;
         double least = INFINITY;
         for (int turn = 0; turn < kTurns; ++turn) {

@@ -150,10 +150,7 @@ size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
         return 0;  // stock nodes read them
     }
     const AttendProblem problem = problem_of(*of, of->mode != EDGEKV_MODE_EXACT);
-    const bool chooses = scans(*of) && of->mode == EDGEKV_MODE_SPARSE;
-    const size_t exactly = align64(prompt_plan(problem, 1, selected_isa(), false).scratch_bytes);
-    const size_t sparsely = chooses ? align64(prompt_plan(problem, 1, selected_isa(), true).scratch_bytes) + prompt_choice_bytes(problem) : 0;
-    return of->n_threads * std::max(exactly, sparsely);
+    return of->n_threads * (align64(prompt_plan(problem, 1).scratch_bytes) + (scans(*of) && of->mode == EDGEKV_MODE_SPARSE ? prompt_choice_bytes(problem) : 0));
 }
 
 size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(row_bytes, page_tokens); }

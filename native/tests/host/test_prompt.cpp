@@ -44,7 +44,7 @@ void attend(const Kernel & kernel, PromptProblem problem, int n_threads) {
     const Classes classes(problem.attend);
     problem.seen = classes.seen.data();
     problem.seen_stride = classes.stride;
-    const PromptPlan plan = prompt_plan(problem.attend, n_threads, kernel.bf16_scores ? Isa::amx : Isa::avx512, n_threads > 2);
+    const PromptPlan plan = prompt_plan(problem.attend, n_threads);
     std::vector<char> memory(plan.scratch_bytes + 64, 0x7f);
     for (int item = 0; item < plan.n_items; ++item) {
         kernel.table->attend(problem, plan, item, aligned(memory));

@@ -10,12 +10,9 @@
 namespace edgekv {
 namespace {
 
-// An item's queries and their sums stay in a core's second-level cache while the cells pass by. Tiles multiply so fast that packing the cells
-// shows, and processors that have them have caches of 2 MiB.
-struct ItemSize {
-    int queries, floats;
-};
-constexpr ItemSize kItem = {512, 32 * 1024}, kItemOfTiles = {1024, 128 * 1024};
+// An item's queries and their sums stay in a core's second-level cache while the cells pass by.
+constexpr int kItemQueries = 512;
+constexpr int kItemFloats = 32 * 1024;
 
 size_t align64(size_t n) { return (n + 63) / 64 * 64; }
 
@@ -57,7 +54,7 @@ void prompt_classify(MaskType type, const char * mask, size_t stride_token, int 
     }
 }
 
-PromptPlan prompt_plan(const AttendProblem & p, int n_threads, Isa isa, bool items_choose) {
+PromptPlan prompt_plan(const AttendProblem & p, int n_threads) {
     PromptPlan plan{};
     plan.group = p.n_head / p.n_head_kv;
     plan.n_token_blocks = prompt_token_blocks(p.n_tokens);
@@ -65,13 +62,9 @@ PromptPlan prompt_plan(const AttendProblem & p, int n_threads, Isa isa, bool ite
 
     // Long items cost less. Short ones serve when long ones are too few for the threads to share evenly.
     const int block_queries = kPromptQueries * plan.group;
-    const ItemSize size = isa == Isa::amx && !items_choose ? kItemOfTiles : kItem;
-    const int queries = size.queries < size.floats / p.head_dim ? size.queries : size.floats / p.head_dim;
+    const int queries = kItemQueries < kItemFloats / p.head_dim ? kItemQueries : kItemFloats / p.head_dim;
     plan.item_blocks = queries / block_queries > 1 ? queries / block_queries : 1;
     const auto items = [&] { return (plan.n_token_blocks + plan.item_blocks - 1) / plan.item_blocks; };
-    if (!items_choose && plan.n_token_blocks > 0) {
-        plan.item_blocks = (plan.n_token_blocks + items() - 1) / items();  // all as long
-    }
     while (n_threads > 1 && plan.item_blocks > 1 && items() * p.n_head_kv < 4 * n_threads) {
         plan.item_blocks = (plan.item_blocks + 1) / 2;
     }

@@ -52,8 +52,7 @@ struct PromptPlan {
     size_t scratch_bytes;  // of one thread, 64-byte aligned; need not be cleared
 };
 
-// If each item chooses the cells that it reads, all of its tokens share a choice, and items stay short.
-PromptPlan prompt_plan(const AttendProblem & problem, int n_threads, Isa isa, bool items_choose);
+PromptPlan prompt_plan(const AttendProblem & problem, int n_threads);
 // Item 0 is the longest, with the last tokens, where the mask is causal.
 struct PromptItem {
     int head;                     // KV head

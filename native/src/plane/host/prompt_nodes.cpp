@@ -110,15 +110,14 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
     plane.ctx.arrivals.wait(layer.layer->il);
     // the plan is for the number of threads with reserved memory; fewer may run
-    const AttendProblem whole  = attend_problem(layer, dst, 0);
-    const bool          sparse = dst->src[ATTEND_K_IDXS] != nullptr;
-    const PromptPlan    plan   = prompt_plan(whole, plane.n_threads, selected_isa(), sparse);
-    const int           n      = plan.n_items * n_stream;
+    const AttendProblem whole = attend_problem(layer, dst, 0);
+    const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
+    const int           n     = plan.n_items * n_stream;
 
     for (int i = plane.prompt_items.claim(); i < n; i = plane.prompt_items.claim()) {
         const int     s       = i % n_stream;
         PromptProblem problem = prompt_problem(layer, dst, s);
-        if (sparse) {
+        if (dst->src[ATTEND_K_IDXS]) {  // a sparse prompt
             const int64_t * k_idxs = static_cast<const int64_t *>(dst->src[ATTEND_K_IDXS]->data) + s * whole.n_tokens;
             choose_prompt_blocks(layer, k_idxs, s + first_stream(k), plan, i / n_stream, problem, memory + align64(plan.scratch_bytes));
         }
@@ -152,7 +151,7 @@ ggml_tensor * build_attend_prompt(HostLayer & layer, Layer & served, const llama
         problem.mass_max = problem.mass_sum = plane.mass_max(layer.index, 0);
     }
     const size_t choice = sources[ATTEND_K_IDXS] ? prompt_choice_bytes(problem) : 0;
-    const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads, selected_isa(), k_idxs != nullptr).scratch_bytes) + choice);
+    const bool reserved = plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes) + choice);
     served.had_memory(reserved, true);
     if (!reserved) {
         plane.ctx.cannot_attend = plane.ctx.cannot_attend || plane.gone.any(layer.index);

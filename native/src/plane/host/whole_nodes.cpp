@@ -50,7 +50,7 @@ void run_whole_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
         problems.push_back(with_seen(whole_problem(layer, dst, s), dst, s));
     }
 
-    PromptPlan plan = prompt_plan(problems[0].attend, plane.n_threads, selected_isa(), false);
+    PromptPlan plan = prompt_plan(problems[0].attend, plane.n_threads);
     for (int i = plane.prompt_items.claim(); i < plan.n_items * n_stream; i = plane.prompt_items.claim()) {
         const PromptProblem & problem = problems[i % n_stream];
         plan.n_cell_blocks = prompt_cell_blocks(problem.attend.n_cells);  // the only difference between streams
@@ -61,7 +61,7 @@ void run_whole_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 bool reserve_for(HostPlane & plane, const AttendProblem & problem, int64_t n_stream, bool of_prompt) {
     if (of_prompt) {
-        return plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads, selected_isa(), false).scratch_bytes));
+        return plane.reserve_prompt(align64(prompt_plan(problem, plane.n_threads).scratch_bytes));
     }
     plane.workspaces.resize(std::max(plane.workspaces.size(), static_cast<size_t>(n_stream)));
     return std::all_of(plane.workspaces.begin(), plane.workspaces.begin() + n_stream,

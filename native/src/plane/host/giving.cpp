@@ -66,9 +66,8 @@ void HostPlane::give_back(int layer, int page) {
     give_rows_back(layer, run.first, run.end);
 
     llama_edgekv_cells cells = {};
-    const int stream = page / ctx.shape.pages_per_stream;
-    const int first  = (page - stream * ctx.shape.pages_per_stream) * ctx.shape.page_tokens;
-    llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells);
+    const int first = first_cell(page);
+    llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(page / ctx.shape.pages_per_stream), &cells);
     for (int c = first; c < std::min(first + ctx.shape.page_tokens, ctx.shape.n_cells); ++c) {
         cells.labels[c] |= LLAMA_EDGEKV_PARTIAL;  // a cell's next placement clears it
     }
@@ -88,13 +87,14 @@ void HostPlane::empty_partial(int stream, int first, int end) {
     llama_edgekv_free_cells(ctx.lctx, static_cast<uint32_t>(stream), partial.data(), static_cast<int>(partial.size()));
 }
 
+int HostPlane::first_cell(int page) const { return page % ctx.shape.pages_per_stream * ctx.shape.page_tokens; }
+
 bool HostPlane::has_whole_cell(int page) const {
-    const int stream = page / ctx.shape.pages_per_stream;
     llama_edgekv_cells cells = {};
-    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
+    if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(page / ctx.shape.pages_per_stream), &cells)) {
         return false;
     }
-    const int first = (page - stream * ctx.shape.pages_per_stream) * ctx.shape.page_tokens;
+    const int first = first_cell(page);
     for (int c = first; c < std::min(first + ctx.shape.page_tokens, static_cast<int>(cells.used_end)); ++c) {
         if (cells.pos[c] >= 0 && !(cells.labels[c] & LLAMA_EDGEKV_PARTIAL)) {
             return true;
@@ -104,21 +104,19 @@ bool HostPlane::has_whole_cell(int page) const {
 }
 
 void HostPlane::comes_back(int page) {
-    const PageShape & shape = ctx.shape;
     if (!gone.in_any_layer(page)) {
         return;
     }
-    const int stream = page / shape.pages_per_stream;
-    const int first  = (page - stream * shape.pages_per_stream) * shape.page_tokens;
-    empty_partial(stream, first, first + shape.page_tokens);
-    for (int layer = 0; layer < shape.n_layers; ++layer) {
+    const int first = first_cell(page);
+    empty_partial(page / ctx.shape.pages_per_stream, first, first + ctx.shape.page_tokens);
+    for (int layer = 0; layer < ctx.shape.n_layers; ++layer) {
         gone.set(layer, page, false);
     }
 }
 
 void HostPlane::all_come_back() {
     for (int page = 0; gives && page < ctx.shape.n_pages; ++page) {
-        if (has_whole_cell(page)) {
+        if (gone.in_any_layer(page) && has_whole_cell(page)) {
             comes_back(page);
         }
     }

@@ -145,6 +145,7 @@ private:
     std::vector<int> tokens_by_page() const;
     void give_rows_back(int layer, int first, int end);  // pages
     void empty_partial(int stream, int first, int end);  // cells
+    int  first_cell(int page) const;      // in its stream
     bool has_whole_cell(int page) const;  // a token that has its rows in all layers
     void comes_back(int page);            // without its partial cells: no layer's rows of the page are gone
     void all_come_back();                 // the pages with a whole cell

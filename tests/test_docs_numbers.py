@@ -40,7 +40,7 @@ def test_rows_of_a_higher_resolution():
 def test_instruction_sets():
     source = (ROOT / "native/src/kernels/isa.cpp").read_text(encoding="utf-8")
     names = re.findall(r'return "(\w+)";', source)
-    assert len(names) == 5
+    assert len(names) == 6
     assert said("native/include/edgekv.h", r"EDGEKV_ISA=([\w|]+) selects")[0].split("|") == names
     (line,) = re.findall(r"^\| `EDGEKV_ISA` \| (.*)$", (ROOT / "cli/README.md").read_text(encoding="utf-8"), re.M)
     assert list(dict.fromkeys(re.findall(r"`(\w+)`", line))) == names

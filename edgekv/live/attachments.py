@@ -92,7 +92,9 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     _options, _told = options, began
     if options is None:
         core.clear_defaults()
+        token_rows.set_home(None)
     else:
+        token_rows.set_home(options.cache.home)
         token_rows.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 

@@ -129,7 +129,6 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
         const int stream = run.stream + first_stream(dst->src[ATTEND_K]);
         plane.ahead.rows(layer.index, stream, problem.rows, problem.n_tokens, problem.n_head_kv, ith, nth);
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
-        plane.ahead.rows_again(plane.ahead.next(layer.index), stream, ith, nth);
     }
     for (const TokenRun & run : layer.nodes().reading.whole) {
         AttendProblem problem = make_problem(layer, dst, run);

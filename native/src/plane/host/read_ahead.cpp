@@ -54,9 +54,6 @@ void ReadAhead::Part::mark(const AttendRows & rows, int n_tokens, int n_heads, s
     }
 }
 
-// Pages that lie this near to each other are one read, which costs less than two.
-constexpr size_t kGap = 2;
-
 void ReadAhead::Part::ask(size_t first_word, size_t end_word) const {
     constexpr size_t kWords = 64;  // the pages that the kernel is asked about at once
     const uintptr_t  origin = base / page_bytes() * page_bytes();
@@ -81,12 +78,11 @@ void ReadAhead::Part::ask(size_t first_word, size_t end_word) const {
                 if (there[page - begin] & 1) {
                     continue;
                 }
-                if (page > end + kGap) {
+                if (page != end) {
                     advise(origin + first * page_bytes(), origin + end * page_bytes(), MADV_WILLNEED);
                     first = page;
                 }
-                first = end == 0 ? page : first;
-                end   = page + 1;
+                end = page + 1;
             }
         }
     }
@@ -128,15 +124,6 @@ void ReadAhead::rows(int layer, int stream, const AttendRows & rows, int n_token
     }
 }
 
-void ReadAhead::rows_again(int layer, int stream, int ith, int nth) const {
-    if (layers[layer].empty()) {
-        return;
-    }
-    for (const Part & part : layers[layer][stream]) {
-        part.ask(part_of(part.wanted.size(), ith, nth), part_of(part.wanted.size(), ith + 1, nth));
-    }
-}
-
 void ReadAhead::whole(int layer, int stream, int n_cells, int ith, int nth) const {
     if (layers[layer].empty()) {
         return;
@@ -155,8 +142,6 @@ ReadAhead::ReadAhead(const State & ctx) : layers(ctx.hooked.size()) {}
 void ReadAhead::enter(bool) const {}
 
 void ReadAhead::rows(int, int, const AttendRows &, int, int, int, int) {}
-
-void ReadAhead::rows_again(int, int, int, int) const {}
 
 void ReadAhead::whole(int, int, int, int, int) const {}
 

@@ -1,8 +1,8 @@
 // Reads of rows ahead of the threads that need them, where K and V lie in a file.
 //
 // The file is mapped, so that a thread that touches a page which is not in memory waits for one read. Here the pages that a node will touch are
-// asked for together, and the kernel reads them in parallel: those of a token's listed rows before they are attended, and, while other nodes
-// compute, those that the next layer read for the token before, which it will mostly read again. Prompts ask for a layer's rows as they lie.
+// asked for together, and the kernel reads them in parallel: those of a token's listed rows before they are attended. What reads all rows asks
+// for them as they lie, and for those of the next layer before it is computed.
 #pragma once
 
 #include "kernels/attend/attend.h"
@@ -27,7 +27,6 @@ public:
 
     // The rows of [n_tokens][n_heads] lists.
     void rows(int layer, int stream, const AttendRows & rows, int n_tokens, int n_heads, int ith, int nth);
-    void rows_again(int layer, int stream, int ith, int nth) const;  // those of the newest rows()
     void whole(int layer, int stream, int n_cells, int ith, int nth) const;  // the first cells
 
     int next(int layer) const { return static_cast<size_t>(layer) + 1 < layers.size() ? layer + 1 : 0; }

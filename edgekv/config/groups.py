@@ -10,7 +10,18 @@ from typing import Any
 from edgekv.amounts import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
-from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_home, parse_resolution, parse_token_bytes
+from edgekv.config.values import (
+    Attend,
+    Keep,
+    as_written,
+    boolean,
+    choice,
+    integer,
+    parse_error,
+    parse_home,
+    parse_resolution,
+    parse_token_bytes,
+)
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 

@@ -113,7 +113,9 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     limits = tuple(_limits(request, kv, roofline))
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     start, each = _growth(request, n_ctx, kv)
-    free = {HOST: request.available} | ({} if kv.cache.home is None else {str(kv.cache.home): request.disk_free}) | ({place: request.room.free} if request.room is not None else {})
+    free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
+    if kv.cache.home is not None:
+        free[str(kv.cache.home)] = request.disk_free
     return Plan(
         model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
         kv_bytes_per_token=shape.kv_bytes_per_token(*kv.cache.kinds), mode=kv.mode.value, n_ctx=n_ctx,

@@ -2,9 +2,24 @@
 #pragma once
 
 #include "ggml-backend.h"
+#include "llama.h"
 
 #include <cstddef>
 #include <cstdint>
+
+//
+// exports of libllama, for libedgekv
+//
+
+// Sets the folder in whose files caches lie that are made from now on; null or empty: they lie in memory. Any thread.
+LLAMA_API void llama_edgekv_set_home(const char * folder);
+// why the newest such file could not be made, an errno; 0: every one since a folder was set could
+LLAMA_API int  llama_edgekv_home_failure(void);
+LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file
+
+//
+// for the seam
+//
 
 constexpr size_t LLAMA_EDGEKV_HUGE = size_t{2} << 20;
 

@@ -225,12 +225,6 @@ LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
 // whether the newest llama_decode() of this thread failed for want of such memory
 LLAMA_API bool llama_edgekv_refused(void);
 
-// Sets the folder in whose files caches lie that are made from now on; null or empty: they lie in memory. Any thread.
-LLAMA_API void llama_edgekv_set_home(const char * folder);
-// why the newest such file could not be made, an errno; 0: every one since a folder was set could
-LLAMA_API int  llama_edgekv_home_failure(void);
-LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file
-
 // Holds cells of a stream, so that another thread can read their K/V rows while ubatches are computed: a call that would move or remove the
 // cells, or free the context, waits for their release. Call it on the decoding thread, between two ubatches. Null: the context has no plain
 // cache of its own, or no such stream. Any thread may release cells, in order: the first n, or all with the handle.

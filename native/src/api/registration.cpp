@@ -6,6 +6,8 @@
 #include "plane/device/library.h"
 #include "plane/host/product_nodes.h"
 
+#include "llama-edgekv-mapping.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>

@@ -2,6 +2,8 @@
 
 #include "state/state.h"
 
+#include "llama-edgekv-mapping.h"
+
 #include <algorithm>
 
 #ifdef __linux__

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
-from edgekv._native import core
+from edgekv._native import core, token_rows
 from edgekv.cache_types import with_layer_types
 from edgekv.config import KvOptions, option_names
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
@@ -22,6 +22,7 @@ from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.context import check_context
 from edgekv.memory.device_fit import device_plan
+from edgekv.memory.home import no_home
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
@@ -70,6 +71,7 @@ class Llama(llama_cpp.Llama):
             then the defaults.
         Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
+        home: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory.
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
         swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
@@ -106,6 +108,8 @@ class Llama(llama_cpp.Llama):
             n_batch = eviction.batch_tokens(fit.kept(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
+        if cache.home is not None and not flash_attn:
+            raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
         options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
         if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
@@ -129,6 +133,8 @@ class Llama(llama_cpp.Llama):
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
+            if (home := self._kv_options.cache.home) is not None and (why := token_rows.home_failure()):
+                raise no_home(why, home) from error
             if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
                                   "ask for a smaller one") from error

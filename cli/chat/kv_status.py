@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import percent, rough_percent, size
+from edgekv.config import KvOptions
 from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.serving.server import Server
 from edgekv.vocab import KvMode, SketchKind
@@ -75,7 +76,11 @@ def mode_text(attached: Runtime) -> str:
 
 def mode_summary(server: Server) -> str:
     """The mode with its settings, for a line that says what was started."""
-    attached = server.runtime
+    home = server.options.kv.cache.home
+    return _mode_settings(server.runtime) + ("" if home is None else f", K and V in {home}")
+
+
+def _mode_settings(attached: Runtime | None) -> str:
     if attached is None:
         return KvMode.OFF.value
     if attached.mode is KvMode.EVICT:
@@ -101,7 +106,7 @@ def memory_rows(server: Server) -> list[Row]:
     model = ("model", size_column(server.model.tensor_bytes))
     if attached is None:
         return [("home", f"{size_column(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
-    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options.selection.sketch.value), model]
+    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options), model]
     if attached.mode is KvMode.EVICT:
         rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
     if attached.mode is KvMode.SPARSE:
@@ -109,17 +114,18 @@ def memory_rows(server: Server) -> list[Row]:
     return rows
 
 
-def tier_rows(memory: MemoryReport, tiers: TierReport, sketch: str) -> list[Row]:
+def tier_rows(memory: MemoryReport, tiers: TierReport, options: KvOptions) -> list[Row]:
     """Allocated bytes of each tier, and those that hold pages in arena and home."""
     rows = []
     if tiers.n_slots:
         n_taken = tiers.n_resident + tiers.n_moving
         rows.append(("arena", (f"{size_column(memory.arena_bytes)}  {size(n_taken * tiers.slot_bytes)} used: "
                                f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}")))
+    on_disk = "" if options.cache.home is None else f", on disk in {options.cache.home}"
     rows.append(("home", (f"{size_column(memory.home_bytes)}  {size(memory.used_bytes)} used: "
-                          f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens")))
+                          f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens{on_disk}")))
     if memory.sketch_bytes:
-        rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  {sketch}, of all keys but the newest"))
+        rows.append(("sketches", f"{size_column(memory.sketch_bytes)}  {options.selection.sketch.value}, of all keys but the newest"))
     rows.append(("tables", f"{size_column(memory.table_bytes + memory.observation_bytes)}  page table, scores, attention mass"))
     rows.append(("work space", size_column(memory.workspace_bytes)))
     rows.append(("above stock", f"{size_column(memory.extra_bytes)}  all of these but home"))

@@ -26,6 +26,7 @@ from edgekv.config import (
     SelectionOptions,
     one_of_two,
     parse_error,
+    parse_home,
     parse_resolution,
     parse_token_bytes,
 )
@@ -173,7 +174,7 @@ def _choices(kind: type[Enum]) -> click.Choice:
 _KV_FIELDS = {
     "kv": "mode", "resolution": "resolution", "error": "error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
     "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
-    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes",
+    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes", "home": "home",
 }
 """Parameter: the KV option that it sets."""
 
@@ -232,6 +233,9 @@ _KV_OPTIONS = [
     option("--weights-from-disk", is_flag=True,
            help="Load a model whose weights are larger than the free memory, which is refused otherwise: they are then read from the disk "
                 "again for every token."),
+    _kv_option("--home", type=Parsed("folder", parse_home), metavar="DIR",
+               help="A folder on a disk for K and V, for contexts that are larger than memory, in modes sparse and exact on the processor. They lie in a "
+                    "file without a name, whose space is taken at the start; it ends with the process.  [default: memory]"),
     _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
     _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
     _kv_option("--kv-bytes", type=Parsed("bytes", parse_token_bytes), metavar="SIZE|auto",

@@ -4,12 +4,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from edgekv.amounts import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
-from edgekv.config.values import Attend, Keep, as_written, boolean, choice, integer, parse_error, parse_resolution, parse_token_bytes
+from edgekv.config.values import (
+    Attend,
+    Keep,
+    as_written,
+    boolean,
+    choice,
+    integer,
+    parse_error,
+    parse_home,
+    parse_resolution,
+    parse_token_bytes,
+)
 from edgekv.errors import ConfigError
 from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 
@@ -37,7 +49,11 @@ class CacheOptions:
     layer_types: LayerTypes | None = field(default=None, repr=False)
     """The types by layer that were chosen for `kv_bytes`; `type_k` and `type_v` are then the coarsest of them."""
 
+    home: Path | None = variable(None, "EDGEKV_HOME")
+    """A folder on a disk: K and V lie in a file there, for contexts that are larger than memory. None: in memory."""
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "home", parse_home(self.home))
         _choose(self, "type_k", CacheType, "K cache type")
         _choose(self, "type_v", CacheType, "V cache type")
         if self.kv_bytes is not None and (not isinstance(self.kv_bytes, int) or self.kv_bytes < NEAR_STOCK):

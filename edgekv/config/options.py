@@ -14,7 +14,8 @@ from edgekv.errors import ConfigError
 from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 _MODES_OF = {**dict.fromkeys(("error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
-             **dict.fromkeys(("policy", "resolution"), (KvMode.SPARSE, KvMode.EVICT)), "keep": (KvMode.EVICT,)}
+             **dict.fromkeys(("policy", "resolution"), (KvMode.SPARSE, KvMode.EVICT)), "keep": (KvMode.EVICT,),
+             "home": (KvMode.SPARSE, KvMode.EXACT)}
 """The modes in which an option has an effect; options that are not named have one in all."""
 
 
@@ -70,6 +71,8 @@ class KvOptions:
         object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
         if self.mode is KvMode.EVICT and 0 < self.eviction.keep.tokens < self.cache.page_tokens:
             raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
+        if self.mode is KvMode.EVICT and self.cache.home is not None:
+            raise ConfigError(f"mode evict bounds K and V in memory, and the KV home is {self.cache.home}; leave one of the two out")
         if self.samples_kept and self.selection.sketch is SketchKind.NONE:
             raise ConfigError(f"a resolution needs sketches, and the sketch is none; use sketch {SketchKind.B3.value}, or leave the resolution out")
 
@@ -102,8 +105,12 @@ class KvOptions:
                               f"or {prompts} exact")
 
     def _check_device(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
-        mode, device, prompts, kv_vram, kv_budget = (spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget"))
+        mode, device, prompts, kv_vram, kv_budget, home = (
+            spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget", "home"))
         chosen = self.placement.device
+        if "home" in named and "kv_budget" in named:
+            raise ConfigError(f"{kv_budget} is memory for copies of hot pages, and with {home} the kernel keeps those in memory that are read; "
+                              "leave one of the two out")
         if self.selection.prompts is PromptReading.SPARSE and chosen == DeviceKind.CUDA.value:
             raise ConfigError(f"{prompts} sparse works on the processor only, and the device is cuda; use {prompts} exact, or {device} cpu")
         if "kv_vram" in named and self.mode is KvMode.OFF:

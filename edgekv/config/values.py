@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TypeVar
 
 from edgekv.amounts import SWITCH, parse_bytes, parse_share, parse_tokens
@@ -111,6 +112,15 @@ def parse_token_bytes(text: str, name: str = "the size of K and V of a token") -
     if n_bytes == 0:
         raise ConfigError(f"{name} is {text!r}; write bytes such as 24KiB, or auto")
     return NEAR_STOCK if n_bytes is None else n_bytes
+
+
+def parse_home(value: str | Path | None) -> Path | None:
+    """A folder; None is memory. Raises ConfigError for an empty name."""
+    if value is None:
+        return None
+    if not str(value).strip():
+        raise ConfigError("the KV home has no name; name a folder on a disk, or leave it out")
+    return Path(value).expanduser()
 
 
 # ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------

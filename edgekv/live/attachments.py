@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from edgekv import policies, prefetch
 from edgekv._native import core, device_calls, token_rows
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.errors import EdgeKVError, NotPinned
+from edgekv.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
 from edgekv.vocab import DeviceKind, KvMode
@@ -87,12 +87,16 @@ def last_failure() -> EdgeKVError | None:
 
 def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
     """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
-    with its Runtime."""
+    with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
     global _options, _told
+    if options is not None and options.cache.home is not None and not core.enabled():
+        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
     _options, _told = options, began
     if options is None:
         core.clear_defaults()
+        token_rows.set_home(None)
     else:
+        token_rows.set_home(options.cache.home)
         token_rows.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 

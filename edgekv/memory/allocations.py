@@ -8,6 +8,7 @@ from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
+from edgekv.memory.home import free_on_disk
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -28,7 +29,7 @@ NATIVE_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """Bytes of one purpose in one place: HOST, DISK, or the name of a device."""
+    """Bytes of one purpose in one place: HOST, DISK, the name of a device, or the folder of a KV home."""
 
     name: str
     bytes: int
@@ -89,13 +90,22 @@ class ContextRequest:
         """Bytes of host memory in total."""
         return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
+    def on_disk(self, n_ctx: int, kv: KvOptions) -> int:
+        """Bytes of a KV home on disk; 0: home is in memory."""
+        return 0 if kv.cache.home is None else home_bytes(self.shape, n_ctx, kv, self.slots)
+
+    @property
+    def disk_free(self) -> int:
+        """Bytes that a KV home can take in its folder; 0: home is in memory. Raises ConfigError for a folder that cannot have one."""
+        return 0 if self.kv.cache.home is None else free_on_disk(self.kv.cache.home)
+
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
         """Whether everything fits into free memory."""
         if self.room is not None:
             plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
             if plan.room < 0 or plan.missing:
                 return False
-        return self.needed(n_ctx, kv) <= self.available
+        return self.needed(n_ctx, kv) <= self.available and self.on_disk(n_ctx, kv) <= self.disk_free
 
 
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
@@ -124,7 +134,8 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
     return _present([
         MemoryPart("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
         _compute(request, n_ctx, kv),
-        MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, note="K and V of all tokens"),
+        MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.home is None else str(kv.cache.home),
+                   "K and V of all tokens"),
         MemoryPart("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
         MemoryPart("sketches", ours.sketches, KNOWN),
         MemoryPart("arena", ours.arena, KNOWN, note="copies of hot pages"),

@@ -42,6 +42,10 @@ def choose_context(request: ContextRequest) -> ContextChoice:
 def check_context(request: ContextRequest, n_ctx: int) -> None:
     """Raise DoesNotFit if a context of `n_ctx` tokens for each slot does not fit in host memory; the message says which would fit."""
     n, kv, available = rounded(n_ctx), request.kv, request.available
+    if (on_disk := request.on_disk(n, kv)) > (disk_free := request.disk_free):
+        best = min(largest_context(lambda n: request.fits(n, kv), request.shape.n_ctx_train), request.shape.n_ctx_train)
+        raise DoesNotFit(f"K and V of a context of {n_ctx:,} tokens take {size(on_disk)} in {kv.cache.home}, and {size(disk_free)} are free there; "
+                         + (f"use --ctx {best} or less, or another folder" if best else "name a folder on another disk"))
     needed = request.needed(n, kv)
     if needed <= available:
         return
@@ -62,7 +66,9 @@ def _automatic(request: ContextRequest) -> ContextChoice:
     model, kv = request.shape, request.kv
     fixed = _without_context(request) + NATIVE_BYTES
     room = (request.available - fixed) // 2
-    n = min(model.n_ctx_train, largest_context(lambda n: request.needed(n, kv) - fixed <= room, model.n_ctx_train))
+    disk_room = request.disk_free // 2
+    n = min(model.n_ctx_train, largest_context(lambda n: request.needed(n, kv) - fixed <= room and request.on_disk(n, kv) <= disk_room,
+                                               model.n_ctx_train))
     if n < min(model.n_ctx_train, CONTEXT_STEP):
         if room <= 0:
             raise DoesNotFit(_no_model(request, fixed - NATIVE_BYTES))
@@ -70,8 +76,9 @@ def _automatic(request: ContextRequest) -> ContextChoice:
         check_context(request, n)  # a small context is better than none
     note = None
     if n < model.n_ctx_train:
+        there = "" if kv.cache.home is None else f", and of the {size(request.disk_free)} in {kv.cache.home}"
         note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, to leave half of the "
-                f"{size(request.available - fixed)} alone that are free beside the weights (--ctx sets another)")
+                f"{size(request.available - fixed)} alone that are free beside the weights{there} (--ctx sets another)")
     return ContextChoice(n, kv_bytes(request.shape, n, request.kv, request.slots.n), note)
 
 
@@ -84,8 +91,9 @@ def _without_context(request: ContextRequest) -> int:
 def _what(request: ContextRequest) -> str:
     """The counted parts, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
+    cache = ["KV cache"] if request.kv.cache.home is None else []
     ours = ["sketches"] if request.kv.mode is KvMode.SPARSE or request.kv.samples_kept else []
-    return ", ".join([*weights, "work buffers", "KV cache", *ours])
+    return ", ".join([*weights, "work buffers", *cache, *ours])
 
 
 def _no_model(request: ContextRequest, fixed: int) -> str:

@@ -60,6 +60,8 @@ def place(kv: KvOptions) -> Placement:
     found = devices(kind)
     listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
     why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
+    if why is None and kv.cache.home is not None:
+        raise ConfigError(f"a KV home on disk works on the processor only, and {found[0].name} can be used; add --device cpu, or leave the home out")
     if why is None:
         return Placement(kind, found[0].index, found[0])
     if kv.placement.device != AUTO_DEVICE:

@@ -114,6 +114,8 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     start, each = _growth(request, n_ctx, kv)
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
+    if kv.cache.home is not None:
+        free[str(kv.cache.home)] = request.disk_free
     return Plan(
         model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
         kv_bytes_per_token=shape.kv_bytes_per_token(*kv.cache.kinds), mode=kv.mode.value, n_ctx=n_ctx,
@@ -130,7 +132,8 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
     fixed = [part for part in request.parts(n_tokens, kv.with_(mode=KvMode.OFF)) if not part.name.startswith("KV")]
     if request.room is not None and kv.mode is KvMode.OFF:
         return max(0, request.room.free - total(fixed, request.room.name)) // each if each else 0
-    return max(0, request.available - total(fixed) - NATIVE_BYTES) // each if each else 0
+    room = request.disk_free if kv.cache.home is not None else max(0, request.available - total(fixed) - NATIVE_BYTES)
+    return room // each if each else 0
 
 
 def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, int]:
@@ -140,7 +143,7 @@ def _growth(request: ContextRequest, n_ctx: int, kv: KvOptions) -> tuple[int, in
     if request.room is not None:
         return whole, 0
     n_tokens = request.slots.n * kept(n_ctx, kv)
-    follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables"))
+    follow = sum(part.bytes for part in request.parts(n_ctx, kv) if part.name in ("KV home", "sketches", "tables") and part.place == HOST)
     return whole - follow, -(-follow // n_tokens)
 
 
@@ -171,7 +174,7 @@ def _speeds(request: ContextRequest, roofline: Callable[[KvMode, int], Speed] | 
 
 def _limits(request: ContextRequest, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
     for mode in _MODES:
-        options = kv.with_(mode=mode, **({"kv_vram": None} if mode is KvMode.OFF else {}))
+        options = kv.with_(mode=mode, **({"kv_vram": None, "home": None} if mode is KvMode.OFF else {}))
         yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
                     depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
 
@@ -225,7 +228,9 @@ def _sentence(request: ContextRequest, limits: tuple[Limit, ...]) -> str:
     if request.room is not None:
         return (f"without EdgeKV this machine would stop at {_tokens(stock.fits_tokens)}, where {request.room.name} is full; with it at "
                 f"{_tokens(ours.fits_tokens)}, where host memory is")
-    text = (f"on a processor K and V lie in the same memory with EdgeKV and without: {_tokens(stock.fits_tokens)} fit with stock, "
+    text = (f"K and V lie on a disk: {_tokens(ours.fits_tokens)} fit in mode sparse, {_tokens(stock.fits_tokens)} with stock in memory."
+            if request.kv.cache.home is not None else
+            f"on a processor K and V lie in the same memory with EdgeKV and without: {_tokens(stock.fits_tokens)} fit with stock, "
             f"{_tokens(ours.fits_tokens)} in mode sparse, whose sketches lie beside them.")
     depths = [(name, of[mode].readable_tokens) for name, mode in (("stock", "off"), ("exact", "exact"), ("sparse", "sparse"))]
     slower = [f"{name} {f'at {depth:,} tokens' if depth else 'from the start'}" for name, depth in depths if depth is not None]
@@ -254,6 +259,8 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
     for name, kind in () if cache.kv_bytes is not None else (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
         if kind != "f16":
             yield from (name, kind)
+    if cache.home is not None:
+        yield from ("--home", str(cache.home))
     yield from ("--device", "cpu" if request.room is None else "cuda")
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from edgekv.config import KvOptions
 from edgekv.memory.fit import sparse_layers, whole_layers
-from edgekv.models.geometry import ModelFile
+from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
 from edgekv.rates.host import HostRates, KernelRates, measured_head_dim
 from edgekv.vocab import KvMode
@@ -125,6 +125,16 @@ class HostRoofline:
     def _attended(self, layer: _Layer, kernel: KernelRates, head_s: float, n_rows: int) -> float:
         """Seconds of a layer. head_s: a KV head's by the kernel's rates; n_rows: rows that it reads."""
         return kernel.layer + layer.n_head_kv * max(self._scale() * head_s, n_rows * layer.row_bytes / self._rates.read)
+
+
+def pages_read(model: Geometry, kv: KvOptions, depth: int, page: int) -> int:
+    """Pages of a KV home on disk that hold what a token in mode sparse reads, about: rows at random places, K and V apart, all heads of a token side by
+    side. Fewer come from the disk: most were read for the tokens before."""
+    n_rows, found = rows_read(depth, kv.selection.typical_resolution), 0.0
+    for il in sparse_layers(model):
+        n_pages = depth * model.layer_kv_bytes(il, *kv.cache.kinds) / 2 / page
+        found += 2 * n_pages * -math.expm1(-n_rows * model.n_head_kv[il] / n_pages)
+    return math.ceil(found)
 
 
 def depth_at(tokens_per_s: float, speed: Callable[[int], float], most: int) -> int | None:

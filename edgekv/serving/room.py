@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from edgekv.config import KvOptions
+from edgekv.errors import EdgeKVError
 from edgekv.machine import default_threads
 from edgekv.memory import devices
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
+from edgekv.memory.home import no_home
 from edgekv.models.geometry import ModelFile
 from edgekv.serving.server_options import ServerOptions, later_bytes, shares_cells
 
@@ -24,3 +27,12 @@ def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
         file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options.extra)), available_bytes(),
         store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
         gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)
+
+
+def failed_start(kv: KvOptions, sentence: str) -> EdgeKVError:
+    """The error of a server that ended before it answered, as the sentence says; or because its KV home could not be made."""
+    from edgekv._native import token_rows
+
+    if kv.cache.home is not None and (why := token_rows.home_failure()):
+        return no_home(why, kv.cache.home)
+    return EdgeKVError(sentence)

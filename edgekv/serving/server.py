@@ -28,7 +28,7 @@ from edgekv.serving.errands import Result
 from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
 from edgekv.serving.publisher import Publisher, traffic
-from edgekv.serving.room import memory_request
+from edgekv.serving.room import failed_start, memory_request
 from edgekv.serving.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -307,7 +307,7 @@ class Server:
             if not self.alive:
                 sentence = self.why_stopped()
                 self._release(failed=True)
-                raise EdgeKVError(sentence)
+                raise failed_start(self.options.kv, sentence)
             # /health answers before the task loop runs; the second request passes through that loop.
             self._ready = self._answers("/health") and self._answers("/lora-adapters")
             time.sleep(0 if self._ready else _POLL_S)

@@ -71,6 +71,12 @@ EDGEKV_API edgekv_status edgekv_set_defaults(const edgekv_params * params);
    context's parameters. Models with another number of layers ignore the call. The function copies the arrays. */
 EDGEKV_API edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n_layers);
 
+/* Sets the folder for K and V on the processor, of contexts created from now on: each KV cache lies in a file there that has no name, takes its
+   whole space at once and ends with the context or the process. null or "": K and V lie in memory. The function copies the path. */
+EDGEKV_API edgekv_status edgekv_set_home(const char * folder);
+/* Why the newest such file could not be made, an errno: its context was not created. 0: every one since a folder was set could. */
+EDGEKV_API int edgekv_home_failure(void);
+
 /* Sets the mode from the next ubatch on. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 /* Takes effect at the next ubatch. Any thread. */

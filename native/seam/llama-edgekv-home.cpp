@@ -1,11 +1,10 @@
-// The home of rows in host memory: addresses for all cells, memory where tokens are.
+// The home of rows in host memory: addresses for all cells, memory where tokens are. Or in a file: space for all cells.
 //
-// A cache on the processor lies in a mapping of its own, which the kernel gives as zeros, page by page, when it is first written. What holds no
-// tokens any more is given back in whole huge pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first
-// tokens take one of each.
+// A cache on the processor lies in a mapping of its own (llama-edgekv-mapping.cpp). What holds no tokens any more is given back in whole huge
+// pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first tokens take one of each.
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-mapping.h"
 
-#include "ggml-backend-impl.h"
 #include "llama-impl.h"
 
 #include <algorithm>
@@ -14,114 +13,19 @@
 #include <utility>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace {
-
-constexpr size_t kHuge = size_t{2} << 20;
-
-size_t round_up(size_t n) { return (n + kHuge - 1)/kHuge*kHuge; }
-
-// the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
-size_t padded(const ggml_tensor * rows) { return ggml_nbytes(rows) < 128*kHuge ? ggml_nbytes(rows) : round_up(ggml_nbytes(rows)); }
-
-#ifdef __linux__
-
-// Huge pages, because sampling reads scattered rows: with pages of 4 KiB each costs a walk of the page table, in a virtual machine a nested one.
-// No reserve, because a context may have more cells than will ever hold tokens; what is free is asked when they come.
-void * map(size_t n_bytes) {
-    void * whole = mmap(nullptr, n_bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (whole == MAP_FAILED) {
-        return nullptr;
-    }
-    const uintptr_t first = reinterpret_cast<uintptr_t>(whole);
-    const uintptr_t base  = round_up(first);
-    if (base > first) {
-        munmap(whole, base - first);
-    }
-    munmap(reinterpret_cast<void *>(base + n_bytes), kHuge - (base - first));
-    madvise(reinterpret_cast<void *>(base), n_bytes, MADV_HUGEPAGE);  // if refused, the cache has small pages
-    return reinterpret_cast<void *>(base);
-}
-
-void free_buffer(ggml_backend_buffer_t buffer) { munmap(buffer->context, round_up(buffer->size)); }
-
-void * get_base(ggml_backend_buffer_t buffer) { return buffer->context; }
-
-void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
-    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
-}
-
-void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
-}
-
-void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
-    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
-}
-
-bool copy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
-    if (!ggml_backend_buffer_is_host(src->buffer)) {
-        return false;
-    }
-    std::memcpy(dst->data, src->data, ggml_nbytes(src));
-    return true;
-}
-
-void clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    if (value != 0 || madvise(buffer->context, round_up(buffer->size), MADV_DONTNEED) != 0) {
-        std::memset(buffer->context, value, buffer->size);
-    }
-}
-
-ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
-    void * memory = map(round_up(n_bytes));
-    if (!memory) {
-        LLAMA_LOG_ERROR("edgekv: there are no addresses for a KV cache of %zu bytes\n", n_bytes);
-        return nullptr;
-    }
-    ggml_backend_buffer_i calls = {};
-    calls.free_buffer   = free_buffer;
-    calls.get_base      = get_base;
-    calls.memset_tensor = memset_tensor;
-    calls.set_tensor    = set_tensor;
-    calls.get_tensor    = get_tensor;
-    calls.cpy_tensor    = copy_tensor;
-    calls.clear         = clear;
-    return ggml_backend_buffer_init(type, calls, memory, n_bytes);
-}
-
-size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return padded(tensor); }
-
-ggml_backend_buffer_type_t growing_type() {
-    static ggml_backend_buffer_type type = [] {
-        ggml_backend_buffer_type made = *ggml_backend_cpu_buffer_type();  // its name, alignment and place
-        made.iface.alloc_buffer   = alloc_buffer;
-        made.iface.get_alloc_size = alloc_size;
-        return made;
-    }();
-    return &type;
-}
-
-#else
-
-ggml_backend_buffer_type_t growing_type() { return nullptr; }
-
-#endif
 
 bool active() {
     const auto * hooks = llama_edgekv_get_hooks();
     return hooks && hooks->grows();
 }
 
-// K and V, null or not, of each layer that grows; not those that a layer shares with an earlier one
-std::vector<const ggml_tensor *> growing(const llama_kv_cache & kv) {
+// K and V of each layer that are `so`; not those that a layer shares with an earlier one
+std::vector<const ggml_tensor *> rows_that(bool (*so)(const ggml_tensor * rows), const llama_kv_cache & kv) {
     std::vector<const ggml_tensor *> found;
     for (const auto & layer : llama_edgekv_access::layers(kv)) {
         for (const ggml_tensor * rows : { layer.k, layer.v }) {
-            if (llama_edgekv_grows(rows) && !llama_edgekv_access::v_transposed(kv)) {
+            if (so(rows) && !llama_edgekv_access::v_transposed(kv)) {
                 found.push_back(rows);
             }
         }
@@ -131,31 +35,27 @@ std::vector<const ggml_tensor *> growing(const llama_kv_cache & kv) {
 
 using span = std::pair<uintptr_t, uintptr_t>;
 
-// Gives back the whole huge pages of these spans; those that only padding parts are one.
-void give_back(std::vector<span> & spans) {
-#ifdef __linux__
+// Gives back the whole huge pages of these spans of a mapping; those that only padding parts are one.
+void give_back(ggml_backend_buffer_t mapping, std::vector<span> & spans) {
     std::sort(spans.begin(), spans.end());
     for (size_t i = 0; i < spans.size();) {
         span whole = spans[i];
         for (++i; i < spans.size() && spans[i].first < whole.second + 64; ++i) {
             whole.second = std::max(whole.second, spans[i].second);
         }
-        const uintptr_t first = round_up(whole.first);
-        const uintptr_t end   = whole.second/kHuge*kHuge;
+        const uintptr_t first = llama_edgekv_huge(whole.first);
+        const uintptr_t end   = whole.second/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE;
         if (first < end) {
-            madvise(reinterpret_cast<void *>(first), end - first, MADV_DONTNEED);
+            llama_edgekv_forget(mapping, first, end);
         }
     }
-#else
-    (void) spans;
-#endif
 }
 
 // The bytes that rows of a stream's first n cells take, in whole huge pages.
 size_t taken(const std::vector<const ggml_tensor *> & tensors, size_t n) {
     size_t sum = 0;
     for (const ggml_tensor * rows : tensors) {
-        sum += std::min(round_up(n*rows->nb[1]), rows->nb[2]);
+        sum += std::min(llama_edgekv_huge(n*rows->nb[1]), rows->nb[2]);
     }
     return sum;
 }
@@ -193,10 +93,8 @@ ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, 
     return host ? host : ggml_backend_cpu_buffer_type();
 }
 
-bool llama_edgekv_grows(const ggml_tensor * rows) { return rows && rows->buffer && rows->buffer->buft == growing_type(); }
-
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft) {
-    auto * type = growing_type();
+    auto * type = llama_edgekv_mapped();
     return type && active() && buft == ggml_backend_cpu_buffer_type() ? type : buft;
 }
 
@@ -210,16 +108,18 @@ void llama_edgekv_give_back(llama_kv_cache & kv) {
         llama_kv_cells & cells = llama_edgekv_access::cells(kv, s);
         llama_edgekv_access::clock(cells).each_left([&](uint32_t i) { return cells.is_empty(i); }, [&](uint32_t first, uint32_t end) {
             if (tensors.empty()) {
-                tensors = growing(kv);
+                tensors = rows_that(llama_edgekv_is_mapped, kv);
             }
             for (const ggml_tensor * rows : tensors) {
                 const uintptr_t begin = reinterpret_cast<uintptr_t>(rows->data) + s*rows->nb[2];
                 const bool      last  = end == cells.size() && s + 1 == llama_edgekv_access::n_streams(kv);  // with the padding behind it
-                spans.emplace_back(begin + first*rows->nb[1], last ? reinterpret_cast<uintptr_t>(rows->data) + padded(rows) : begin + end*rows->nb[1]);
+                spans.emplace_back(begin + first*rows->nb[1], last ? reinterpret_cast<uintptr_t>(rows->data) + llama_edgekv_padded(rows) : begin + end*rows->nb[1]);
             }
         });
     }
-    give_back(spans);
+    if (!tensors.empty()) {
+        give_back(tensors[0]->buffer, spans);  // all tensors of a cache that are mapped lie in one mapping
+    }
 }
 
 bool llama_edgekv_copy_rows(
@@ -237,7 +137,7 @@ bool llama_edgekv_copy_rows(
         }
     }
     const auto & of = llama_edgekv_access::layers(kv)[layer];
-    if (!llama_edgekv_grows(of.k) || (of.v && (!llama_edgekv_grows(of.v) || llama_edgekv_access::v_transposed(kv)))) {
+    if (!llama_edgekv_is_mapped(of.k) || (of.v && (!llama_edgekv_is_mapped(of.v) || llama_edgekv_access::v_transposed(kv)))) {
         return false;
     }
     for (const ggml_tensor * rows : { of.k, of.v }) {
@@ -297,7 +197,7 @@ static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n) {
     if (end <= placed) {
         return 0;
     }
-    const auto tensors = growing(kv);
+    const auto tensors = rows_that(llama_edgekv_grows, kv);
     return taken(tensors, end) - taken(tensors, placed);
 }
 

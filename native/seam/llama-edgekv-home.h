@@ -20,7 +20,7 @@ class  llama_kv_cache;
 // the buffer type for layer il's K and V; upstream's is `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
-// the same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages
+// The same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages. Or they lie in a file.
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);
 
 // Gives a layer's K and V, described but not allocated, types of their own. v may be null. A rotated cache must stay one: only a quantised
@@ -53,7 +53,7 @@ bool llama_edgekv_build_shift(
 // The last node of a layer's K-shift, which wrote all its keys: those that the layer had given back are given back again.
 ggml_tensor * llama_edgekv_behind_shift(llama_context * lctx, int il, ggml_context * ctx, ggml_tensor * shifted);
 
-// whether rows lie in such memory
+// whether rows lie in memory that comes with the tokens
 bool llama_edgekv_grows(const ggml_tensor * rows);
 
 // Whether there is memory for a batch's rows; the log says if not. No cell has been placed yet.

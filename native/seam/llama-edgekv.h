@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 20
+#define LLAMA_EDGEKV_ABI 21
 
 #ifdef __cplusplus
 extern "C" {

@@ -57,6 +57,7 @@ def test_every_option_arrives():
     kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]
     assert (kv.selection.sketch, kv.selection.attend) == (SketchKind.NONE, Attend(tokens=1024))
     assert parse("--device", "cpu")["kv"].placement.device == "cpu"
+    assert parse("--home", "/some/folder")["kv"].cache.home == parse(EDGEKV_HOME="/some/folder")["kv"].cache.home == Path("/some/folder")
 
 
 def test_the_command_line_goes_before_the_environment():

@@ -97,6 +97,17 @@ def test_what_does_not_fit_has_its_exit_code(tmp_path):
     assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "327,680 bytes of K and V" in result.stdout
 
 
+def test_a_home_on_disk(tmp_path):
+    result = run(header(tmp_path), "--ctx", "8192", "--json", "--device", "cpu", "--kv", "sparse", "--home", str(tmp_path))
+    found = json.loads(result.stdout)
+    (home,) = [part for part in found["parts"] if part["name"] == "KV home"]
+    assert home["place"] == str(tmp_path) and home["bytes"] == 8192 * found["kv_bytes_per_token"] == found["total"][str(tmp_path)]
+    assert found["total"]["host"] == sum(part["bytes"] for part in found["parts"] if part["place"] == "host")
+    assert ["--home", str(tmp_path)] == found["flags"][(at := found["flags"].index("--home")) : at + 2]
+    assert any("scattered pages of 4 KiB a second" in note or "could not be measured" in note for note in found["notes"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("edgekv-")] == []
+
+
 def test_no_model(tmp_path):
     assert isinstance(run(str(tmp_path / "none.gguf")).exception, ModelError)
 

@@ -19,6 +19,7 @@ from edgekv.cli.chat.kv_status import KvStatus, page_rows, selection_rows, tier_
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
+from edgekv.config import KvOptions
 from edgekv.errors import ContextOverflow, EdgeKVError
 from edgekv.reports import MemoryReport, SelectionReport, TierReport
 
@@ -173,7 +174,7 @@ def lines(rows: list[tuple[str, str]]) -> str:
 def test_memory_of_mode_sparse():
     memory = MemoryReport(home_bytes=180 * MIB, observation_bytes=MIB, workspace_bytes=1024, sketch_bytes=17 * MIB,
                           arena_bytes=45 * MIB, table_bytes=MIB, n_cells=8192, n_cells_used=4096)
-    shown = lines([*tier_rows(memory, TIERS, "b3"), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
+    shown = lines([*tier_rows(memory, TIERS, KvOptions()), *page_rows(TIERS), *selection_rows(CHOSEN, TIERS)])
     assert shown.splitlines() == [
         "arena: 45.0 MiB 22.5 MiB used: 5,770 of 11,520 slots of 4.0 KiB",
         "home: 180.0 MiB 90.0 MiB used: 4,096 of 8,192 tokens",

@@ -29,7 +29,7 @@ def test_each_option_is_defined_once():
     assert len(names) == len(set(names)) and not set(names) & {one.name for one in fields(KvOptions)}
     assert option_names() == ["mode", *names]
     variables = [one.metadata["variable"] for group in (KvOptions, *GROUPS.values()) for one in fields(group) if one.metadata]
-    assert len(variables) == len(set(variables)) == 20 and all(name.startswith("EDGEKV_") for name in variables)
+    assert len(variables) == len(set(variables)) == 21 and all(name.startswith("EDGEKV_") for name in variables)
 
 
 def test_options_lie_in_their_groups():

@@ -14,10 +14,11 @@ from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
 from edgekv.memory.plan import Plan, make_plan
+from edgekv.memory.roofline import pages_read
 from edgekv.memory.type_choice import with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model
-from edgekv.vocab import DeviceKind
+from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
@@ -66,6 +67,8 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     if measuring is None:
         return noted(make_plan(request, kept_rates(model, kv, n_threads)), about_types)
     notes = [*about_types]
+    if kv.cache.home is not None:
+        notes += _of_disk(kv.cache.home, request)
     rates: HostRates | None = None
     if measuring.compute:
         from edgekv.rates.measuring.reserve import reserved_compute
@@ -79,6 +82,23 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     except EdgeKVError as error:  # memory is worth telling without speeds
         notes.append(f"the speeds could not be measured: {error}")
     return noted(make_plan(request, rates), notes)
+
+
+def _of_disk(home: Path, request: ContextRequest) -> list[str]:
+    """What a token costs whose rows lie on the disk, by its measured rate."""
+    from edgekv.rates.measuring.disk import PAGE, scattered_reads_per_s
+
+    notes = ["the speeds are those of K and V in memory"]
+    n_ctx = make_plan(request, None).n_ctx
+    try:
+        rate = scattered_reads_per_s(home)
+    except EdgeKVError as error:
+        return [*notes, str(error)]
+    if request.kv.mode is KvMode.SPARSE:
+        n_pages = pages_read(request.shape, request.kv, n_ctx, PAGE)
+        notes.append(f"{home} gives {rate:,.0f} scattered pages of 4 KiB a second: where memory holds nothing of K and V, a token at {n_ctx:,} tokens waits "
+                     f"about {n_pages / rate:.2g} s for {n_pages:,} of them; what the tokens before it read mostly stays in memory")
+    return notes
 
 
 def noted(plan: Plan, notes: Iterable[str]) -> Plan:

@@ -66,7 +66,7 @@ void tell(const char * what, const char * message) {
 const char * meaning(int number) {
     switch (number) {
         case SIGABRT: return "native code gave up (SIGABRT)";
-        case SIGBUS:  return "native code touched memory that cannot be read, such as a model file that was cut short (SIGBUS)";
+        case SIGBUS:  return "native code touched memory that cannot be read, such as a model file that was cut short, or a KV home on a disk that failed (SIGBUS)";
         case SIGFPE:  return "native code divided by zero (SIGFPE)";
         case SIGILL:  return "native code used an instruction that this processor does not have (SIGILL); `edgekv doctor` says what was built";
         default:      return "native code touched memory that is not its own (SIGSEGV)";

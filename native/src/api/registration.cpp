@@ -6,6 +6,8 @@
 #include "plane/device/library.h"
 #include "plane/host/product_nodes.h"
 
+#include "llama-edgekv-mapping.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -299,6 +301,18 @@ edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n
     }
     return EDGEKV_OK;
 }
+
+edgekv_status edgekv_set_home(const char * folder) {
+#ifdef __linux__
+    llama_edgekv_set_home(folder);
+    return EDGEKV_OK;
+#else
+    llama_edgekv_set_home(nullptr);
+    return folder && *folder ? fail(EDGEKV_UNSUPPORTED, "a KV home on disk needs Linux; leave it out") : EDGEKV_OK;
+#endif
+}
+
+int edgekv_home_failure(void) { return llama_edgekv_home_failure(); }
 
 edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks) {
     auto & lib = library();

@@ -126,14 +126,19 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     for (const TokenRun & run : layer.nodes().reading.selected) {
         AttendProblem problem = make_problem(layer, dst, run);
         add_rows(layer, dst, run, problem);
+        const int stream = run.stream + first_stream(dst->src[ATTEND_K]);
+        plane.ahead.rows(layer.index, stream, problem.rows, problem.n_tokens, problem.n_head_kv, ith, nth);
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
     for (const TokenRun & run : layer.nodes().reading.whole) {
         AttendProblem problem = make_problem(layer, dst, run);
+        const int     stream  = run.stream + first_stream(dst->src[ATTEND_K]);
+        plane.ahead.whole(layer.index, stream, problem.n_cells, ith, nth);
         if (const ggml_tensor * list = dst->src[ATTEND_LISTED]) {
             problem.rows = listed_rows(list, run.stream);
         }
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
+        plane.ahead.whole(plane.ahead.next(layer.index), stream, problem.n_cells, ith, nth);
     }
 
     if (ith == 0) {

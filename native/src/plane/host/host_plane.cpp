@@ -17,7 +17,7 @@ bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
            n_rows.reserve(n_lists * sizeof(int32_t));
 }
 
-HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes) {
+HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes), ahead(ctx) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -50,6 +50,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
 // ---- memory and settings -----------------------------------------------------------------------------------------------------
 
 bool HostPlane::reserve() {
+    ahead.enter(ctx.params.mode != EDGEKV_MODE_OFF);
     if (ctx.params.mode == EDGEKV_MODE_EVICT) {
         give_back_from_now();
     }
@@ -86,6 +87,7 @@ Failure HostPlane::do_select(const edgekv_selection & selection) {
 }
 
 Failure HostPlane::do_enter(edgekv_mode mode) {
+    ahead.enter(mode != EDGEKV_MODE_OFF);
     if (mode == EDGEKV_MODE_EVICT) {
         for (const Layer * layer : ctx.hooked) {
             if (layer->listed()) {

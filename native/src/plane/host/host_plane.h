@@ -9,6 +9,7 @@
 #include "pages/sketches.h"
 #include "plane/host/claims.h"
 #include "plane/host/host_graph.h"
+#include "plane/host/read_ahead.h"
 #include "plane/plane.h"
 
 #include <atomic>
@@ -101,6 +102,7 @@ public:
     Arena arena;
     Drops drops;
     Gone gone;
+    ReadAhead ahead;
     bool evicts = false;   // mode evict: some head has a dropped page during this ubatch
 
     uint64_t n_ubatch = 0;

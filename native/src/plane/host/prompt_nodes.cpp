@@ -113,6 +113,12 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const AttendProblem whole = attend_problem(layer, dst, 0);
     const PromptPlan    plan  = prompt_plan(whole, plane.n_threads);
     const int           n     = plan.n_items * n_stream;
+    const auto read_ahead = [&](int of_layer) {
+        for (int s = 0; s < n_stream; ++s) {
+            plane.ahead.whole(of_layer, s + first_stream(k), whole.n_cells, ith, nth);
+        }
+    };
+    read_ahead(layer.index);
 
     for (int i = plane.prompt_items.claim(); i < n; i = plane.prompt_items.claim()) {
         const int     s       = i % n_stream;
@@ -123,6 +129,7 @@ void run_attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
         }
         prompt_attend(problem, plan, i / n_stream, memory, selected_isa());
     }
+    read_ahead(plane.ahead.next(layer.index));
     if (ith == 0) {
         plane.attended.store(Attended::prompt, std::memory_order_relaxed);
         if (whole.mass_max) {

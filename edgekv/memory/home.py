@@ -1,0 +1,31 @@
+"""The folder of a KV home on disk: its free space, and why no home can be made there."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def free_on_disk(folder: Path) -> int:
+    """Bytes that a home can take there. Raises ConfigError if it is no folder in which a file can be made."""
+    if not sys.platform.startswith("linux"):
+        raise ConfigError("a KV home on disk needs Linux; leave it out")
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} for the KV home; make it, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"no file can be made in the folder {folder} for the KV home: it is not writable; name another")
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def no_home(number: int, folder: Path) -> EdgeKVError:
+    """The error for a file that could not be made there. number: an errno."""
+    if number in _FULL:
+        return DoesNotFit(f"there is no room for the KV cache in {folder}; use a smaller --ctx, or another folder")
+    if number == errno.EOPNOTSUPP:
+        return ConfigError(f"the file system of {folder} cannot reserve space for the KV home; name a folder on another")
+    return ConfigError(f"no file can be made in {folder} for the KV home: {os.strerror(number)}; name another folder")

@@ -1,0 +1,242 @@
+// The mapping of K and V on the processor.
+//
+// In memory: addresses for all cells, which the kernel fills with zeros, page by page, when they are first written. In a file: no name is left
+// of it once it is open, so that it ends with the process, however that ends; all its space is reserved at once, because a mapping that finds
+// the disk full while it is written ends the process. What is forgotten keeps its space.
+#include "llama-edgekv-mapping.h"
+#include "llama-edgekv-access.h"
+
+#include "ggml-backend-impl.h"
+#include "llama-impl.h"
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#ifdef __linux__
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+size_t llama_edgekv_padded(const ggml_tensor * rows) {
+    return ggml_nbytes(rows) < 128*LLAMA_EDGEKV_HUGE ? ggml_nbytes(rows) : llama_edgekv_huge(ggml_nbytes(rows));
+}
+
+namespace {
+
+struct place {
+    std::mutex  mutex;
+    std::string folder;       // empty: caches lie in memory
+    int         failure = 0;  // why the newest file could not be made
+};
+
+place & home() {
+    static place * one = new place;  // never destroyed: contexts may outlive static destruction
+    return *one;
+}
+
+}  // namespace
+
+void llama_edgekv_set_home(const char * folder) {
+    std::lock_guard<std::mutex> lock(home().mutex);
+    home().folder  = folder ? folder : "";
+    home().failure = home().folder.empty() ? home().failure : 0;
+}
+
+int llama_edgekv_home_failure(void) {
+    std::lock_guard<std::mutex> lock(home().mutex);
+    return home().failure;
+}
+
+#ifdef __linux__
+
+namespace {
+
+struct mapping {
+    char * base;
+    size_t n_bytes;
+    int    file;  // below 0: memory
+};
+
+mapping & of(ggml_backend_buffer_t buffer) { return *static_cast<mapping *>(buffer->context); }
+
+// Huge pages, because sampling reads scattered rows: with pages of 4 KiB each costs a walk of the page table, in a virtual machine a nested one.
+// No reserve, because a context may have more cells than will ever hold tokens; what is free is asked when they come.
+char * map_memory(size_t n_bytes) {
+    void * whole = mmap(nullptr, n_bytes + LLAMA_EDGEKV_HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (whole == MAP_FAILED) {
+        return nullptr;
+    }
+    const uintptr_t first = reinterpret_cast<uintptr_t>(whole);
+    const uintptr_t base  = llama_edgekv_huge(first);
+    if (base > first) {
+        munmap(whole, base - first);
+    }
+    munmap(reinterpret_cast<void *>(base + n_bytes), LLAMA_EDGEKV_HUGE - (base - first));
+    madvise(reinterpret_cast<void *>(base), n_bytes, MADV_HUGEPAGE);  // if refused, the cache has small pages
+    return reinterpret_cast<char *>(base);
+}
+
+// A file of so many bytes that has no name; below 0: errno says why not.
+int make_file(const std::string & folder, size_t n_bytes) {
+    std::string path = folder + "/edgekv-home-XXXXXX";
+    const int   file = mkostemp(path.data(), O_CLOEXEC);
+    if (file < 0) {
+        return -1;
+    }
+    if (unlink(path.c_str()) != 0 || fallocate(file, 0, 0, static_cast<off_t>(n_bytes)) != 0) {
+        const int why = errno;
+        close(file);
+        errno = why;
+        return -1;
+    }
+    return file;
+}
+
+void unmap(mapping * made) {
+    if (made->base) {
+        munmap(made->base, made->n_bytes);
+    }
+    if (made->file >= 0) {
+        close(made->file);
+    }
+    delete made;
+}
+
+// In memory if `folder` is empty. Null: errno says why.
+mapping * map(size_t n_bytes, const std::string & folder) {
+    const bool in_memory = folder.empty();
+    auto *     made      = new mapping{ nullptr, n_bytes, in_memory ? -1 : make_file(folder, n_bytes) };
+    if (in_memory || made->file >= 0) {
+        made->base = map_memory(n_bytes);
+    }
+    if (made->base && (in_memory || mmap(made->base, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, made->file, 0) != MAP_FAILED)) {
+        return made;
+    }
+    const int why = errno;
+    unmap(made);
+    errno = why;
+    return nullptr;
+}
+
+bool forget(const mapping & m, size_t offset, size_t n_bytes) {
+    if (m.file < 0) {
+        return madvise(m.base + offset, n_bytes, MADV_DONTNEED) == 0;
+    }
+    return fallocate(m.file, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(n_bytes)) == 0;
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) { unmap(&of(buffer)); }
+
+void * get_base(ggml_backend_buffer_t buffer) { return of(buffer).base; }
+
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(static_cast<char *>(tensor->data) + offset, value, size);
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy(static_cast<char *>(tensor->data) + offset, data, size);
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const char *>(tensor->data) + offset, size);
+}
+
+bool copy_tensor(ggml_backend_buffer_t, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!ggml_backend_buffer_is_host(src->buffer)) {
+        return false;
+    }
+    std::memcpy(dst->data, src->data, ggml_nbytes(src));
+    return true;
+}
+
+void clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    const mapping & m = of(buffer);
+    if (value != 0 || !forget(m, 0, m.n_bytes)) {
+        std::memset(m.base, value, buffer->size);
+    }
+}
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes);
+
+size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return llama_edgekv_padded(tensor); }
+
+ggml_backend_buffer_type make_type() {
+    ggml_backend_buffer_type made = *ggml_backend_cpu_buffer_type();  // its name, alignment and place
+    made.iface.alloc_buffer   = alloc_buffer;
+    made.iface.get_alloc_size = alloc_size;
+    return made;
+}
+
+ggml_backend_buffer_type_t in_memory() {
+    static ggml_backend_buffer_type type = make_type();
+    return &type;
+}
+
+ggml_backend_buffer_type_t in_file() {
+    static ggml_backend_buffer_type type = make_type();
+    return &type;
+}
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
+    std::string folder;
+    if (type == in_file()) {
+        std::lock_guard<std::mutex> lock(home().mutex);
+        folder = home().folder;
+    }
+    mapping * made = map(llama_edgekv_huge(n_bytes), folder);
+    if (!made && !folder.empty()) {
+        const int why = errno;
+        LLAMA_LOG_ERROR("edgekv: a KV cache of %zu bytes has no file in %s: %s\n", n_bytes, folder.c_str(), std::strerror(why));
+        std::lock_guard<std::mutex> lock(home().mutex);
+        home().failure = why;
+    } else if (!made) {
+        LLAMA_LOG_ERROR("edgekv: there are no addresses for a KV cache of %zu bytes\n", n_bytes);
+    }
+    if (!made) {
+        return nullptr;
+    }
+    ggml_backend_buffer_i calls = {};
+    calls.free_buffer   = free_buffer;
+    calls.get_base      = get_base;
+    calls.memset_tensor = memset_tensor;
+    calls.set_tensor    = set_tensor;
+    calls.get_tensor    = get_tensor;
+    calls.cpy_tensor    = copy_tensor;
+    calls.clear         = clear;
+    return ggml_backend_buffer_init(type, calls, made, n_bytes);
+}
+
+bool lies(const ggml_tensor * rows, ggml_backend_buffer_type_t type) { return rows && rows->buffer && rows->buffer->buft == type; }
+
+}  // namespace
+
+ggml_backend_buffer_type_t llama_edgekv_mapped(void) {
+    std::lock_guard<std::mutex> lock(home().mutex);
+    return home().folder.empty() ? in_memory() : in_file();
+}
+
+bool llama_edgekv_grows(const ggml_tensor * rows) { return lies(rows, in_memory()); }
+
+bool llama_edgekv_on_disk(const ggml_tensor * rows) { return lies(rows, in_file()); }
+
+bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end) {
+    const uintptr_t base = reinterpret_cast<uintptr_t>(of(buffer).base);
+    return forget(of(buffer), first - base, end - first);
+}
+
+#else
+
+ggml_backend_buffer_type_t llama_edgekv_mapped(void) { return nullptr; }
+
+bool llama_edgekv_grows(const ggml_tensor *) { return false; }
+
+bool llama_edgekv_on_disk(const ggml_tensor *) { return false; }
+
+bool llama_edgekv_forget(ggml_backend_buffer_t, uintptr_t, uintptr_t) { return false; }
+
+#endif
+
+bool llama_edgekv_is_mapped(const ggml_tensor * rows) { return llama_edgekv_grows(rows) || llama_edgekv_on_disk(rows); }

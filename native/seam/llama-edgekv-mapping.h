@@ -1,0 +1,37 @@
+// The mapping in which K and V lie on the processor: memory that comes as it is written, or a file of the folder that is set.
+#pragma once
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+
+//
+// exports of libllama, for libedgekv
+//
+
+// Sets the folder in whose files caches lie that are made from now on; null or empty: they lie in memory. Any thread.
+LLAMA_API void llama_edgekv_set_home(const char * folder);
+// why the newest such file could not be made, an errno; 0: every one since a folder was set could
+LLAMA_API int  llama_edgekv_home_failure(void);
+LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file
+
+//
+// for the seam
+//
+
+constexpr size_t LLAMA_EDGEKV_HUGE = size_t{2} << 20;
+
+inline size_t llama_edgekv_huge(size_t n) { return (n + LLAMA_EDGEKV_HUGE - 1)/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE; }
+
+// the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
+size_t llama_edgekv_padded(const ggml_tensor * rows);
+
+// the type of buffers for caches that are made now; null: the system has no such mappings
+ggml_backend_buffer_type_t llama_edgekv_mapped(void);
+
+bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
+
+// Makes whole huge pages [first, end) of a mapping zeros that take no memory. false: the file system cannot, and they stay as they are.
+bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

@@ -1,0 +1,317 @@
+"""K and V in a file of a folder: the same logits as in memory, a file without a name, and sentences where it cannot be."""
+
+import ctypes
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.contexts import Context, attached
+
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.llama import Llama
+from edgekv.memory import allocations
+from edgekv.memory.allocations import ContextRequest, Slots
+from edgekv.memory.context import check_context, choose_context
+from edgekv.models.geometry import open_model
+
+import llama_cpp
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
+
+MIB = 1 << 20
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32, "policy": "none"}
+_PAGEOUT, _MS_SYNC = 21, 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def homes() -> list[tuple[int, int]]:
+    """Begin and end of the mappings of this process's homes."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "edgekv-home-" in line:
+            assert line.endswith("(deleted)")
+            first, end = line.split()[0].split("-")
+            found.append((int(first, 16), int(end, 16)))
+    return found
+
+
+def n_resident() -> int:
+    """Pages of the homes that are in memory."""
+    n = 0
+    for first, end in homes():
+        seen = (ctypes.c_ubyte * ((end - first) // mmap.PAGESIZE))()
+        assert _libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), seen) == 0
+        n += int((np.frombuffer(seen, np.uint8) & 1).sum())
+    return n
+
+
+def page_out() -> None:
+    for first, end in homes():
+        assert _libc.msync(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MS_SYNC) == 0
+        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _PAGEOUT)
+
+
+def files_of_homes() -> list[os.stat_result]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if "edgekv-home-" in name:
+            found.append(os.stat(f"/proc/self/fd/{number}"))
+    return found
+
+
+def conversation(context: Context, between=lambda: None) -> list[np.ndarray]:
+    """Logits of prompts, single tokens, two sequences, a removal, a copy and a shift; `between` runs before each of them."""
+    found = []
+
+    def read(first: int, n: int, sequence: int = 0) -> None:
+        between()
+        found.append(context.decode([260 + i * 7 % 90 for i in range(first, first + n)], range(first, first + n), [sequence] * n))
+
+    read(0, 400)
+    for i in range(400, 406):
+        read(i, 1)
+    read(0, 70, sequence=1)
+    read(406, 12)
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, 300, -1)
+    read(300, 5)
+    llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
+    read(305, 1, sequence=2)
+    llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 60)
+    llama_cpp.llama_memory_seq_add(context.memory, 0, 60, -1, -50)
+    read(255, 1)
+    llama_cpp.llama_memory_clear(context.memory, True)
+    read(0, 40)
+    return found
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["one stream", "streams"])
+@pytest.mark.parametrize("kind", [1, 2], ids=["f16", "q4_0"])
+@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE, {"mode": "off"}], ids=["exact", "sparse", "off"])
+def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kind, unified):
+    path = synthetic("llama", n_layer=3, head_dim=64)
+    arguments = {"n_ctx": 2048, "n_seq": 4, "unified": unified, "type_k": kind, "type_v": kind}
+    found = []
+    for home, between in ((None, lambda: None), (tmp_path, lambda: None), (tmp_path, page_out)):
+        with attached(path, KvOptions(home=home, **mode), **arguments) as (context, run):
+            assert bool(homes()) == (home is not None)
+            found.append(conversation(context, between))
+            if mode is SPARSE:
+                assert run.selection().attended < 0.9, "rows were drawn"
+    for other in found[1:]:
+        assert all((a == b).all() for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
+def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
+    with attached(synthetic("llama", n_layer=2, head_dim=128), KvOptions(home=tmp_path, **mode), n_ctx=8192, n_seq=1) as (context, _):
+        for first in range(0, 4096, 512):
+            context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
+        context.decode([270], [4096], [0])
+        page_out()
+        before = n_resident()
+        if before > 1024:
+            pytest.skip("this file system keeps its pages in memory")
+        context.decode([271], [4097], [0])
+        assert n_resident() > before + 64
+
+
+def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
+    with attached(synthetic("llama", head_dim=128), KvOptions(mode="exact", home=tmp_path), n_ctx=16384, n_seq=1) as (_, run):
+        assert os.listdir(tmp_path) == []
+        (file,) = files_of_homes()
+        assert file.st_mode & 0o777 == 0o600
+        assert file.st_size >= run.memory().home_bytes and file.st_blocks * 512 >= file.st_size
+    assert files_of_homes() == [] and homes() == []
+
+
+def test_what_is_removed_is_zeros_and_keeps_its_space(synthetic, tmp_path):
+    path = synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=8192)
+    with attached(path, KvOptions(mode="exact", home=tmp_path), n_ctx=8192, n_seq=1) as (context, run):
+        for first in range(0, 4096, 512):
+            context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
+        assert run.cells.keys(1)[0, 3000].any()
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, -1)
+        zeros = not run.cells.keys(1)[0, 3000].any()
+        (file,) = files_of_homes()
+        assert file.st_blocks * 512 >= file.st_size
+        if not zeros:
+            pytest.skip("this file system cannot make zeros")
+        assert run.cells.keys(1)[0, :10].any()
+
+
+START = """
+    import sys, time
+    sys.path.insert(0, sys.argv[1])
+    from pathlib import Path
+    from support.contexts import attached
+    from edgekv.config import KvOptions
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
+        context.decode(range(260, 300), range(40), [0] * 40)
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_nothing(synthetic, tmp_path):
+    support = str(Path(__file__).resolve().parent.parent)
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(START), support, str(synthetic("llama")), str(tmp_path)], stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert "edgekv-home-" in Path(f"/proc/{process.pid}/maps").read_text()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert os.listdir(tmp_path) == []
+
+
+def in_process(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a process of its own; sys.argv[1] is the folder of the tests' support."""
+    support = Path(__file__).resolve().parent.parent
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(support), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, **variables})
+
+
+GROWN = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    from pathlib import Path
+    from support.contexts import attached
+    from edgekv.config import KvOptions
+
+    def anonymous():
+        with open("/proc/self/smaps_rollup") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
+
+    home = None if sys.argv[3] == "memory" else sys.argv[3]
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=home), n_ctx=4096, n_seq=1) as (context, run):
+        before = None
+        for first in range(0, 2048, 64):
+            context.decode([260 + i % 90 for i in range(first, first + 64)], range(first, first + 64), [0] * 64)
+            before = before or anonymous()
+        print(anonymous() - before, run.memory().used_bytes)
+"""
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_anonymous_memory_does_not_hold_a_home_on_disk(synthetic, tmp_path, where):
+    path = synthetic("llama", n_layer=8, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=4096)
+    done = in_process(GROWN, path, where if where == "memory" else tmp_path)
+    assert done.returncode == 0, done.stderr
+    grown, used = map(int, done.stdout.split())
+    assert used > 60 * MIB and (grown < used // 4) == (where == "disk")
+
+
+# ---- what cannot be -----------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_that_cannot_have_a_home(synthetic, tmp_path):
+    path, file = str(synthetic("llama")), tmp_path / "file"
+    file.write_text("")
+    for folder in (tmp_path / "none", file):
+        with pytest.raises(ConfigError, match="there is no folder"):
+            Llama(path, kv="sparse", home=folder, n_ctx=256, verbose=False)
+    with pytest.raises(ConfigError, match="has no name"):
+        KvOptions(home=" ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable(synthetic, tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="not writable"):
+        Llama(str(synthetic("llama")), kv="sparse", home=tmp_path, n_ctx=256, verbose=False)
+    tmp_path.chmod(0o700)
+
+
+def test_options_that_exclude_a_home(synthetic, tmp_path):
+    with pytest.raises(ConfigError, match="mode evict bounds K and V in memory"):
+        KvOptions(mode="evict", home=tmp_path)
+    with pytest.raises(ConfigError, match="home works in modes sparse and exact only"):
+        KvOptions(mode="off", home=tmp_path).check_effect({"home"})
+    with pytest.raises(ConfigError, match="kv_budget is memory for copies"):
+        KvOptions(mode="sparse", home=tmp_path, kv_budget=1 << 20).check_effect({"home", "kv_budget"})
+    with pytest.raises(ConfigError, match="needs flash_attn"):
+        Llama(str(synthetic("llama")), kv="exact", home=tmp_path, flash_attn=False, n_ctx=256, verbose=False)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_loaded(synthetic, tmp_path, monkeypatch):
+    file = open_model(synthetic("llama", n_ctx_train=1 << 17))
+    kv = KvOptions(mode="exact", home=tmp_path)
+    request = ContextRequest(file, kv, None, Slots(), 8 << 30)
+    per_token = file.geometry.kv_bytes_per_token()
+    monkeypatch.setattr(allocations, "free_on_disk", lambda folder: 20000 * per_token)
+    with pytest.raises(DoesNotFit, match=re.escape(f"in {tmp_path}") + r", and .* are free there; use --ctx 19968 or less"):
+        check_context(request, 30000)
+    choice = choose_context(request)
+    assert choice.n_ctx == 9984 and choice.note is not None and str(tmp_path) in choice.note, "half of what is free"
+    (home,) = [part for part in request.parts(1024, kv) if part.name == "KV home"]
+    assert home.place == str(tmp_path) and home.bytes == 1024 * per_token
+    assert request.needed(1 << 16, kv) < request.needed(1 << 16, kv.with_(home=None)) - home.bytes
+
+
+FULL = """
+    import resource, sys
+    from edgekv.errors import DoesNotFit
+    from edgekv.llama import Llama
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+    except DoesNotFit as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+    llama.eval([260, 261])
+    print(llama.n_tokens)
+    llama.close()
+"""
+
+
+def test_a_disk_that_is_full_when_the_space_is_taken(synthetic, tmp_path):
+    """The disk had room when it was asked, and has none a moment later; here a limit on the size of files stands for that."""
+    done = in_process(FULL, synthetic("llama", n_ctx_train=8192), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"there is no room for the KV cache in {tmp_path}; use a smaller --ctx, or another folder", "2"]
+    assert os.listdir(tmp_path) == []
+
+
+LOST = """
+    import os, sys
+    sys.path.insert(0, sys.argv[1])
+    import edgekv
+    edgekv.owns_process = True
+    from edgekv import _native
+    _native.prepare()
+    from edgekv.llama import Llama
+    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=1024, verbose=False)
+    llama.eval([260] * 600)
+    for number in os.listdir("/proc/self/fd"):
+        if "edgekv-home-" in os.readlink(f"/proc/self/fd/{number}"):
+            os.ftruncate(int(number), 0)
+            break
+    llama.eval([261])
+    print("read")
+"""
+
+
+def test_a_disk_that_fails_ends_the_process_with_a_sentence(synthetic, tmp_path):
+    """A page that cannot be read is a SIGBUS in whichever thread touches it: nothing can go on. Here the file lost its bytes."""
+    done = in_process(LOST, synthetic("llama", n_ctx_train=1024), tmp_path)
+    assert done.returncode == -signal.SIGBUS and "read" not in done.stdout
+    assert "a KV home on a disk that failed (SIGBUS)" in done.stderr
+
+
+def test_with_edgekv_0_there_is_no_home_on_disk(synthetic, tmp_path):
+    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], home=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
+    done = in_process(code, synthetic("llama"), tmp_path, EDGEKV="0")
+    assert done.returncode == 1 and "ConfigError: EDGEKV=0 is set" in done.stderr

@@ -113,7 +113,7 @@ ggml_backend_buffer_type_t growing_type() { return nullptr; }
 
 bool active() {
     const auto * hooks = llama_edgekv_get_hooks();
-    return hooks && hooks->grows();
+    return hooks && hooks->enabled();
 }
 
 // K and V, null or not, of each layer that grows; not those that a layer shares with an earlier one

@@ -19,7 +19,7 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
-from edgekv.memory.fit import ContextChoice, in_tokens, kept
+from edgekv.memory.fit import ContextChoice, in_tokens, kept, rounded
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
@@ -38,6 +38,7 @@ from edgekv.serving.server_options import (
     free_port,
     later_bytes,
     llama_has_keys,
+    one_cache,
     spaces_of,
     with_measured,
 )
@@ -247,11 +248,11 @@ class Server:
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # never fewer layers or tokens than requested: an error instead
-            "--cache-ram", "0",
-            "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
+            "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
         ]
+        argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
         if options.weights_from_disk:
             argv.append("--no-repack")  # otherwise repacked weights would be a copy in memory
         if kv.placement.device == DeviceKind.HOST.value:

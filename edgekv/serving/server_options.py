@@ -183,6 +183,11 @@ def shares_cells(extra: tuple[str, ...]) -> bool:
     return bool({"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in extra})
 
 
+def one_cache(n_ctx: int) -> tuple[str, ...]:
+    """Options of llama.cpp's server beside --kv-unified: each slot has a context of `n_ctx` tokens, as with a cache of its own."""
+    return "--kv-unified-per-slot", str(n_ctx)
+
+
 def check_evict(options: ServerOptions) -> None:
     """Raise ConfigError for options that mode evict cannot serve."""
     if options.kv.mode is not KvMode.EVICT:

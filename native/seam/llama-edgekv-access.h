@@ -20,6 +20,8 @@
 #include <cstdint>
 #include <vector>
 
+using llama_edgekv_sequences = llama_kv_cells::seq_set_t;  // a bit for each
+
 // null: no table is registered
 const llama_edgekv_hooks * llama_edgekv_get_hooks();
 
@@ -150,6 +152,30 @@ struct llama_edgekv_access {
             const llama_context & lctx, llm_graph_result & result, const llama_ubatch & ubatch, const llama_memory_context_i * memory) {
         return lctx.graph_params(&result, ubatch, memory, LLM_GRAPH_TYPE_DEFAULT);
     }
+
+    // whether one stream holds the cells of several sequences, and no index has the same cells
+    static bool mixes_sequences(const llama_kv_cache & kv) {
+        return n_streams(kv) == 1 && kv.n_seq_max > 1 && !is_guest(kv) && kv.hparams.indexer_head_size == 0;
+    }
+
+    // whether a token at `p1` does not see one at `p0`, in a cache of windows
+    static bool is_masked(const llama_kv_cache & kv, llama_pos p0, llama_pos p1) {
+        return llama_hparams::is_masked_swa(kv.n_swa, kv.swa_type, p0, p1);
+    }
+
+    // The token of cell `from` also lies in `to`, for one of its sequences. A shift that waits stays with it.
+    static void copy_cell(llama_kv_cells & cells, uint32_t from, uint32_t to, llama_seq_id seq_id) {
+        if (!cells.is_empty(to)) {
+            cells.rm(to);
+        }
+        cells.pos_set(to, cells.pos_get(from));
+        cells.ext_set(to, cells.ext_get(from));
+        cells.seq_add(to, seq_id);
+        cells.shift[to] = cells.shift[from];
+        cells.edgekv_clock.labels[to] = cells.edgekv_clock.labels[from];
+    }
+
+    static const llama_edgekv_sequences & sequences(const llama_kv_cells & cells, uint32_t i) { return cells.seq[i]; }
 
     static bool v_transposed(const llama_kv_cache & kv) { return kv.v_trans; }
 

@@ -235,6 +235,9 @@ public:
     bool     turns    = false;  // the K-shift that waits closes gaps: K turns, and the cells hold the same tokens as before
     uint64_t n_turned = 0;      // times that K turned
 
+    // [sequence] where its newest token may lie: a guess that spares a search
+    std::vector<uint32_t> newest_cells;
+
     // [cell] bits of llama_edgekv_label, for tokens that were not read exactly
     std::vector<uint8_t> labels;
 

@@ -17,7 +17,7 @@ namespace {
 
 bool active() {
     const auto * hooks = llama_edgekv_get_hooks();
-    return hooks && hooks->grows();
+    return hooks && hooks->enabled();
 }
 
 // K and V of each layer that are `so`; not those that a layer shares with an earlier one

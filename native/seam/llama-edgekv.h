@@ -103,7 +103,7 @@ struct llama_edgekv_hooks {
 
     void (*prompts)(struct llama_context * lctx, const int32_t * seq_ids, int n);  // see llama_edgekv_set_prompts()
 
-    bool (*grows)(void);  // whether caches in host memory grow
+    bool (*enabled)(void);  // false: call sites without a context change nothing
 
     // bytes of host memory that can be taken now; below 0: not known. Asked when a cache is about to take more.
     int64_t (*free_bytes)(void);
@@ -314,6 +314,7 @@ LLAMA_API int llama_edgekv_stream_of(const struct llama_context * lctx, int seq_
 
 #include "llama-edgekv-home.h"
 #include "llama-edgekv-labels.h"
+#include "llama-edgekv-places.h"
 
 #include <vector>
 

@@ -44,6 +44,7 @@ const std::vector<int32_t> & Cells::pages_to_look_at(const llama_context * lctx,
 void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, StaleGroups & stale) {
     const int first = page * dims.page_tokens;
     const int end   = std::min(first + dims.page_tokens, static_cast<int>(cells.n_cells));
+    const int id    = stream * dims.pages_per_stream + page;
 
     int32_t newest = -1;
     int32_t oldest = std::numeric_limits<int32_t>::max();
@@ -59,6 +60,9 @@ void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, Stal
         }
         if (is_new) {
             stale.mark(stream, c / kGroupCells);
+            if (cells.pos[c] > page_newest[id]) {
+                stale.mark_growing(stream, c / kGroupCells);
+            }
             n_changed += 1;
             same = false;
         }
@@ -66,7 +70,6 @@ void Cells::look_at(int stream, int page, const llama_edgekv_cells & cells, Stal
     if (same) {
         return;
     }
-    const int id = stream * dims.pages_per_stream + page;
     found[stream].push_back({ id, newest, whole });
     page_newest[id] = newest;
     page_oldest[id] = oldest;

@@ -6,10 +6,11 @@ namespace edgekv {
 
 void StaleGroups::shape(const PageShape & shape) {
     dims = shape;
-    open.assign(dims.n_stream, -1);
     bits.assign(static_cast<size_t>(dims.n_stream) * dims.n_groups(), 0);
     ids.clear();
     ids.reserve(bits.size());
+    growing.clear();
+    open.clear();
     building.clear();
 }
 
@@ -19,9 +20,19 @@ void StaleGroups::mark_all() {
     }
 }
 
-void StaleGroups::find(const Cells & cells) {
-    std::vector<int> filling(dims.n_stream, -1);
+void StaleGroups::mark_growing(int stream, int group) {
+    const size_t id = id_of(stream, group);
+    if (!(bits[id] & kGrows)) {
+        bits[id] |= kGrows;
+        growing.push_back(static_cast<int32_t>(id));
+    }
+}
 
+void StaleGroups::find(const Cells & cells) {
+    for (const int32_t id : open) {
+        bits[id] &= ~kOpen;
+    }
+    open.clear();
     building.clear();
     for (const int32_t id : ids) {
         const int       s         = id / dims.n_groups();
@@ -37,27 +48,39 @@ void StaleGroups::find(const Cells & cells) {
             valid |= c < dims.n_cells && positions[c] >= 0 ? uint64_t{1} << j : 0;
         }
         if (valid == 0) {
-            bits[id] = 0;
-            continue;
+            bits[id] &= ~kStale;
+        } else if (~valid != 0 && (bits[id] & kGrows)) {
+            bits[id] |= kOpen;
+            open.push_back(id);
+        } else {
+            building.push_back({ s, group, valid });
         }
-        if (~valid != 0) {
-            filling[s] = std::max(filling[s], group);
-        }
-        building.push_back({ s, group, valid });
     }
     forget_built();
-    open = filling;
-    building.erase(std::remove_if(building.begin(), building.end(), [&](const StaleGroup & g) { return is_open(g.stream, g.group); }),
-                   building.end());
+    forget_growing();
+}
+
+void StaleGroups::find_none() {
+    building.clear();
+    forget_growing();
 }
 
 void StaleGroups::built() {
     for (const StaleGroup & group : building) {
-        bits[static_cast<size_t>(group.stream) * dims.n_groups() + group.group] = 0;
+        bits[id_of(group.stream, group.group)] &= ~kStale;
     }
     forget_built();
 }
 
-void StaleGroups::forget_built() { ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !bits[id]; }), ids.end()); }
+void StaleGroups::forget_built() {
+    ids.erase(std::remove_if(ids.begin(), ids.end(), [&](int32_t id) { return !(bits[id] & kStale); }), ids.end());
+}
+
+void StaleGroups::forget_growing() {
+    for (const int32_t id : growing) {
+        bits[id] &= ~kGrows;
+    }
+    growing.clear();
+}
 
 }  // namespace edgekv

@@ -7,7 +7,7 @@
 
 namespace edgekv {
 
-DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()), open(ctx.shape.n_stream, -1) {
+DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()) {
     for (const Layer * served : ctx.hooked) {
         auto layer = std::make_unique<DeviceLayer>();
         layer->plane = this;
@@ -100,14 +100,15 @@ void DevicePlane::mirror_pages() {
                 updates.push_back({ Mirror::positions, static_cast<int64_t>(s) * shape.n_cells + c, positions[c] });
             }
         }
-        const int before = open[s];
-        open[s] = ctx.pages.stale.open_group(s);
-        if (before >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + before, 0 });
+    }
+    for (const int32_t id : open) {
+        if (!ctx.pages.stale.is_open(id / shape.n_groups(), id % shape.n_groups())) {
+            updates.push_back({ Mirror::open, id, 0 });
         }
-        if (open[s] >= 0 && before != open[s]) {
-            updates.push_back({ Mirror::open, static_cast<int64_t>(s) * shape.n_groups() + open[s], 1 });
-        }
+    }
+    open = ctx.pages.stale.open_groups();
+    for (const int32_t id : open) {
+        updates.push_back({ Mirror::open, id, 1 });
     }
     for (const int32_t id : ctx.pages.pins.changed()) {
         const uint64_t bits = ctx.pages.pins.of(id / shape.n_groups(), id % shape.n_groups());

@@ -91,7 +91,7 @@ private:
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
     std::vector<float> resolutions;  // as the engine knows them; empty: it knows none
-    std::vector<int> open;  // [stream] the open group, as the engine knows it
+    std::vector<int32_t> open;  // StaleGroups::open_groups(), as the engine knows it
 };
 
 inline DeviceNodes & DeviceLayer::nodes() const { return plane->graph.layers[index]; }

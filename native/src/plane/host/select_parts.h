@@ -74,7 +74,7 @@ public:
     void scan(int head, int chunk);
 
 private:
-    void scan_kept(const HeadScan & scan, int open, int first, int end, const Shares & out) const;
+    void scan_kept(const HeadScan & scan, int first, int end, const Shares & out) const;
 
     const SelectThread & thread;
     const TokenSights & sights;

@@ -36,26 +36,28 @@ void ShareScan::scan(int head, int chunk) {
 
     const HeadScan scan = { sketch, keys, query, thread.own(), head };
     if (plan.keeps) {
-        scan_kept(scan, thread.ctx().pages.stale.open_group(thread.stream), first, end, thread.shares(head, 0));
+        scan_kept(scan, first, end, thread.shares(head, 0));
     } else {
         scan_groups(scan, first, end, thread.shares(head, 0));
     }
 }
 
-// What a head keeps lies scattered over groups. Each group but the open one has a sketch of all its keys, whatever the head has dropped of them.
-void ShareScan::scan_kept(const HeadScan & scan, int open, int first, int end, const Shares & out) const {
-    const auto by_sketch = [&](int from, int to) {
-        if (to > from) {
-            sketch_scan(scan.sketch, scan.query, scan.prepared, scan.head, from, to - from, out, selected_isa());
+// What a head keeps lies scattered over groups. Each group but the open ones has a sketch of all its keys, whatever the head has dropped of them.
+void ShareScan::scan_kept(const HeadScan & scan, int first, int end, const Shares & out) const {
+    const StaleGroups & stale = thread.ctx().pages.stale;
+    int begin = first;
+    for (int group = first; group <= end; ++group) {
+        if (group < end && !stale.is_open(thread.stream, group)) {
+            continue;
         }
-    };
-    if (open < first || open >= end) {
-        by_sketch(first, end);
-        return;
+        if (group > begin) {
+            sketch_scan(scan.sketch, scan.query, scan.prepared, scan.head, begin, group - begin, out, selected_isa());
+        }
+        if (group < end) {
+            sketch_scan_keys(scan.keys, scan.sketch.head_dim, scan.query, scan.head, group, out, selected_isa());
+        }
+        begin = group + 1;
     }
-    by_sketch(first, open);
-    sketch_scan_keys(scan.keys, scan.sketch.head_dim, scan.query, scan.head, open, out, selected_isa());
-    by_sketch(open + 1, end);
 }
 
 void scan_groups(const HeadScan & scan, int first, int end, const Shares & out) {

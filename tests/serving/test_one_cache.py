@@ -1,0 +1,68 @@
+"""Slots that share one cache (--kv-unified): each has the context and the answers that it would have with a cache of its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.clients import send
+from support.prefix_server import EXACT, SPARSE, ask, conversation, n_read, serve
+
+N_CTX = 512
+
+
+ONE = ("--kv-unified",)
+
+
+def test_each_slot_has_the_context_that_was_asked_for(tiny):
+    with serve(tiny, n_slots=2, store=None, extra=ONE) as server:
+        assert server.runtime.cells.n_stream == 1
+        assert {slot["n_ctx"] for slot in send(server.url, "/slots").body} == {2048}
+        assert server.runtime.memory().n_cells == 2 * 2048
+
+
+@pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_every_slot_can_be_full(tiny, kv: dict):
+    """All slots are filled to their last token at the same time; one of them that wants more is told so, and takes nothing from the others."""
+    with serve(tiny, kv, n_slots=3, n_ctx=N_CTX, store=None, extra=ONE) as server, ThreadPoolExecutor(3) as pool:
+        prompts = [conversation(seed, N_CTX - 40) for seed in range(3)]
+        answers = list(pool.map(lambda i: ask(server, prompts[i], 200, id_slot=i), range(3)))
+        assert [answer["stop_type"] for answer in answers] == ["limit"] * 3
+        assert [len(answer["tokens"]) for answer in answers] == [40] * 3
+        assert server.runtime.memory().n_cells_used > 3 * (N_CTX - 4)
+        too_long = send(server.url, "/completion", {"prompt": conversation(9, N_CTX + 88), "n_predict": 4})
+        assert too_long.status == 400 and "exceeds the available context size" in too_long.text
+        again = ask(server, prompts[1], 4, id_slot=1)
+        assert n_read(again) == 1
+        if kv is EXACT:  # mode sparse samples rows for the prompt's last token now
+            assert again["tokens"] == answers[1]["tokens"][:4]
+
+
+@pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_the_answers_of_slots_with_caches_of_their_own(tiny, kv: dict):
+    prompts = [conversation(seed, 300 + 17 * seed) for seed in range(4)]
+    found = []
+    for extra in (ONE, ()):
+        with serve(tiny, kv, n_slots=4, store=None, extra=extra) as server, ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda i: ask(server, prompts[i], 2, id_slot=i), range(4)))
+            found.append([answer["tokens"] for answer in pool.map(lambda i: ask(server, prompts[i], 30, id_slot=i), range(4))])
+    same = sum(a == b for ours, theirs in zip(*found) for a, b in zip(ours, theirs))
+    assert same == 4 * 30 if kv is EXACT else same > 2 * 30  # a row by chance more or less moves a near tie
+
+
+def test_many_answers_to_one_prompt_take_its_cells_once(tiny):
+    with serve(tiny, n_slots=8, store=None, extra=ONE) as server:
+        body = {"prompt": conversation(3, 1000), "max_tokens": 8, "n": 8, "temperature": 1.0, "seed": 5}
+        reply = send(server.url, "/v1/completions", body)
+        assert len(reply.body["choices"]) == 8
+        assert server.runtime.memory().n_cells_used <= 1000 + 8 * 8
+
+
+def test_a_saved_slot_comes_back_beside_others(tiny, tmp_path):
+    prompt = conversation(4, 300)
+    with serve(tiny, n_slots=2, store=None, extra=(*ONE, "--slot-save-path", str(tmp_path))) as server:
+        first = ask(server, prompt, 8, id_slot=0)
+        assert send(server.url, "/slots/0?action=save", {"filename": "one"}).status == 200
+        ask(server, conversation(5, 400), 8, id_slot=0)
+        ask(server, conversation(6, 100), 8, id_slot=1)
+        assert send(server.url, "/slots/0?action=restore", {"filename": "one"}).status == 200
+        again = ask(server, prompt, 8, id_slot=0)
+        assert n_read(again) == 1 and again["tokens"] == first["tokens"]

@@ -36,16 +36,16 @@ def test_every_slot_can_be_full(tiny, kv: dict):
             assert again["tokens"] == answers[1]["tokens"][:4]
 
 
-@pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
-def test_the_answers_of_slots_with_caches_of_their_own(tiny, kv: dict):
+@pytest.mark.usefixtures("single_precision")
+def test_the_answers_of_slots_with_caches_of_their_own(tiny):
+    """In mode exact. A sample's draws depend on which tokens share a batch; tests/live/test_places.py compares the rows that it reads."""
     prompts = [conversation(seed, 300 + 17 * seed) for seed in range(4)]
     found = []
     for extra in (ONE, ()):
-        with serve(tiny, kv, n_slots=4, store=None, extra=extra) as server, ThreadPoolExecutor(4) as pool:
+        with serve(tiny, EXACT, n_slots=4, store=None, extra=extra) as server, ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda i: ask(server, prompts[i], 2, id_slot=i), range(4)))
             found.append([answer["tokens"] for answer in pool.map(lambda i: ask(server, prompts[i], 30, id_slot=i), range(4))])
-    same = sum(a == b for ours, theirs in zip(*found) for a, b in zip(ours, theirs))
-    assert same == 4 * 30 if kv is EXACT else same > 2 * 30  # a row by chance more or less moves a near tie
+    assert found[0] == found[1]
 
 
 def test_many_answers_to_one_prompt_take_its_cells_once(tiny):

@@ -243,8 +243,8 @@ def test_one_that_is_kept_again_is_evicted_last(tmp_path):
     """By a process that finds it in the folder already, as after a kill."""
     first, second = conversation(400), conversation(400, 1)
     for tokens in (first, second, first):
-        keep(open_store(folder=tmp_path, ram_bytes=0), tokens, 300)
-    keep(open_store(folder=tmp_path, ram_bytes=0, folder_bytes=sum(file.n_bytes for file in scan(tmp_path))), conversation(400, 2), 300)
+        keep(open_store(folder=tmp_path), tokens, 300)
+    keep(open_store(folder=tmp_path, folder_bytes=sum(file.n_bytes for file in scan(tmp_path))), conversation(400, 2), 300)
     assert found(open_store(folder=tmp_path), first) == (300, "disk") and found(open_store(folder=tmp_path), second) == (0, "")
 
 

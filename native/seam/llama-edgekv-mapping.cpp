@@ -41,8 +41,10 @@ place & home() {
 
 void llama_edgekv_set_home(const char * folder) {
     std::lock_guard<std::mutex> lock(home().mutex);
-    home().folder  = folder ? folder : "";
-    home().failure = home().folder.empty() ? home().failure : 0;
+    home().folder = folder ? folder : "";
+    if (!home().folder.empty()) {  // who takes the folder away still asks why there was no file
+        home().failure = 0;
+    }
 }
 
 int llama_edgekv_home_failure(void) {

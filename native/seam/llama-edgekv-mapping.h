@@ -33,5 +33,6 @@ ggml_backend_buffer_type_t llama_edgekv_mapped(void);
 
 bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
 
-// Makes whole huge pages [first, end) of a mapping zeros that take no memory. false: the file system cannot, and they stay as they are.
+// Makes whole huge pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
+// cannot, and they stay as they are.
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

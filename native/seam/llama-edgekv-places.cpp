@@ -203,19 +203,18 @@ void llama_edgekv_own(llama_kv_cache & kv, int seq_id, int p0, int p1) {
     std::sort(from.begin(), from.end(), [&](uint32_t a, uint32_t b) { return cells.pos_get(a) < cells.pos_get(b); });
     llama_edgekv_sequences mine;
     mine.set(seq_id);
-    if (!placing(kv).place(mine, from.size(), to)) {
-        LLAMA_LOG_ERROR("%s: sequence %d would move %zu tokens that others have too, and there are no cells for copies; it loses them\n", __func__, seq_id, from.size());
-    }
-    for (const auto & layer : llama_edgekv_access::layers(kv)) {
-        if (!to.empty()) {
+    if (placing(kv).place(mine, from.size(), to)) {
+        for (const auto & layer : llama_edgekv_access::layers(kv)) {
             copy_rows(layer.k, from, to);
             copy_rows(layer.v, from, to);
         }
-    }
-    for (size_t i = 0; i < from.size(); ++i) {
-        if (!to.empty()) {
+        for (size_t i = 0; i < from.size(); ++i) {
             llama_edgekv_access::copy_cell(cells, from[i], to[i], seq_id);
         }
-        cells.seq_rm(from[i], seq_id);
+    } else {
+        LLAMA_LOG_ERROR("%s: sequence %d would move %zu tokens that others have too, and there are no cells for copies; it loses them\n", __func__, seq_id, from.size());
+    }
+    for (const uint32_t i : from) {
+        cells.seq_rm(i, seq_id);
     }
 }

@@ -3,8 +3,8 @@
 import mmap
 import os
 import random
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgekv.errors import EdgeKVError
@@ -37,23 +37,14 @@ def scattered_reads_per_s(folder: Path) -> float:
 
 
 def _reads(file: int) -> float:
-    counts, errors = [0] * _THREADS, list[OSError]()
     end = time.perf_counter() + _SECONDS
 
-    def read(i: int) -> None:
-        places, page = random.Random(i), mmap.mmap(-1, PAGE)
-        try:
-            while time.perf_counter() < end:
-                os.preadv(file, [page], PAGE * places.randrange(_FILE_BYTES // PAGE))
-                counts[i] += 1
-        except OSError as error:
-            errors.append(error)
+    def read(seed: int) -> int:
+        places, page, n = random.Random(seed), mmap.mmap(-1, PAGE), 0
+        while time.perf_counter() < end:
+            os.preadv(file, [page], PAGE * places.randrange(_FILE_BYTES // PAGE))
+            n += 1
+        return n
 
-    threads = [threading.Thread(target=read, args=(i,)) for i in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return sum(counts) / _SECONDS
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return sum(pool.map(read, range(_THREADS))) / _SECONDS

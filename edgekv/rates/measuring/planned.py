@@ -66,15 +66,15 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
         return noted(make_plan(request, None, calibrate(placement.kind, placement.index, again, request.available)), about_types)
     if measuring is None:
         return noted(make_plan(request, kept_rates(model, kv, n_threads)), about_types)
-    notes = [*about_types]
+    notes, n_ctx = [*about_types], make_plan(request, None).n_ctx
     if kv.cache.home is not None:
-        notes += _of_disk(kv.cache.home, request)
+        notes += _of_disk(kv.cache.home, request, n_ctx)
     rates: HostRates | None = None
     if measuring.compute:
         from edgekv.rates.measuring.reserve import reserved_compute
 
         try:
-            request = replace(request, compute=reserved_compute(model, kv, make_plan(request, None).n_ctx, asked.n_slots))
+            request = replace(request, compute=reserved_compute(model, kv, n_ctx, asked.n_slots))
         except EdgeKVError as error:
             notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:
@@ -84,12 +84,11 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     return noted(make_plan(request, rates), notes)
 
 
-def _of_disk(home: Path, request: ContextRequest) -> list[str]:
-    """What a token costs whose rows lie on the disk, by its measured rate."""
+def _of_disk(home: Path, request: ContextRequest, n_ctx: int) -> list[str]:
+    """What a token behind n_ctx others costs whose rows lie on the disk, by its measured rate."""
     from edgekv.rates.measuring.disk import PAGE, scattered_reads_per_s
 
     notes = ["the speeds are those of K and V in memory"]
-    n_ctx = make_plan(request, None).n_ctx
     try:
         rate = scattered_reads_per_s(home)
     except EdgeKVError as error:

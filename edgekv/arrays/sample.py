@@ -79,6 +79,11 @@ def least_chance(resolution: float, n_visible: int) -> int:
     return min(max(math.floor(resolution * EVEN_SHARE * ONE / max(n_visible, 1) + 0.5), 1), ONE)
 
 
+def certain_cells(visible: np.ndarray, certain: np.ndarray, exact_tokens: int) -> np.ndarray:
+    """bool [cell]: what a token reads in any case: the cells that are `certain`, and all that it sees if these are at most `exact_tokens`."""
+    return visible if np.count_nonzero(visible) <= exact_tokens else certain
+
+
 def by_share(shares: np.ndarray, tops: np.ndarray, sums: np.ndarray, visible: np.ndarray, certain: np.ndarray, resolution: float,
              sinks: np.ndarray | None = None) -> np.ndarray:
     """int64 [cell]: the probability of each cell without the floor, in units of 1 / ONE.

@@ -113,7 +113,7 @@ class SelectionOptions:
     attend: Attend = variable(Attend(), "EDGEKV_ATTEND")
     """Without sketches: the pages that each head attends."""
     exact_tokens: int = 768
-    """Contexts of at most so many cells are attended whole."""
+    """Tokens that see at most so many cells read them all."""
     recent_tokens: int = 64
     """The newest tokens, which are always read."""
     sink_tokens: int = 16

@@ -28,7 +28,7 @@ typedef struct {
     float resolution;   /* a token with more than 1/resolution of the estimated attention is read for certain, others by chance; at least 1 */
     float share;        /* without sketches: a head attends its best pages by priority, this share of the visible ones, ... */
     int tokens;         /* ... or, if not 0, so many tokens */
-    int exact_tokens;   /* a cache view with at most so many cells is attended whole */
+    int exact_tokens;   /* a token that sees at most so many cells reads them all, and a view with at most so many cells is not scanned */
     int sink_tokens;    /* the first so many positions are always read, in whole runs of page_tokens, ... */
     int recent_tokens;  /* ... and the newest so many, besides up to 63 of the newest that have no sketch yet */
     int error_every;    /* each head's error is estimated for one in so many tokens, the heads in turn; 0: never */

@@ -30,6 +30,7 @@ typedef struct {
     const float * sums;       /* [group][n_groups] */
     const uint64_t * sight;   /* [n_groups][2]: a bit for each cell that is visible, and for each that is certain */
     float resolution;
+    int exact_tokens;         /* a token that sees at most so many cells reads them all */
     const int32_t * positions;  /* [64 * n_groups] of the cells */
     uint32_t turn;            /* page_turn() */
     int32_t * rows;           /* out [64 * n_groups], ascending */

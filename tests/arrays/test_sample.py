@@ -10,6 +10,7 @@ from edgekv.arrays.sample import (
     ONE,
     WALK_CELLS,
     by_share,
+    certain_cells,
     chances,
     least_chance,
     page_turn,
@@ -195,6 +196,15 @@ def test_a_resolution_above_all_reads_everything():
     assert found.rows.tolist() == list(range(192)) and (found.weights == 1).all() and found.missed == 0
 
 
+def test_a_token_that_sees_few_cells_reads_them_all():
+    arguments = case(4, n_groups=6, group=2) | {"resolution": 5.0}
+    n_visible, offsets = int(arguments["visible"].sum()), offsets_of(page_turn(4, 5, 6), 384)
+    certain = arguments["certain"]
+    every = sample(**(arguments | {"certain": certain_cells(arguments["visible"], certain, n_visible)}), offsets=offsets)
+    assert every.rows.tolist() == np.flatnonzero(arguments["visible"]).tolist() and every.n_certain == n_visible and every.missed == 0
+    assert certain_cells(arguments["visible"], certain, n_visible - 1) is certain
+
+
 # ---- the kernels ------------------------------------------------------------------------------------------------------------------
 
 
@@ -208,10 +218,12 @@ def test_kernels(isa, n_groups):
         turn, positions = page_turn(seed, n_groups, 100 * seed), positions_of(n_groups * GROUP_CELLS, seed)
         offsets = walk_offsets(turn, positions[::WALK_CELLS])
         plain, p, want = by_share(**arguments), probabilities(arguments), sample(**arguments, offsets=offsets)
-        rows, weights, n_certain, missed = testing.sample(**arguments, numbers=(positions, turn), isa=isa)
+        rows, weights, n_certain, missed = testing.sample(**arguments, draw=testing.Draw(positions, turn), isa=isa)
         assert (np.diff(rows) > 0).all() and len(rows) == len(weights)
         off = np.abs(ONE / weights.astype(np.float64) - p[rows])
         assert (off <= 2 + 2e-6 * p[rows]).all()
+        every = testing.sample(**arguments, draw=testing.Draw(positions, turn, n_groups * GROUP_CELLS), isa=isa)
+        assert every[0].tolist() == np.flatnonzero(arguments["visible"]).tolist() and (every[1] == 1).all() and every[3] == 0
         assert n_certain == np.count_nonzero(weights == 1) and abs(n_certain - want.n_certain) <= 1
         assert missed == pytest.approx(np.delete(plain, rows).sum() / ONE, abs=len(p) * 3 / ONE + 1e-5 * len(rows))
         different = np.setxor1d(rows, want.rows)

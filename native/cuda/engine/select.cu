@@ -72,7 +72,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
     if (layer_sketches[layer].kind == SketchKind::none) {
         launch_choose({ batch_of(layer, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, slots_stride(),
-                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share }, stream);
+                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share, options.exact_tokens }, stream);
         return;
     }
 
@@ -102,6 +102,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     sample.shares     = scan.out;
     sample.sinks      = args.sinks;
     sample.resolution = options.resolution;
+    sample.exact_tokens = options.exact_tokens;
     sample.resolutions = reinterpret_cast<const float *>(mirror(mirrors.resolutions)) + static_cast<size_t>(layer)*shape.n_heads;
     sample.layer      = layer;
     sample.k_idxs     = args.k_idxs;

@@ -66,7 +66,9 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
     __syncthreads();
 
     const int n_visible = static_cast<int>(s.counts.pages), n_always = static_cast<int>(s.counts.always);
-    const int wanted = b.tokens > 0 ? (b.tokens + b.page_tokens - 1) / b.page_tokens
+    const bool all = static_cast<int>(s.counts.cells) <= b.exact_tokens;
+    const int wanted = all ? n_visible
+                     : b.tokens > 0 ? (b.tokens + b.page_tokens - 1) / b.page_tokens
                                     : static_cast<int>(lroundf(__fmul_rn(b.share, static_cast<float>(n_visible))));
     unsigned left = static_cast<unsigned>(min(max(wanted, n_always), n_visible) - n_always);  // pages still to take, the best of the others
 

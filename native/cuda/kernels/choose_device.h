@@ -14,6 +14,7 @@ struct ChooseBatch : ListBatch {
     const float * priority;  // page p of the cache's stream s, head h: at h * head_stride + s * pages_per_stream + p
     int tokens;   // the budget: see page_choice.h
     float share;
+    int exact_tokens;
 };
 
 void launch_choose(const ChooseBatch & batch, Stream stream);

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     }
     if (lane == 0) {
         scratch_of(b).draws[list] = {page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]]),
-                                     static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible))};
+                                     static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible, b.exact_tokens))};
     }
 }
 

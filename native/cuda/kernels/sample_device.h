@@ -16,6 +16,7 @@ struct SampleBatch : ListBatch {
     Shares shares;       // [list][group] rows, as launch_sketch_scan() leaves them
     const float * sinks; // [n_head_kv * group], or null
     float resolution;
+    int exact_tokens;           // a token that sees at most so many cells reads them all
     const float * resolutions;  // [n_head_kv] of each head, 0: `resolution`; null: `resolution` for all
     // the walks' offsets follow from these: see draw.h
     int layer;

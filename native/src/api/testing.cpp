@@ -103,6 +103,7 @@ edgekv_status edgekv_sample(edgekv_sample_args * args, int isa) {
     p.group_stride = args->n_groups;
     p.sight        = sight.data();
     p.resolution   = args->resolution;
+    p.exact_tokens = args->exact_tokens;
     p.positions    = args->positions;
     p.turn         = args->turn;
     p.rows         = args->rows;

@@ -28,6 +28,7 @@ struct SampleCase {
     bool sinks, hidden;
     int certain;  // 0: none, 1: some, 2: all that is visible
     bool own = false;  // heads but the first have resolutions of their own
+    int exact_tokens = 0;
 
     float resolution_of(int head) const { return own ? resolution * static_cast<float>(1 + head) : resolution; }
     int n_cells() const { return n_groups * kGroupCells; }
@@ -35,8 +36,8 @@ struct SampleCase {
     int n_lists() const { return n_queries() * n_head_kv; }
     std::string name() const {
         char s[256];
-        std::snprintf(s, sizeof(s), "streams %d tokens %d kv %d groups %d heads %d resolution %g logits %d sinks %d hidden %d certain %d own %d", n_streams,
-                      n_tokens, n_head_kv, n_groups, group, resolution, static_cast<int>(logits), sinks, hidden, certain, own);
+        std::snprintf(s, sizeof(s), "streams %d tokens %d kv %d groups %d heads %d resolution %g logits %d sinks %d hidden %d certain %d own %d exact %d", n_streams,
+                      n_tokens, n_head_kv, n_groups, group, resolution, static_cast<int>(logits), sinks, hidden, certain, own, exact_tokens);
         return s;
     }
 };
@@ -98,6 +99,7 @@ struct SampleInstance {
         p.sinks = c.sinks ? sinks.data() + list % c.n_head_kv * c.group : nullptr;
         p.sight = sight.data() + list / c.n_head_kv * sight_stride;
         p.resolution = c.resolution_of(list % c.n_head_kv);
+        p.exact_tokens = c.exact_tokens;
         p.positions = positions.data();
         return p;
     }

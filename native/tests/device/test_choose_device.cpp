@@ -15,6 +15,7 @@ struct Case {
     int n_streams, n_tokens, n_head_kv, n_cells, page_tokens, tokens;
     float share;
     int scores;  // 0: all the same, 1: few different ones, some negative, 2: any, 3: some of these are no numbers
+    int exact_tokens;
 };
 
 long n_rows_all = 0;
@@ -53,7 +54,8 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride,
                              rows.data(), stride, n_rows.data(),
                              totals.data(), scratch.data()};
-    launch_choose({lists, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), priority_device.data(), c.tokens, c.share}, stream);
+    launch_choose({lists, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), priority_device.data(), c.tokens, c.share,
+                   c.exact_tokens}, stream);
     must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();
@@ -63,7 +65,7 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
         const int head = static_cast<int>(list) % c.n_head_kv, query = static_cast<int>(list) / c.n_head_kv;
         const size_t page = static_cast<size_t>(head) * n_pages_all + static_cast<size_t>(first_stream + query / c.n_tokens) * pages_per_stream;
         const ChoiceResult result = choose_pages({c.n_cells, c.page_tokens, sight.data() + query * sight_stride, priority.data() + page,
-                                                  c.tokens, c.share}, want.data(), candidates);
+                                                  c.tokens, c.share, c.exact_tokens}, want.data(), candidates);
         CHECK(n_got[list] == result.n_rows && std::memcmp(want.data(), got.data() + list * stride, result.n_rows * sizeof(int32_t)) == 0,
               "list %zu of %d cells in pages of %d: %d rows, not %d", list, c.n_cells, c.page_tokens, n_got[list], result.n_rows);
         CHECK(got[list * stride + result.n_rows] == -7, "behind the rows");
@@ -87,7 +89,8 @@ int main() {
                 ++seed;
                 const float shares[] = {0.0f, 0.125f, 0.4f, 1.0f};
                 check_case({1 + static_cast<int>(seed % 2), n_cells > 2000 ? 1 : 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3), n_cells,
-                            page_tokens, seed % 4 == 0 ? static_cast<int>(seed * 37 % 600) : 0, shares[seed / 4 % 4], scores},
+                            page_tokens, seed % 4 == 0 ? static_cast<int>(seed * 37 % 600) : 0, shares[seed / 4 % 4], scores,
+                            seed % 3 == 0 ? n_cells * 7 / 10 : 0},  // about so many are seen
                            seed, stream);
             }
         }

@@ -50,6 +50,7 @@ struct Got {
         b.sight = sight.data();
         b.sight_stride = in.sight_stride;
         b.resolution = c.resolution;
+        b.exact_tokens = c.exact_tokens;
         b.resolutions = own_d.or_null(c.own);
         b.layer = kLayer;
         b.k_idxs = idxs.data();
@@ -154,6 +155,7 @@ int main() {
             c.certain = 1;
             c.resolution = rng.pick(resolutions);
             c.own = rng.one_of(2);
+            c.exact_tokens = rng.one_of(3) ? c.n_cells() / 2 : 0;  // about so many are seen
             check_case(c, ++seed, stream);
         }
     }

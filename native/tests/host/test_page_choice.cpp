@@ -45,6 +45,7 @@ int main() {
                 choice.sight = sight.data();
                 choice.priority = priority.data();
                 choice.tokens = 16 * wanted;
+                choice.exact_tokens = 64 * static_cast<int>(sight.size()) - 1;
                 std::vector<int32_t> rows(static_cast<size_t>(choice.n_cells)), candidates;
                 const ChoiceResult result = choose_pages(choice, rows.data(), candidates);
                 std::vector<int> got;
@@ -53,6 +54,8 @@ int main() {
                 }
                 CHECK(result.n_rows == 16 * wanted, "%d pages, %d wanted: %d rows", n_pages, wanted, result.n_rows);
                 CHECK(got == best(priority, wanted), "%d pages, %d wanted, %d tenths are no numbers", n_pages, wanted, tenths);
+                choice.exact_tokens += 1;
+                CHECK(choose_pages(choice, rows.data(), candidates).n_rows == choice.n_cells, "%d pages that are few", n_pages);
             }
         }
     }

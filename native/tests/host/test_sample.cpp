@@ -102,7 +102,8 @@ void check_case(const SampleCase & c, uint64_t seed, const std::vector<Isa> & is
     // the specification itself: hidden cells never, certain ones always, others at least with the floor's chance
     const By specified{c, "the specification"};
     const double even = std::floor(c.resolution / 128.0 * kOne / std::max(1, want.result.n_visible) + 0.5);
-    const int32_t least = static_cast<int32_t>(std::min<double>(std::max(even, 1.0), kOne));
+    const bool whole = want.result.n_visible <= c.exact_tokens;
+    const int32_t least = whole ? kOne : static_cast<int32_t>(std::min<double>(std::max(even, 1.0), kOne));
     int64_t expected = 0, sum = 0;
     for (int cell = 0; cell < c.n_cells(); ++cell) {
         const int32_t chance = want.chances[cell];
@@ -139,6 +140,7 @@ void check_all(const std::vector<Isa> & isas) {
                 c.sinks = rng.one_of(2);
                 c.hidden = !rng.one_of(3);
                 c.certain = rng.below(5) % 3;
+                c.exact_tokens = rng.one_of(4) ? c.n_cells() / 2 : 0;
                 check_case(c, ++n, isas);
             }
         }

@@ -37,10 +37,14 @@ EDGEKV_HOST_AND_DEVICE inline int32_t walk_offset(uint32_t turn, int32_t first) 
     return static_cast<int32_t>((static_cast<uint32_t>(first >> 4) * 0x9e3779b1u + turn) >> (32 - kChanceBits));
 }
 
-// The floor under the chances of `n_visible` cells, in steps of 2^-20, at least one.
-EDGEKV_HOST_AND_DEVICE inline int32_t least_chance(float resolution, int64_t n_visible) {
+// The floor under the chances of `n_visible` cells, in steps of 2^-20, at least one. A token that sees at most `exact_tokens` reads them all.
+EDGEKV_HOST_AND_DEVICE inline int32_t least_chance(float resolution, int64_t n_visible, int exact_tokens) {
     constexpr int32_t one = 1 << kChanceBits;
-    const double steps = static_cast<double>(resolution) * kEvenShare * one / static_cast<double>(n_visible > 0 ? n_visible : 1) + 0.5;
+    const int64_t n_cells = n_visible > 0 ? n_visible : 1;
+    if (n_cells <= exact_tokens) {
+        return one;
+    }
+    const double steps = static_cast<double>(resolution) * kEvenShare * one / static_cast<double>(n_cells) + 0.5;
     return steps >= one ? one : steps >= 2.0 ? static_cast<int32_t>(steps) : 1;
 }
 

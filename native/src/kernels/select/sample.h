@@ -1,7 +1,7 @@
 // Sampling: from the estimated shares of a scan, lists the rows of K and V that one query token reads in one KV head, with their weights.
 //
 //   p(cell) = min(1, resolution * mean over the query heads of the cell's share), in steps of 2^-20, but at least resolution / 128
-//             spread evenly over the visible cells; 1 if the cell is certain, 0 if the token cannot see it
+//             spread evenly over the visible cells; 1 if the cell is certain, or if the token sees few cells; 0 if it cannot see it
 //
 // In each page of 16 cells a walk sums p over the cells in order, from an offset on, and reads a cell if the sum passes a whole number there
 // (systematic sampling): with probability p over all offsets, and always if p is 1. The cell's weight is 1 / p. So the mean over all offsets of a
@@ -30,6 +30,7 @@ struct SampleProblem {
     const float * sinks;    // [group] attention-sink logits, or null
     const Sight * sight;    // [n_groups]
     float resolution;
+    int exact_tokens;  // a token that sees at most so many cells reads them all
     const int32_t * positions;  // of cells, read where a page begins in which the token sees a cell
     uint32_t turn;          // page_turn()
 

@@ -49,7 +49,7 @@ inline SampleResult sample(const SampleProblem & p) {
     for (int group = 0; group < p.n_groups; ++group) {
         result.n_visible += __builtin_popcountll(p.sight[group].visible);
     }
-    const I least = Simd::iset1(least_chance(p.resolution, result.n_visible));
+    const I least = Simd::iset1(least_chance(p.resolution, result.n_visible, p.exact_tokens));
     F missed = Simd::zero();
     for (int group = 0; group < p.n_groups; ++group) {
         const uint64_t visible = p.sight[group].visible;

@@ -43,7 +43,7 @@ SampleResult sample_reference(const SampleProblem & p, int32_t * chances, int32_
     for (int i = 0; i < p.n_groups; ++i) {
         result.n_visible += __builtin_popcountll(p.sight[i].visible);
     }
-    const int64_t least = least_chance(p.resolution, result.n_visible);
+    const int64_t least = least_chance(p.resolution, result.n_visible, p.exact_tokens);
     int64_t sum = 0;
     for (int cell = 0; cell < kGroupCells * p.n_groups; ++cell) {
         const Sight & sight = p.sight[cell / kGroupCells];

@@ -18,6 +18,7 @@ struct PageChoice {
     const float * priority;   // by page
     int tokens;               // the budget in tokens, including certain pages; 0: `share` is the budget
     float share;              // of the visible pages
+    int exact_tokens;          // a token that sees at most so many cells reads them all
 };
 
 struct ChoiceResult {

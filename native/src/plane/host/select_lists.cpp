@@ -41,6 +41,7 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
     p.sinks        = sinks ? static_cast<const float *>(sinks->data) + head * plan.group : nullptr;
     p.sight        = sight + static_cast<size_t>(token) * plan.n_groups;
     p.resolution   = thread.ctx().resolution(*thread.layer.layer, head);
+    p.exact_tokens = thread.ctx().params.selection.exact_tokens;
     p.positions    = thread.ctx().pages.cells.positions(thread.stream);
     p.turn         = page_turn(thread.layer.index, head, thread.position(token));
     p.rows         = cells;
@@ -53,7 +54,8 @@ SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
     HostPlane &        plane   = thread.plane();
     const auto &       options = thread.ctx().params.selection;
     const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
-                                   plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share };
+                                   plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share,
+                                   options.exact_tokens };
     const ChoiceResult chosen  = choose_pages(choice, cells, plane.candidates[thread.ith]);
     return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };
 }

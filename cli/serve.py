@@ -26,7 +26,7 @@ from edgekv.cli.common.shared_options import (
     with_measured,
 )
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
-from edgekv.vocab import KvMode, WhenFull
+from edgekv.vocab import WhenFull
 
 if TYPE_CHECKING:
     from edgekv.serving.server import Server
@@ -173,11 +173,6 @@ def _announce(server: Server, how_to_stop: str) -> None:
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
-    from edgekv.serving.server_options import shares_cells
-
-    if shares_cells(options.extra) and options.n_slots > 1 and options.kv.mode is KvMode.SPARSE:
-        click.echo(f"note: with --kv-unified short conversations too are read in part as soon as all slots together hold more than "
-                   f"{options.kv.selection.exact_tokens:,} tokens", err=True)
     from edgekv.cli.chat.kv_status import mode_summary
     from edgekv.cli.common.config_file import file_read
 

@@ -70,11 +70,11 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_limit_arena(handle, n_slots))
 
 
-def selected(handle: Handle, n_layers: int, n_heads: int, stream: int | None = None) -> np.ndarray:
-    """SELECTED [layer, kv_head]: a copy. Of one stream: zeros on a device that has several."""
+def selected(handle: Handle, n_layers: int, n_heads: int, sequence: int | None = None) -> np.ndarray:
+    """SELECTED [layer, kv_head]: a copy. sequence: None: all; else see edgekv_get_selected."""
     out = np.zeros((n_layers, n_heads), SELECTED)
     if out.size:
-        lib.edgekv_get_selected(handle, -1 if stream is None else stream, ffi.from_buffer("edgekv_selected *", out))
+        lib.edgekv_get_selected(handle, -1 if sequence is None else sequence, ffi.from_buffer("edgekv_selected *", out))
     return out
 
 

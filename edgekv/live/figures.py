@@ -33,7 +33,7 @@ class SequenceFigures:
     n_home_pages: int
     """Pages at home only."""
     coverage: float | None
-    """`coverage` of its stream alone."""
+    """`coverage` of its tokens alone; None on a device, which does not count several sequences apart."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[Sequen
             first = stream * (len(in_arena) // max(1, runtime.cells.n_stream))
             n_arena = int(in_arena[first : first + n_pages][pages].sum())
         found.append(SequenceFigures(stream, int(mine.sum()), int(cells.read_sparsely[: len(mine)][mine].sum()), n_arena,
-                                     int(pages.sum()) * n_heads - n_arena, _coverage_of_stream(runtime, stream)))
+                                     int(pages.sum()) * n_heads - n_arena, _coverage_of(runtime, seq_id, n_sequences)))
     return tuple(found)
 
 
-def _coverage_of_stream(runtime: Runtime, stream: int) -> float | None:
-    found = runtime.selection(stream)
-    if not found.n_selections and runtime.tokens.on_device and runtime.cells.n_stream > 1:
-        return None  # a device does not count its streams apart
+def _coverage_of(runtime: Runtime, seq_id: int, n_sequences: int) -> float | None:
+    found = runtime.selection(seq_id)
+    if not found.n_selections and runtime.tokens.on_device and n_sequences > 1:
+        return None  # a device does not count sequences apart
     return coverage(runtime.mode, found)
 
 

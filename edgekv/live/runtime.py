@@ -268,10 +268,11 @@ class Runtime:
         present one."""
         return self._ops.download(self._observation.read().mass_sum)
 
-    def selection(self, stream: int | None = None) -> SelectionReport:
-        """What mode sparse read so far, and its own estimate of its outputs' error. stream: None: all. A device with several streams does not
-        count them apart: the report of one is empty."""
-        return selection_report(self._native_handle(), len(self._hooked), self._n_heads, stream)
+    def selection(self, sequence: int | None = None) -> SelectionReport:
+        """What mode sparse read so far, and its own estimate of its outputs' error. sequence: None: all. Of one of several sequences that share
+        a cache only the selections, what they saw and their coverage are known; a device does not count sequences apart: the report of one of
+        several is empty."""
+        return selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
 
     def tiers(self) -> TierReport:
         """The places of pages; empty if the mode has no tiers."""

@@ -232,9 +232,9 @@ class Tiering:
             reasons=tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
 
 
-def selection_report(handle: core.Handle, n_layers: int, n_heads: int, stream: int | None = None) -> SelectionReport:
-    """Sums over all hooked layers and KV heads. stream: None: all."""
-    of = native.selected(handle, n_layers, n_heads, stream)
+def selection_report(handle: core.Handle, n_layers: int, n_heads: int, sequence: int | None = None) -> SelectionReport:
+    """Sums over all hooked layers and KV heads. sequence: None: all."""
+    of = native.selected(handle, n_layers, n_heads, sequence)
     count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
     total = {name: float(of[name].sum()) for name in ("mass", "mass_hits", "error", "covered")}
     return SelectionReport(

@@ -129,6 +129,14 @@ def sparse_layers(model: Geometry) -> list[int]:
             if model.n_head_kv[il] and not model.swa[il] and _served(model, il, model.head_dim_k, model.head_dim_v)]
 
 
+def unifies(model: Geometry, kv: KvOptions, n_slots: int, on_gpu: bool) -> bool:
+    """Whether the slots of a server share one cache unless told otherwise: what their tokens begin with in common lies there once, and no token
+    reads another slot's. That holds for layers of pages on the processor; stock nodes would read the cells of all slots."""
+    caches = model.n_layer_kv - sum(n > 0 for n in model.n_head_kv[model.n_layer - model.n_layer_shared:])
+    return (n_slots > 1 and kv.mode in (KvMode.EXACT, KvMode.SPARSE) and not on_gpu and not model.mla and not model.index_rows
+            and not model.recurrent_bytes and 0 < caches == len(sparse_layers(model)))
+
+
 def whole_layers(model: Geometry) -> list[int]:
     """Layers that EdgeKV attends whole in every mode, on the processor: their windows slide, or they have ALiBi."""
     if model.mla or model.stock not in ("", ALIBI):

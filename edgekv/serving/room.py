@@ -24,7 +24,7 @@ def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
     else:
         room = None
     return ContextRequest(
-        file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options.extra)), available_bytes(),
+        file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options, file.geometry, room is not None)), available_bytes(),
         store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
         gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
+from edgekv.memory.fit import unifies
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.serving.log import bare_message
@@ -150,6 +151,7 @@ _NOT_WHILE_EVICTING = {
 }
 
 
+_ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu")
 _PROJECTOR = ("-mm", "--mmproj")
 _LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", *_PROJECTOR)
 _WORK_SHARE = 1 / 4  # estimate: caches and work buffers of a later model, as a share of its file's bytes
@@ -178,14 +180,15 @@ def _check_projector(path: Path) -> None:
         raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
 
 
-def shares_cells(extra: tuple[str, ...]) -> bool:
-    """Whether llama.cpp's server keeps the tokens of all slots in one cache."""
-    return bool({"--kv-unified", "-kvu"} & {argument.replace("_", "-") for argument in extra})
+def shares_cells(options: ServerOptions, model: Geometry, on_gpu: bool) -> bool:
+    """Whether the tokens of all slots lie in one cache: as the last option among `extra` says, else where `unifies` does."""
+    said = [argument.replace("_", "-") in _ONE_CACHE for argument in options.extra if argument.replace("_", "-") in (*_ONE_CACHE, *_OWN_CACHES)]
+    return said[-1] if said else unifies(model, options.kv, options.n_slots, on_gpu)
 
 
 def one_cache(n_ctx: int) -> tuple[str, ...]:
-    """Options of llama.cpp's server beside --kv-unified: each slot has a context of `n_ctx` tokens, as with a cache of its own."""
-    return "--kv-unified-per-slot", str(n_ctx)
+    """Options of llama.cpp's server: all slots share one cache, and each has a context of `n_ctx` tokens, as with a cache of its own."""
+    return "--kv-unified", "--kv-unified-per-slot", str(n_ctx)
 
 
 def check_evict(options: ServerOptions) -> None:

@@ -122,7 +122,7 @@ def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
     assert figures is not None
     n_pages = sequence.n_arena_pages + sequence.n_home_pages
     per_token = figures.memory.home_bytes / max(1, figures.memory.n_cells)
-    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_ctx": figures.n_context, "n_tokens_read_sparsely": sequence.n_read_sparsely,
+    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_ctx": shown.served.n_context, "n_tokens_read_sparsely": sequence.n_read_sparsely,
             "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
             "coverage": sequence.coverage, "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
             "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_tokens * per_token)}

@@ -57,8 +57,9 @@ typedef struct {
                             of the model's attention sinks counts as read */
     double n_covered;    /* query tokens whose shares come from sketches */
 } edgekv_selected;
-/* out: [n_layers][n_heads]. stream: below 0 for all streams. A device has no sums for one of several streams and gives zeros. */
-EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out);
+/* out: [n_layers][n_heads]. sequence: below 0 for all. Of one of several sequences that share a cache, the sums of what was read (n_read to n_errors)
+   are zeros; a device gives zeros for one of several sequences. */
+EDGEKV_API void edgekv_get_selected(const edgekv_context * ctx, int sequence, edgekv_selected * out);
 
 /* The cells that a query token of stream 0 read in one layer and KV head in the last ubatch, and their weights; needs
    edgekv_selection.keep_rows. n_rows is their number; at most `capacity` are written. None if the ubatch had no such token or did not

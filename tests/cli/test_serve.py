@@ -19,7 +19,6 @@ from edgekv.cli.common.caches import cache_options, caches_text, split_cache_opt
 from edgekv.cli.common.config_file import use_config_file
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
-from edgekv.config import KvOptions
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USAGE, ConfigError, DoesNotFit
 from edgekv.models import geometry
 from edgekv.serving.server import Server
@@ -117,15 +116,6 @@ def test_a_server_for_everybody_warns(synthetic, capsys, public, needs_key, warn
     out, err = capsys.readouterr()
     assert ("warning: ANYBODY who reaches this machine can use the server" in err) is warns and not out
     assert "serving a at http://h:1/v1 (1,024 tokens of context for each of 3 slots, KV off, cache 1.0 GiB of RAM); Ctrl-C stops it" in err
-
-
-@pytest.mark.parametrize(("mode", "extra", "says"), [("sparse", ("--kv-unified",), True), ("exact", ("--kv-unified",), False), ("sparse", (), False)])
-def test_one_cache_tells_of_short_conversations(synthetic, capsys, mode, extra, says):
-    _announce(SimpleNamespace(
-        context=SimpleNamespace(n_ctx=1024, note=None), model=geometry(synthetic("llama")), is_public=False, needs_key=False, alias="a",
-        options=ServerOptions(synthetic("llama"), KvOptions(mode=mode), n_slots=3, extra=extra), url="http://h:1", runtime=None), "Ctrl-C stops it")
-    said = capsys.readouterr().err
-    assert ("short conversations too are read in part as soon as all slots together hold more than 768 tokens" in said) is says
 
 
 def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):

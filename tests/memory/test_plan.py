@@ -84,14 +84,15 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
     assert parts.get("sketches", 0) == ours.sketch_bytes and parts.get("arena", 0) == pytest.approx(ours.arena_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "lfm2-1.2b", "llama-3-8b", "gemma-3-4b", "qwen3-14b", "qwen3-30b-a3b", "qwen3-32b",
-                                  "llama-3-70b"])
-def test_totals_are_near_to_a_reserve_run(tmp_path, name):
+@pytest.mark.parametrize(("name", "unified"), [
+    ("llama-3.2-1b", False), ("llama-3.2-1b", True), ("lfm2-1.2b", False), ("llama-3-8b", False), ("llama-3-8b", True), ("gemma-3-4b", False),
+    ("qwen3-14b", False), ("qwen3-30b-a3b", False), ("qwen3-32b", False), ("llama-3-70b", False)])
+def test_totals_are_near_to_a_reserve_run(tmp_path, name, unified):
     """With llama.cpp's own word on its work buffers: it reserves the graph of a header that has no weights."""
     model = header(tmp_path, name, "q8_0")
-    asked = request(model, n_slots=2)
+    asked = replace(request(model), slots=(slots := Slots(2, unified)))
     estimated = host_parts(asked, 8192, OFF)
-    measured = reserved_compute(model, OFF, 8192, 2)
+    measured = reserved_compute(model, OFF, 8192, slots)
     compute = next(part.bytes for part in estimated if part.name == "compute")
     assert compute == pytest.approx(measured, rel=0.06)
     assert total(estimated) == pytest.approx(total(host_parts(replace(asked, compute=measured), 8192, OFF)), rel=0.02)

@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ARENA = SPARSE.with_(kv_budget=1 << 20)
 
 
-@pytest.fixture(scope="module")
-def served(synthetic):
+@pytest.fixture(scope="module", params=["--kv-unified", "--no-kv-unified"], ids=["one cache", "a cache each"])
+def served(request, synthetic):
     """Two slots in mode sparse, each of which has read a prompt and answered it."""
-    with Server(options(synthetic("llama"), kv=ARENA, n_slots=2)) as server:
+    with Server(options(synthetic("llama"), kv=ARENA, n_slots=2, extra=(request.param,))) as server:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda seed: complete(server, seed), range(2)))
         settled(server)
@@ -61,7 +61,7 @@ def test_slots_add_up_to_the_tiers(served):
     assert 0 <= late <= 2 * 2 * settled(served)["n_heads"]
     for number, slot in enumerate(slots):
         cells = served.runtime.cells.stream(served.runtime.cells.stream_of(number))
-        assert slot["coverage"] == served.runtime.selection(served.runtime.cells.stream_of(number)).coverage < 1
+        assert slot["coverage"] == served.runtime.selection(number).coverage < 1
         assert slot["n_tokens"] == cells.in_sequence(number).sum() >= N_TOKENS and slot["n_ctx"] == 1024
 
 
@@ -98,12 +98,13 @@ def test_counters_only_grow(served):
 def test_the_map_shows_where_pages_live(served):
     run = served.runtime
     settled(served)
-    until(lambda: served.get("/edgekv/map/1") is not None)
-    shown = served.get("/edgekv/map/1")
+    stream = run.cells.n_stream - 1
+    until(lambda: served.get(f"/edgekv/map/{stream}") is not None)
+    shown = served.get(f"/edgekv/map/{stream}")
     fields = np.frombuffer(base64.b64decode(shown["fields"]), np.uint8).reshape(len(shown["layers"]), shown["n_columns"])
-    pages_per_stream = 1024 // run.page_tokens
-    state = run.residency().state[:, :, pages_per_stream : pages_per_stream + shown["n_columns"]]
-    cells = run.cells.stream(1).positions[: 16 * shown["n_columns"]] >= 0
+    first = stream * 1024 // run.page_tokens
+    state = run.residency().state[:, :, first : first + shown["n_columns"]]
+    cells = run.cells.stream(stream).positions[: 16 * shown["n_columns"]] >= 0
     state = np.where(cells.reshape(-1, 16).any(axis=1) & (state == State.FREE), State.FILLING, state)
     lines = np.concatenate([state[row, : layer.n_head_kv] for row, layer in enumerate(run.layers)])
     assert fields.shape == lines.shape and shown["pages_per_column"] == shown["heads_per_line"] == 1

@@ -142,15 +142,15 @@ def test_a_beginning_that_all_share_is_read_once(tiny):
 
 
 def test_prompts_of_one_request_are_read_once(tiny):
-    """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with; where a busy machine lets
-    the first end before, its last block is kept too, and serves all 600 tokens."""
+    """Both fit into the first batch. The second waits until the first has computed the whole blocks that it begins with, and takes the whole groups
+    of cells that are there by then; where a busy machine lets the first end before, its last block is kept too, and serves all 600 tokens."""
     prompts = [conversation(8, 600) + [300 + i] * 20 for i in range(2)]
     body = json.dumps({"prompt": prompts, "n_predict": 4, "temperature": 0}).encode()
     with serve(tiny, n_slots=2) as server:
         request = urllib.request.Request(f"{server.url}/completion", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as response:
             answers = json.load(response)
-    assert sorted(map(n_read, answers)) in ([620 - 2 * 256, 620], [20, 620])
+    assert sorted(map(n_read, answers)) in ([620 - 9 * 64, 620], [620 - 2 * 256, 620], [20, 620])
 
 
 def test_slots_of_one_cache_share_cells(tiny):
@@ -161,8 +161,8 @@ def test_slots_of_one_cache_share_cells(tiny):
         for slot in (1, 2, 3):
             more = common + conversation(60 + slot, 20)[1:]
             answer = ask(server, more, id_slot=slot)
-            assert n_read(answer) == 19
-        assert server.runtime.memory().n_cells_used < used + 3 * 40
+            assert n_read(answer) == 19 + 600 % 64, "whole groups are shared"
+        assert server.runtime.memory().n_cells_used <= used + 3 * (19 + 600 % 64 + 8)
         assert ask(server, common, id_slot=2)["tokens"] == alone["tokens"]
 
 

@@ -53,7 +53,7 @@ def test_others_are_answered_while_rows_are_copied_out(tiny, reads, kv):
 
 def test_a_prompt_that_begins_like_what_is_being_saved_has_it(tiny, reads):
     """The second prompt waits for the copy, and reads nothing twice."""
-    with serve(tiny, EXACT, n_slots=2) as server:
+    with serve(tiny, EXACT, n_slots=2, extra=("--no-kv-unified",)) as server:
         reads(lambda: threading.Event().wait(0.1))
         ask(server, conversation(1, 700), id_slot=0)
         again = ask(server, conversation(1, 700), id_slot=1)
@@ -94,7 +94,7 @@ def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads):
 
 def test_others_are_answered_while_a_prompt_waits_for_the_rows_of_another_slot(tiny, reads):
     go_on = threading.Event()
-    with serve(tiny, EXACT, n_slots=3) as server, ThreadPoolExecutor(1) as pool:
+    with serve(tiny, EXACT, n_slots=3, extra=("--no-kv-unified",)) as server, ThreadPoolExecutor(1) as pool:
         reads(lambda: go_on.wait(60), slot=0)
         ask(server, conversation(1, 700), id_slot=0)
         waits = pool.submit(ask, server, conversation(1, 700), id_slot=1)
@@ -128,7 +128,7 @@ def test_many_conversations_in_few_slots_are_all_kept_right(tiny):
 
 def test_a_prompt_that_begins_like_what_is_copied_too_slowly_is_computed(tiny, reads):
     go_on = threading.Event()
-    with serve(tiny, EXACT, n_slots=2) as server:
+    with serve(tiny, EXACT, n_slots=2, extra=("--no-kv-unified",)) as server:
         reads(lambda: go_on.wait(60), slot=0)
         first = ask(server, conversation(1, 700), id_slot=0)
         again = ask(server, conversation(1, 700), id_slot=1)

@@ -62,9 +62,10 @@ class Clients:
         self.held[who] = self.held[who][:100]
 
 
-def play(model: Path, mode: str, folder: Path, seed: int, store: StoreSettings | None = None, flash_attn: str = "on") -> Clients:
+def play(model: Path, mode: str, folder: Path, seed: int, store: StoreSettings | None = None, flash_attn: str = "on",
+         cache: str = "--kv-unified") -> Clients:
     options = ServerOptions(model, kv=KvOptions(**MODES[mode]), n_ctx=512, n_threads=1, n_slots=N_SLOTS, store=store, extra=(
-        "--slot-save-path", str(folder), "--context-shift", "--cache-reuse", "16", "--flash-attn", flash_attn))
+        "--slot-save-path", str(folder), "--context-shift", "--cache-reuse", "16", "--flash-attn", flash_attn, cache))
     with Server(options) as server:
         clients = Clients(server, seed)
         for _ in range(24):
@@ -87,13 +88,13 @@ def stock_apart(plain: Clients, flash: Clients) -> float:
     return float(np.abs(np.subtract(plain.found, flash.found)).max())
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_mode_answers_as_mode_off_does(synthetic, tmp_path, every_isa: str, seed: int):
+@pytest.mark.parametrize(("seed", "cache"), [(0, "--kv-unified"), (1, "--no-kv-unified")])
+def test_every_mode_answers_as_mode_off_does(synthetic, tmp_path, every_isa: str, seed: int, cache: str):
     model = synthetic("llama", n_head=6, dtype="f32")
-    off = play(model, "off", tmp_path, seed, flash_attn="off")
-    bound = of_stock(every_isa, stock_apart(off, play(model, "off", tmp_path, seed)))
+    off = play(model, "off", tmp_path, seed, flash_attn="off", cache=cache)
+    bound = of_stock(every_isa, stock_apart(off, play(model, "off", tmp_path, seed, cache=cache)))
     for mode in ("exact", "sparse"):
-        check_alike(off, play(model, mode, tmp_path, seed), bound)
+        check_alike(off, play(model, mode, tmp_path, seed, cache=cache), bound)
 
 
 def test_modes_agree_with_a_store_too(synthetic, tmp_path, every_isa):

@@ -13,6 +13,7 @@ from edgekv.machine import default_threads
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
+from edgekv.memory.fit import unifies
 from edgekv.memory.plan import Plan, make_plan
 from edgekv.memory.roofline import pages_read
 from edgekv.memory.type_choice import with_types
@@ -55,8 +56,9 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
     kv, about_types = _typed(path, model, kv)
     placement = place(kv)
-    request = ContextRequest(model, kv, asked.n_ctx, Slots(asked.n_slots), available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
-                      from_disk=asked.from_disk)
+    slots = Slots(asked.n_slots, unifies(model.geometry, kv, asked.n_slots, placement.room is not None))
+    request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
+                             from_disk=asked.from_disk)
     if placement.room is not None:
         from edgekv.rates.device import calibrate
 
@@ -74,7 +76,7 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
         from edgekv.rates.measuring.reserve import reserved_compute
 
         try:
-            request = replace(request, compute=reserved_compute(model, kv, n_ctx, asked.n_slots))
+            request = replace(request, compute=reserved_compute(model, kv, n_ctx, slots))
         except EdgeKVError as error:
             notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:

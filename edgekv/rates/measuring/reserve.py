@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgekv.config import KvOptions
 from edgekv.errors import ModelError
-from edgekv.memory.allocations import UBATCH_TOKENS
+from edgekv.memory.allocations import UBATCH_TOKENS, Slots
 from edgekv.memory.fit import cells
 from edgekv.models import geometry
 from edgekv.models.geometry import ModelFile
@@ -20,7 +20,7 @@ _SIZE = re.compile(r"(?:compute|output) buffer size =\s*([\d.]+) MiB")
 _NO_MMAP = 0
 
 
-def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) -> int:
+def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, slots: Slots) -> int:
     """Bytes for a context on the processor, as `edgekv serve` opens it. The header is enough. Raises ModelError if llama.cpp
     cannot read the header."""
     heard = _Heard()
@@ -31,7 +31,7 @@ def reserved_compute(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int) 
     printed.setLevel(logging.ERROR)  # or it would go to standard error too
     try:
         with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
-            _reserve(_with_holes(model, Path(folder)), kv, n_ctx, n_slots, heard.lines)
+            _reserve(_with_holes(model, Path(folder)), kv, n_ctx, slots, heard.lines)
     finally:
         upstream.removeHandler(heard)
         upstream.setLevel(levels[0])
@@ -66,15 +66,15 @@ def _with_holes(model: ModelFile, folder: Path) -> Path:
     return copy
 
 
-def _reserve(path: Path, kv: KvOptions, n_ctx: int, n_slots: int, lines: list[str]) -> None:
+def _reserve(path: Path, kv: KvOptions, n_ctx: int, slots: Slots, lines: list[str]) -> None:
     model_params = llama_cpp.llama_model_default_params()
     model_params.no_alloc, model_params.load_mode, model_params.n_gpu_layers = True, _NO_MMAP, 0
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
     if not model:
         raise ModelError(f"llama.cpp cannot read the header of {path}: {_complaint(lines)}")
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max = n_slots * cells(geometry(path), n_ctx, kv), n_slots
-    params.n_batch, params.n_ubatch, params.n_outputs_max = UBATCH_TOKENS, UBATCH_TOKENS, n_slots
+    params.n_ctx, params.n_seq_max, params.kv_unified = slots.n * cells(geometry(path), n_ctx, kv), slots.n, slots.unified
+    params.n_batch, params.n_ubatch, params.n_outputs_max = UBATCH_TOKENS, UBATCH_TOKENS, slots.n
     params.type_k, params.type_v = kv.cache.type_k.ggml_type, kv.cache.type_v.ggml_type
     params.flash_attn_type, params.swa_full = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False
     context = llama_cpp.llama_init_from_model(model, params)

@@ -62,7 +62,7 @@ function showHeader(state) {
 const sharesCells = (state) => new Set(state.slots.map((slot) => slot.stream)).size < state.slots.length;
 
 function showSlots(state) {
-  at("slots-what").textContent = sharesCells(state) ? `in one cache of ${whole(state.slots[0].n_ctx)} tokens for all` : "each with its own context";
+  at("slots-what").textContent = sharesCells(state) ? `in one cache of ${whole(state.n_slots * state.slots[0].n_ctx)} tokens for all` : "each with its own context";
   const found = state.slots.map((slot, i) => {
     const total = slot.pages_arena + slot.pages_home, hot = total ? slot.pages_arena / total : 0;
     const parts = [[slot.n_tokens * hot, "arena"], [slot.n_tokens * (1 - hot), "home"]];

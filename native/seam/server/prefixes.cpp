@@ -217,6 +217,14 @@ int edgekv_prefix_common(
     return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
 }
 
+// Sequences share whole groups of cells: the next tokens then lie in a group as they would without others, and mode sparse reads the same rows. All of
+// a prompt but its last token is shared to the last cell.
+constexpr int EDGEKV_SHARED_GROUP = 64;
+
+static int edgekv_shareable(int n_common, const server_tokens & prompt) {
+    return n_common + 1 < static_cast<int>(prompt.size()) ? n_common - n_common % EDGEKV_SHARED_GROUP : n_common;
+}
+
 // takes cells of the sequence with the longest common beginning
 static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
     int n_best = n_past;
@@ -225,14 +233,15 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
         if (!edgekv_alike(other, slot)) {
             continue;
         }
-        const int n = std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other), edgekv_pure(other.seq_id) });
+        const int n = edgekv_shareable(std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other),
+            edgekv_pure(other.seq_id) }), prompt);
         if (n > n_best) {
             n_best = n;
             best   = &other;
         }
     }
     if (best) {
-        const auto from = prompt.pos_next(n_past);
+        const auto from = prompt.pos_next(n_past - n_past % EDGEKV_SHARED_GROUP);
         llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, from, -1);
         llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, from, prompt.pos_next(n_best));
     }

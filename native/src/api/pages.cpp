@@ -118,10 +118,10 @@ edgekv_status edgekv_set_pins(edgekv_context * ctx, const edgekv_span * spans, i
     return EDGEKV_OK;
 }
 
-void edgekv_get_selected(const edgekv_context * ctx, int stream, edgekv_selected * out) {
+void edgekv_get_selected(const edgekv_context * ctx, int sequence, edgekv_selected * out) {
     std::memset(out, 0, sizeof(*out) * ctx->shape.n_layers * ctx->shape.n_heads);
-    if (stream < ctx->shape.n_stream) {
-        ctx->plane->add_selected(out, stream);
+    if (sequence < static_cast<int>(llama_n_seq_max(ctx->lctx))) {
+        ctx->plane->add_selected(out, sequence);
     }
 }
 

@@ -22,9 +22,9 @@ namespace {
 
 // ---- questions ---------------------------------------------------------------------------------------------------------------
 
-void Plane::add_selected(edgekv_selected * out, int stream) const {
-    assert(stream < 0 || ctx.shape.has_stream(stream));
-    do_add_selected(out, stream);
+void Plane::add_selected(edgekv_selected * out, int sequence) const {
+    assert(sequence < static_cast<int>(llama_n_seq_max(ctx.lctx)));
+    do_add_selected(out, sequence);
 }
 
 RowsRead Plane::last_rows(const Layer & layer, int head, int token) const {

@@ -69,7 +69,7 @@ public:
     virtual double tokens_held() const { return 0; }   // if so: tokens whose rows are kept, means of the layers by their bytes
 
     // The stream exists, or is below 0 and means all streams. Adds the sums of selection to `out`, [layer][head].
-    void add_selected(edgekv_selected * out, int stream) const;
+    void add_selected(edgekv_selected * out, int sequence) const;
     // The layer is served and has the head, the token is below kMaxQueryTokens, and the selection keeps rows. Returns rows of stream 0.
     RowsRead last_rows(const Layer & layer, int head, int token) const;
 
@@ -111,7 +111,7 @@ public:
     State & ctx;
 
 private:
-    virtual void do_add_selected(edgekv_selected * out, int stream) const = 0;
+    virtual void do_add_selected(edgekv_selected * out, int sequence) const = 0;
     virtual RowsRead do_last_rows(const Layer & layer, int head, int token) const = 0;
     virtual Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const = 0;
     virtual const char * do_slot(int i, std::vector<char> & copy) const = 0;

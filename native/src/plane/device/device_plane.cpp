@@ -178,8 +178,8 @@ UbatchDone DevicePlane::do_end(bool ok) {
 
 PageArrays DevicePlane::arrays() const { return { engine->priority(), nullptr, engine->mass_max(), engine->mass_sum() }; }
 
-void DevicePlane::do_add_selected(edgekv_selected * out, int stream) const {
-    if (stream < 0 || ctx.shape.n_stream == 1) {  // the engine has no sums for single streams
+void DevicePlane::do_add_selected(edgekv_selected * out, int sequence) const {
+    if (sequence < 0 || llama_n_seq_max(ctx.lctx) == 1) {  // the engine has no sums for single sequences
         engine->selected(out, 0, ctx.shape.n_layers);
     }
 }

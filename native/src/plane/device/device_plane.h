@@ -53,7 +53,7 @@ public:
     DeviceGraph graph;
 
 private:
-    void do_add_selected(edgekv_selected * out, int stream) const override;
+    void do_add_selected(edgekv_selected * out, int sequence) const override;
     RowsRead do_last_rows(const Layer & layer, int head, int token) const override;
     Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const override;
     const char * do_slot(int i, std::vector<char> & copy) const override;

@@ -27,6 +27,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
     }
     reached.resize(shape.n_stream);
     // at most one run of a stream selects
+    const int n_sequences = static_cast<int>(llama_n_seq_max(ctx.lctx));
     select_workspaces.resize(shape.n_stream);
     sights.resize(shape.n_stream);
     lists.resize(shape.n_stream);
@@ -37,7 +38,7 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
         layer->index   = served->info.index;
         layer->lists.resize(shape.n_stream);
         layer->hits.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
-        layer->selected.resize(static_cast<size_t>(shape.n_stream) * served->info.n_head_kv);
+        layer->selected.resize(static_cast<size_t>(n_sequences) * served->info.n_head_kv);
         layers.push_back(std::move(layer));
     }
     for (const auto & layer : ctx.layers) {
@@ -292,26 +293,30 @@ PageArrays HostPlane::arrays() const {
     return { reinterpret_cast<float *>(prior.data()), drops.data(), mass, mass + ctx.shape.n_entries() };
 }
 
-void HostPlane::do_add_selected(edgekv_selected * out, int stream) const {
+void HostPlane::do_add_selected(edgekv_selected * out, int sequence) const {
     for (const auto & layer : layers) {
         const size_t n_heads = layer->layer->info.n_head_kv;
-        const size_t first   = stream < 0 ? 0 : stream * n_heads;
-        const size_t end     = stream < 0 ? layer->hits.size() : first + n_heads;
-        for (size_t i = first; i < end; ++i) {  // each stream has counters of its own
-            const edgekv_selected & one  = layer->selected[i];
-            const AttendHits &      hits = layer->hits[i];
-            edgekv_selected &       sum  = out[static_cast<size_t>(layer->index) * ctx.shape.n_heads + i % n_heads];
+        const size_t first   = sequence < 0 ? 0 : sequence * n_heads;
+        const auto   sum_of  = [&](size_t i) -> edgekv_selected & { return out[static_cast<size_t>(layer->index) * ctx.shape.n_heads + i % n_heads]; };
+        for (size_t i = first; i < (sequence < 0 ? layer->selected.size() : first + n_heads); ++i) {
+            const edgekv_selected & one = layer->selected[i];
+            edgekv_selected &       sum = sum_of(i);
             sum.n_tokens  += one.n_tokens;
             sum.n_visible += one.n_visible;
             sum.n_certain += one.n_certain;
+            sum.covered   += one.covered;
+            sum.n_covered += one.n_covered;
+        }
+        const bool all = sequence < 0 || layer->hits.size() == layer->selected.size();
+        for (size_t i = first; all && i < (sequence < 0 ? layer->hits.size() : first + n_heads); ++i) {
+            const AttendHits & hits = layer->hits[i];
+            edgekv_selected &  sum  = sum_of(i);
             sum.n_read    += hits.n_read;
             sum.n_hits    += hits.n_hits;
             sum.mass      += hits.mass;
             sum.mass_hits += hits.mass_hits;
             sum.error     += hits.error;
             sum.n_errors  += hits.n_errors;
-            sum.covered   += one.covered;
-            sum.n_covered += one.n_covered;
         }
     }
 }

@@ -47,7 +47,7 @@ struct HostLayer {
 
     std::vector<RowLists> lists;            // [run that selects], if params.selection.keep_rows
     std::vector<AttendHits> hits;           // [stream][n_head_kv]
-    std::vector<edgekv_selected> selected;  // [stream][n_head_kv]; `hits` has the other sums
+    std::vector<edgekv_selected> selected;  // [sequence][n_head_kv]; `hits` has the other sums
 };
 
 // A layer attended whole in every mode. Its address is the userdata of its graph node.
@@ -123,7 +123,7 @@ public:
     std::atomic<int> n_last_observed{0};
 
 private:
-    void do_add_selected(edgekv_selected * out, int stream) const override;
+    void do_add_selected(edgekv_selected * out, int sequence) const override;
     RowsRead do_last_rows(const Layer & layer, int head, int token) const override;
     Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const override;
     const char * do_slot(int i, std::vector<char> & copy) const override;

@@ -7,7 +7,20 @@
 
 namespace edgekv {
 
-SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
+// Sequences of one cache share a stream. A beginning that several have in common counts for the first of them.
+int RowLister::sequence_of(int token) const {
+    if (thread.ctx().shape.n_stream > 1) {
+        return thread.stream;
+    }
+    const uint64_t * words = cells.seq + thread.cell_of(token) * cells.n_seq_words;
+    uint32_t         word  = 0;
+    while (word + 1 < cells.n_seq_words && words[word] == 0) {
+        ++word;
+    }
+    return words[word] == 0 ? 0 : static_cast<int>(64 * word) + __builtin_ctzll(words[word]);
+}
+
+SampleResult RowLister::keep(int head, int token, int32_t * rows) const {
     const uint8_t * dropped     = thread.plane().drops.of(thread.layer.index, thread.stream, head);
     const int       page_tokens = thread.ctx().shape.page_tokens;
     const Sight *   sight       = sights.of(token);
@@ -18,14 +31,14 @@ SampleResult RowLister::keep(int head, int token, int32_t * cells) const {
             const int cell = group * kGroupCells + __builtin_ctzll(left);
             result.n_visible += 1;
             if (!dropped[cell / page_tokens]) {
-                cells[result.n_rows++] = cell;
+                rows[result.n_rows++] = cell;
             }
         }
     }
     return result;
 }
 
-SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t * cells, float * weights) const {
+SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const {
     const SelectPlan &  plan   = thread.plan;
     const ggml_tensor * sinks  = thread.node->src[SELECT_SINKS];
     const Shares        shares = thread.shares(head, token);
@@ -44,39 +57,39 @@ SampleResult RowLister::sample(int head, int token, const Sight * sight, int32_t
     p.exact_tokens = thread.ctx().params.selection.exact_tokens;
     p.positions    = thread.ctx().pages.cells.positions(thread.stream);
     p.turn         = page_turn(thread.layer.index, head, thread.position(token));
-    p.rows         = cells;
+    p.rows         = rows;
     p.weights      = weights;
     p.scratch      = thread.own() + plan.scratch_offset;
     return sample_rows(p, selected_isa());
 }
 
-SampleResult RowLister::choose(int head, int token, int32_t * cells) const {
+SampleResult RowLister::choose(int head, int token, int32_t * rows) const {
     HostPlane &        plane   = thread.plane();
     const auto &       options = thread.ctx().params.selection;
     const PageChoice   choice  = { thread.plan.n_cells, thread.ctx().shape.page_tokens, sights.of(token),
                                    plane.priority(thread.layer.index, thread.stream, head), options.tokens, options.share,
                                    options.exact_tokens };
-    const ChoiceResult chosen  = choose_pages(choice, cells, plane.candidates[thread.ith]);
+    const ChoiceResult chosen  = choose_pages(choice, rows, plane.candidates[thread.ith]);
     return { chosen.n_rows, chosen.n_certain, chosen.n_visible, 0.0 };
 }
 
 void RowLister::list(int head) const {
     const SelectPlan & plan  = thread.plan;
     const Sight *      sight = plan.scans ? sights_of_head(thread, sights, head, 0, plan.n_groups) : nullptr;
-    edgekv_selected &  sum   = thread.layer.selected[static_cast<size_t>(thread.stream) * plan.n_head_kv + head];
 
     for (int token = 0; token < plan.n_tokens; ++token) {
         const size_t    list  = static_cast<size_t>(token) * plan.n_head_kv + head;
-        int32_t * const cells = lists.cells_of(list);
+        int32_t * const rows  = lists.cells_of(list);
         if (thread.leaves(token)) {
             lists.n_rows_of(list) = 0;
             continue;
         }
 
-        const SampleResult result = plan.scans ? sample(head, token, sight, cells, lists.weights_of(list))
-                                  : plan.keeps ? keep(head, token, cells)
-                                               : choose(head, token, cells);
+        const SampleResult result = plan.scans ? sample(head, token, sight, rows, lists.weights_of(list))
+                                  : plan.keeps ? keep(head, token, rows)
+                                               : choose(head, token, rows);
         lists.n_rows_of(list) = result.n_rows;
+        edgekv_selected & sum = thread.layer.selected[static_cast<size_t>(sequence_of(token)) * plan.n_head_kv + head];
         sum.n_tokens  += 1;
         sum.n_visible += result.n_visible;
         sum.n_certain += result.n_certain;

@@ -85,18 +85,22 @@ private:
 class RowLister {
 public:
     RowLister(const SelectThread & thread, const TokenSights & sights) :
-        thread(thread), sights(sights), lists(thread.plane().lists_of(thread.layer, thread.run)) {}
+        thread(thread), sights(sights), lists(thread.plane().lists_of(thread.layer, thread.run)) {
+        llama_edgekv_get_cells(thread.ctx().lctx, static_cast<uint32_t>(thread.stream), &cells);
+    }
 
     void list(int head) const;
 
 private:
-    SampleResult keep(int head, int token, int32_t * cells) const;    // mode evict: all visible cells that the head has not dropped
-    SampleResult sample(int head, int token, const Sight * sight, int32_t * cells, float * weights) const;
-    SampleResult choose(int head, int token, int32_t * cells) const;  // pages; used without sketches
+    int sequence_of(int token) const;
+    SampleResult keep(int head, int token, int32_t * rows) const;    // mode evict: all visible cells that the head has not dropped
+    SampleResult sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const;
+    SampleResult choose(int head, int token, int32_t * rows) const;   // pages; used without sketches
 
     const SelectThread & thread;
     const TokenSights & sights;
     const RowLists & lists;
+    llama_edgekv_cells cells = {};
 };
 
 // Threads claim chunks as they come free, head by head, each thread beginning with a head of its own: threads of different heads write to

@@ -4,6 +4,7 @@
 // pages, and reads as zeros again. Large tensors begin at a huge page, so that a stream's first tokens take one of each.
 #include "llama-edgekv-access.h"
 #include "llama-edgekv-mapping.h"
+#include "llama-edgekv-places.h"
 
 #include "llama-impl.h"
 
@@ -190,10 +191,11 @@ bool llama_edgekv_build_shift(
 // what is free when a cache grows
 //
 
-static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n) {
+// `n_cells`: those that come in a stream
+static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n_cells) {
     llama_kv_cells & cells = llama_edgekv_access::cells(kv, stream);
     const uint32_t placed  = llama_edgekv_access::clock(cells).placed_end();
-    const uint32_t end     = std::min(cells.size(), cells.used_max_p1() + static_cast<uint32_t>(n));
+    const uint32_t end     = std::min(cells.size(), cells.used_max_p1() + static_cast<uint32_t>(n_cells));
     if (end <= placed) {
         return 0;
     }
@@ -201,11 +203,18 @@ static size_t growth_of(const llama_kv_cache & kv, uint32_t stream, int n) {
     return taken(tensors, end) - taken(tensors, placed);
 }
 
-int64_t llama_edgekv_growth(const llama_context * lctx, int seq_id, int n) {
+int64_t llama_edgekv_growth(const llama_context * lctx, const int * seq_ids, const int * n_tokens, int n) {
     int64_t sum = 0;
     for (const llama_kv_cache * kv : llama_edgekv_access::caches(lctx)) {
-        if (!llama_edgekv_access::is_guest(*kv) && n > 0 && seq_id >= 0 && seq_id < static_cast<int>(kv->get_n_seq_max())) {
-            sum += growth_of(*kv, kv->get_stream(seq_id), n);
+        std::map<uint32_t, int> n_cells;  // by stream
+        for (int i = 0; i < n && !llama_edgekv_access::is_guest(*kv); ++i) {
+            if (n_tokens[i] > 0 && seq_ids[i] >= 0 && seq_ids[i] < static_cast<int>(kv->get_n_seq_max())) {
+                // sequences of one cache have whole groups
+                n_cells[kv->get_stream(seq_ids[i])] += n_tokens[i] + (llama_edgekv_access::mixes_sequences(*kv) ? llama_edgekv_group - 1 : 0);
+            }
+        }
+        for (const auto & [stream, of_stream] : n_cells) {
+            sum += growth_of(*kv, stream, of_stream);
         }
     }
     return sum;
@@ -236,10 +245,12 @@ bool llama_edgekv_admits(const llama_context * lctx, const llama_batch & batch) 
     for (int i = 0; i < batch.n_tokens; ++i) {
         n_of[batch.seq_id[i][0]]++;
     }
-    int64_t sum = 0;
+    std::vector<int> seq_ids, n_tokens;
     for (const auto & [seq_id, n] : n_of) {
-        sum += llama_edgekv_growth(lctx, seq_id, n);
+        seq_ids.push_back(seq_id);
+        n_tokens.push_back(n);
     }
+    const int64_t sum = llama_edgekv_growth(lctx, seq_ids.data(), n_tokens.data(), static_cast<int>(seq_ids.size()));
     if (llama_edgekv_may_take(sum, false)) {
         return true;
     }

@@ -10,6 +10,7 @@
 //
 // "Others" are tokens that do not belong to exactly the same sequences. So where a sequence was copied, both go on in groups of their own.
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-places.h"
 
 #include "llama-impl.h"
 
@@ -18,7 +19,7 @@
 
 namespace {
 
-constexpr uint32_t kGroup = 64;  // the cells of a sketch
+constexpr uint32_t kGroup = llama_edgekv_group;
 constexpr uint32_t kPage  = 16;  // the least page
 
 class placing {

@@ -7,6 +7,8 @@
 struct llama_ubatch;
 class  llama_kv_cache;
 
+constexpr int llama_edgekv_group = 64;  // cells of which a sketch is made
+
 // Chooses a cell for each token of a ubatch, in its order, so that sequences share no group of 64 cells but with tokens that belong to both.
 // false: upstream's search serves. It is upstream's alone where a cache has one sequence, streams, or an index beside it.
 bool llama_edgekv_place(const llama_kv_cache & kv, const llama_ubatch & ubatch, std::vector<uint32_t> & cells);

@@ -122,7 +122,7 @@ bool llama_edgekv_add_cells(
         ubatch.seq_id[i]   = &seq;
     }
 
-    if (!llama_edgekv_may_take(llama_edgekv_growth(lctx, seq_id, n), true)) {
+    if (!llama_edgekv_may_take(llama_edgekv_growth(lctx, &seq_id, &n, 1), true)) {
         return false;
     }
     const auto place = llama_edgekv_access::cache(lctx)->find_slot(ubatch, false);

@@ -218,8 +218,8 @@ LLAMA_API void llama_edgekv_in_small_pages(struct llama_context * lctx, int il);
 // on another thread. Decoding thread, or a K-shift's node.
 LLAMA_API void llama_edgekv_give_rows_back(struct llama_context * lctx, int il, uint32_t stream, uint32_t first, uint32_t end);
 
-// The bytes that K and V of n more tokens of a sequence take, beyond the memory that the caches have; 0: none, or not in growing memory.
-LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, int seq_id, int n);
+// The bytes that K and V of more tokens of n sequences take, beyond the memory that the caches have; 0: none, or not in growing memory.
+LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, const int * seq_ids, const int * n_tokens, int n);
 // Whether so many bytes can be taken now. early: for a batch that is not built yet, which must not be refused later.
 LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
 // whether the newest llama_decode() of this thread failed for want of such memory

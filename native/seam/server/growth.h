@@ -33,19 +33,22 @@ auto cannot_grow(Slots & slots, const llama_context * lctx) {
     }
     std::sort(idle.begin(), idle.end(), [](const slot * a, const slot * b) { return a->t_last_used > b->t_last_used; });
 
-    int64_t taken = 0;
+    // sequences of one cache take the same memory
+    std::vector<int> ids, coming;
+    const auto may_take = [&] { return llama_edgekv_may_take(llama_edgekv_growth(lctx, ids.data(), coming.data(), static_cast<int>(ids.size())), true); };
     for (slot & s : slots) {
-        const int64_t more = s.is_processing() && s.task ? llama_edgekv_growth(lctx, s.id, coming_tokens(s)) : 0;
-        if (more == 0) {
+        if (!s.is_processing() || !s.task) {
             continue;
         }
-        while (!llama_edgekv_may_take(taken + more, true) && !idle.empty()) {
+        ids.push_back(s.id);
+        coming.push_back(coming_tokens(s));
+        while (!may_take() && !idle.empty()) {
             idle.back()->prompt_clear();
             idle.pop_back();
         }
-        if (llama_edgekv_may_take(taken + more, true)) {
-            taken += more;
-        } else {
+        if (!may_take()) {
+            ids.pop_back();
+            coming.pop_back();
             ended.push_back(&s);
         }
     }

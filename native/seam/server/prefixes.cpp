@@ -1,6 +1,7 @@
 #include "server/prefixes.h"
 
 #include "llama-edgekv.h"
+#include "llama-edgekv-places.h"
 #include "server/media.h"
 #include "server/pace.h"
 #include "server/rolling.h"
@@ -219,10 +220,8 @@ int edgekv_prefix_common(
 
 // Sequences share whole groups of cells: the next tokens then lie in a group as they would without others, and mode sparse reads the same rows. All of
 // a prompt but its last token is shared to the last cell.
-constexpr int EDGEKV_SHARED_GROUP = 64;
-
 static int edgekv_shareable(int n_common, const server_tokens & prompt) {
-    return n_common + 1 < static_cast<int>(prompt.size()) ? n_common - n_common % EDGEKV_SHARED_GROUP : n_common;
+    return n_common + 1 < static_cast<int>(prompt.size()) ? n_common - n_common % llama_edgekv_group : n_common;
 }
 
 // takes cells of the sequence with the longest common beginning
@@ -241,7 +240,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
         }
     }
     if (best) {
-        const auto from = prompt.pos_next(n_past - n_past % EDGEKV_SHARED_GROUP);
+        const auto from = prompt.pos_next(n_past - n_past % llama_edgekv_group);
         llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, from, -1);
         llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, from, prompt.pos_next(n_best));
     }

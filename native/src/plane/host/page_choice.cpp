@@ -31,15 +31,13 @@ ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector
     }
 
     ChoiceResult result = {};
-    for (int g = 0; g < (choice.n_cells + kGroupCells - 1) / kGroupCells; ++g) {
-        result.n_visible += __builtin_popcountll(choice.sight[g].visible);
-    }
+    result.n_visible = n_visible(choice.sight, (choice.n_cells + kGroupCells - 1) / kGroupCells);
 
-    const int n_visible = static_cast<int>(candidates.size());
-    const int wanted    = result.n_visible <= choice.exact_tokens ? n_visible
+    const int n_seen = static_cast<int>(candidates.size());
+    const int wanted    = result.n_visible <= choice.exact_tokens ? n_seen
                         : choice.tokens > 0                         ? (choice.tokens + choice.page_tokens - 1) / choice.page_tokens
-                                                                    : static_cast<int>(std::lround(choice.share * n_visible));
-    const int n_taken   = std::clamp(wanted, n_certain, n_visible);
+                                                                    : static_cast<int>(std::lround(choice.share * n_seen));
+    const int n_taken   = std::clamp(wanted, n_certain, n_seen);
     // nth_element() needs an order, and NaN has none
     const auto score = [&](int32_t page) { return std::isnan(choice.priority[page]) ? -INFINITY : choice.priority[page]; };
     std::nth_element(candidates.begin() + n_certain, candidates.begin() + n_taken, candidates.end(),

@@ -102,7 +102,7 @@ void run_select(ggml_tensor * dst, int ith, int nth, void * userdata) {
         const RowLister lister(thread, sights);
         HeadClaims      claims(plan, thread.workspace(), ith, nth);
         while (claims.claim()) {
-            if (plan.scans) {
+            if (plan.scans && !sights.are_few()) {
                 scan.scan(claims.head(), claims.chunk());
             }
             if (claims.completes_head()) {

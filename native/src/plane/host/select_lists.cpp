@@ -5,6 +5,8 @@
 #include "plane/host/select_parts.h"
 #include "plane/host/page_choice.h"
 
+#include <algorithm>
+
 namespace edgekv {
 
 // Sequences of one cache share a stream. A beginning that several have in common counts for the first of them.
@@ -18,6 +20,17 @@ int RowLister::sequence_of(int token) const {
         ++word;
     }
     return words[word] == 0 ? 0 : static_cast<int>(64 * word) + __builtin_ctzll(words[word]);
+}
+
+SampleResult RowLister::every(int token, int32_t * rows) const {
+    SampleResult result = {};
+    for (int group = 0; group < thread.plan.n_groups; ++group) {
+        for (uint64_t left = sights.of(token)[group].visible; left != 0; left &= left - 1) {
+            rows[result.n_rows++] = group * kGroupCells + __builtin_ctzll(left);
+        }
+    }
+    result.n_visible = result.n_certain = result.n_rows;
+    return result;
 }
 
 SampleResult RowLister::keep(int head, int token, int32_t * rows) const {
@@ -85,9 +98,13 @@ void RowLister::list(int head) const {
             continue;
         }
 
-        const SampleResult result = plan.scans ? sample(head, token, sight, rows, lists.weights_of(list))
+        const SampleResult result = sights.are_few() ? every(token, rows)
+                                  : plan.scans ? sample(head, token, sight, rows, lists.weights_of(list))
                                   : plan.keeps ? keep(head, token, rows)
                                                : choose(head, token, rows);
+        if (plan.scans && sights.are_few()) {
+            std::fill_n(lists.weights_of(list), result.n_rows, 1.0f);
+        }
         lists.n_rows_of(list) = result.n_rows;
         edgekv_selected & sum = thread.layer.selected[static_cast<size_t>(sequence_of(token)) * plan.n_head_kv + head];
         sum.n_tokens  += 1;

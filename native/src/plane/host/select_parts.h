@@ -57,10 +57,13 @@ public:
     explicit TokenSights(const SelectThread & thread);
 
     const Sight * of(int token) const { return all + static_cast<size_t>(token) * n_groups; }
+    // Whether no token sees more than `exact_tokens` cells: all that they see is listed, and nothing is scanned.
+    bool are_few() const { return few; }
 
 private:
     const Sight * all;
     const int n_groups;
+    bool few;
 };
 
 // The sights of a KV head's tokens in groups [first, end): in mode evict without the pages that the head has dropped.
@@ -93,6 +96,7 @@ public:
 
 private:
     int sequence_of(int token) const;
+    SampleResult every(int token, int32_t * rows) const;  // visible cell
     SampleResult keep(int head, int token, int32_t * rows) const;    // mode evict: all visible cells that the head has not dropped
     SampleResult sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const;
     SampleResult choose(int head, int token, int32_t * rows) const;   // pages; used without sketches

@@ -82,17 +82,11 @@ uint64_t visible_cells(MaskType type, const char * token_mask, int first, int en
     return type == MaskType::f16 ? cells_unlike<uint16_t>(token_mask, first, end, kMinusInf) : cells_unlike<float>(token_mask, first, end, -INFINITY);
 }
 
-TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_groups) {
-    Sight * const shared = reinterpret_cast<Sight *>(thread.plane().sights[thread.run.workspace].data());
-    all = shared;
-    if (!thread.layer.nodes().leads) {
-        return;
-    }
-
-    Sight * const       mine     = reinterpret_cast<Sight *>(thread.own() + thread.plan.sight_offset);
+// Writes the sights of a run's tokens to `mine`.
+static void find_sights(const SelectThread & thread, Sight * mine) {
     const ggml_tensor * mask     = thread.node->src[SELECT_MASK];
-    const int           n_tokens = thread.plan.n_tokens;
-    for (int token = 0; token < n_tokens; ++token) {
+    const int           n_groups = thread.plan.n_groups;
+    for (int token = 0; token < thread.plan.n_tokens; ++token) {
         Sight * const sight = mine + static_cast<size_t>(token) * n_groups;
         if (thread.leaves(token)) {
             std::fill_n(sight, n_groups, Sight{});
@@ -101,10 +95,23 @@ TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_g
         const char * token_mask = static_cast<const char *>(mask->data) + thread.run.stream * mask->nb[3] + (thread.run.first + token) * mask->nb[1];
         find_sight(thread, token_mask, token, sight);
     }
-    if (thread.ith == 0) {
-        std::memcpy(shared, mine, thread.plan.sight_bytes);
+}
+
+TokenSights::TokenSights(const SelectThread & thread) : n_groups(thread.plan.n_groups) {
+    Sight * const shared = reinterpret_cast<Sight *>(thread.plane().sights[thread.run.workspace].data());
+    all = shared;
+    if (thread.layer.nodes().leads) {
+        Sight * const mine = reinterpret_cast<Sight *>(thread.own() + thread.plan.sight_offset);
+        find_sights(thread, mine);
+        if (thread.ith == 0) {
+            std::memcpy(shared, mine, thread.plan.sight_bytes);
+        }
+        all = mine;
     }
-    all = mine;
+    few = !thread.plan.keeps;
+    for (int token = 0; token < thread.plan.n_tokens && few; ++token) {
+        few = n_visible(of(token), n_groups) <= thread.ctx().params.selection.exact_tokens;
+    }
 }
 
 }  // namespace edgekv

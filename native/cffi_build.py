@@ -23,6 +23,7 @@ extern "Python" void edgekv_py_described(void *, void const *, size_t);
 
 # of edgekv/_native/prefix_callbacks.py, edgekv/_native/recall_callbacks.py and edgekv/_native/http_server.py
 SERVER_CALLBACKS = """
+extern "Python" void edgekv_py_prefix_expect(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int, int);
 extern "Python" void edgekv_py_prefix_leave(void *, int);
 extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);

@@ -83,6 +83,9 @@ class CachedTokens:
 class KeepsPrefixes(Protocol):
     """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
 
+    def expect(self, prompt: SequenceTokens) -> None:
+        """The prompt waits for a slot, in a context that keeps only rows; its `seq_id` means nothing."""
+
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """Whether `begin` can go on at once. Otherwise the server asks again, and answers others meanwhile. alone: it has no other, so the call may take a
         moment."""
@@ -123,9 +126,9 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
         return
     _define_callbacks()
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
-        "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave, "begin": lib.edgekv_py_prefix_begin,
-        "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot, "start": lib.edgekv_py_prefix_start,
-        "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
+        "expect": lib.edgekv_py_prefix_expect, "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave,
+        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot,
+        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
 
 
 def tokens_of(native) -> SequenceTokens:
@@ -155,6 +158,10 @@ def _define_callbacks() -> None:
     def callback(failure: str, error=None):
         """An exception is logged as `failure`, and the server gets `error`."""
         return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
+
+    @callback("kept prefixes could not be fetched")
+    def edgekv_py_prefix_expect(user, prompt):
+        keeps_of(user).expect(tokens_of(prompt))
 
     @callback("kept prefixes could not be fetched", error=1)
     def edgekv_py_prefix_ready(user, prompt, n_have, goes_on, alone):

@@ -18,6 +18,12 @@ log = logging.getLogger("edgekv")
 POLL_S = 0.005
 """A server with nothing else to do waits this long at a time."""
 
+MOST_EXPECTED = 4
+"""Most prompts whose rows come while they wait for a slot."""
+
+EXPECTED_S = 60.0
+"""So long the rows of such a prompt are held; its client may be gone."""
+
 
 class WantedPrefix(NamedTuple):
     """The prompt whose first rows are wanted."""
@@ -57,13 +63,19 @@ class Fetch:
         self._done.wait()
         return self._hit
 
-    def leave(self) -> None:
-        """Give the result up."""
+    def leave(self) -> bool:
+        """Give the result up. False: it was given up before. From any thread."""
         with self._lock:
-            self._abandoned = True
+            before, self._abandoned = self._abandoned, True
             done = self._done.is_set()
-        if done:
+        if done and not before:
             self._store.leave(self._hit)
+        return not before
+
+    def wanted(self) -> bool:
+        """Whether the result was not given up."""
+        with self._lock:
+            return not self._abandoned
 
     def join(self) -> None:
         self._thread.join()
@@ -80,3 +92,43 @@ class Fetch:
             abandoned = self._abandoned
         if abandoned:
             self._store.leave(self._hit)
+
+
+class Expected:
+    """Fetches of prompts that wait for a slot. The decoding thread calls it."""
+
+    def __init__(self) -> None:
+        self._fetches: list[tuple[Fetch, threading.Timer]] = []
+
+    def has_more_of(self, asked: WantedPrefix) -> bool:
+        """Whether a fetch brings the first block of a prompt, or more."""
+        return any(fetch.asked.has_more_of(asked, 0) and fetch.wanted() for fetch, _ in self._fetches)
+
+    def add(self, fetch: Fetch) -> None:
+        """Hold a fetch until `take`, for EXPECTED_S at most. The oldest of more than MOST_EXPECTED is given up."""
+        timer = threading.Timer(EXPECTED_S, fetch.leave)
+        timer.daemon = True
+        timer.start()
+        self._fetches.append((fetch, timer))
+        if len(self._fetches) > MOST_EXPECTED:
+            self._remove(0).leave()
+
+    def take(self, asked: WantedPrefix) -> Fetch | None:
+        """The fetch of this prompt, which the caller leaves or uses from now on."""
+        for i, (fetch, _) in enumerate(self._fetches):
+            if fetch.asked.same(asked):
+                self._remove(i)
+                return fetch if fetch.wanted() else None
+        return None
+
+    def close(self) -> list[Fetch]:
+        """Give all up; returns them."""
+        found = [self._remove(0) for _ in range(len(self._fetches))]
+        for fetch in found:
+            fetch.leave()
+        return found
+
+    def _remove(self, i: int) -> Fetch:
+        fetch, timer = self._fetches.pop(i)
+        timer.cancel()
+        return fetch

@@ -17,7 +17,7 @@ from edgekv.live import attachments
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.cache_requests import CacheRequests
-from edgekv.serving.fetching import POLL_S, Fetch, WantedPrefix
+from edgekv.serving.fetching import POLL_S, Expected, Fetch, WantedPrefix
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
@@ -61,6 +61,7 @@ class Prefixes:
         self._n_hits = self._n_prompts = 0
         self._loading: tuple[WantedPrefix, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
+        self._expected = Expected()
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
         """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""
@@ -68,6 +69,16 @@ class Prefixes:
         if projector:
             self._media.expect(projector)
         self._store(runtime)
+
+    def expect(self, prompt: SequenceTokens) -> None:
+        """Begin to fetch the rows of a prompt that waits for a slot; `ready` goes on with it."""
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None or not store.has_far:
+            return
+        prompt = self._media.numbered(prompt)
+        asked = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        if not self._expected.has_more_of(asked) and not any(one.asked.has_more_of(asked, 0) for one in self._fetches.values()):
+            self._expected.add(self._fetch(runtime, store, asked, 0, None))
 
     def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
         """Whether the prompt can begin. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
@@ -85,16 +96,20 @@ class Prefixes:
                 return True
             if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
                 return False  # the other prompt's blocks are in RAM once the batch is computed
+            if (expected := self._expected.take(asked)) is not None:
+                self._fetches[prompt.seq_id] = expected
+                return expected.ready(alone)
             same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
             if same:  # the other fetch brings these blocks too; they are found once its prompt has begun
                 same[0].ready(alone)
                 return False
-            asked = asked._replace(tokens=prompt.tokens.copy())
-            codec = self._where.codec
-            look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
-            fetch = Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
-            self._fetches[prompt.seq_id] = fetch
+            fetch = self._fetches[prompt.seq_id] = self._fetch(runtime, store, asked, n_have, goes_on)
         return fetch.ready(alone)
+
+    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: WantedPrefix, n_have: int, goes_on: int | None) -> Fetch:
+        asked, codec = asked._replace(tokens=asked.tokens.copy()), self._where.codec
+        look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
+        return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
 
     def leave(self, seq_id: int) -> None:
         """Stop a sequence's waits."""
@@ -283,6 +298,7 @@ class Prefixes:
         fetches, self._fetches = list(self._fetches.values()), {}
         for fetch in fetches:
             fetch.leave()
+        fetches += self._expected.close()
         self._saver.close()
         self._claims.shutdown()
         for store in self._stores.values():

@@ -82,6 +82,8 @@ typedef struct {
 } edgekv_cached_tokens;
 
 typedef struct {
+    /* A prompt waits for a slot, in a context that keeps only rows; `seq_id` means nothing. Kept tokens that are far away may come meanwhile. */
+    void (*expect)(void * user, const edgekv_prefix_tokens * prompt);
     /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: begin() will not wait. 0: kept tokens of the prompt
        are being fetched: ask again, or leave(). goes_on: as for begin(). alone: no answer is running, so the call may take a moment. */
     int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);

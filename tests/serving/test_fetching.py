@@ -93,6 +93,44 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     assert set(held.threads) == {"edgekv-fetch"}
 
 
+def wait_for_a_slot(server: Server, pool: ThreadPoolExecutor) -> tuple:
+    """The only slot answers; a prompt that the shared server has waits for it. The futures of both answers."""
+    running = pool.submit(ask, server, conversation(2, 30), 1500)
+    until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+    return running, pool.submit(ask, server, conversation(1))
+
+
+def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
+    first = keep(tiny, shared)
+    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)
+    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
+        held = Held(monkeypatch, "_fill")
+        running, waits = wait_for_a_slot(server, pool)
+        assert held.asked.wait(30)
+        held.go_on.set()
+        until(lambda: not fetching())
+        assert not running.done(), "the rows are here before the slot is free"
+        n_asked = len(held.threads)
+        answer = waits.result(100)
+        assert len(held.threads) == n_asked, "nothing was fetched twice"
+    assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
+
+
+def test_rows_that_nobody_waits_for_any_more_are_let_go(tiny, shared, monkeypatch):
+    keep(tiny, shared)
+    monkeypatch.setattr("edgekv.serving.fetching.EXPECTED_S", 0.3)
+    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)
+    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
+        held = Held(monkeypatch, "_fill")
+        running, waits = wait_for_a_slot(server, pool)
+        assert held.asked.wait(30)
+        held.go_on.set()
+        (store,) = server.prefixes._stores.values()
+        until(lambda: not fetching() and not store.shared.in_use)
+        assert not running.done()
+        assert waits.result(100)["timings"]["cache_n"] == 699, "they are fetched once more"
+
+
 def test_where_fetched_tokens_came_from_is_said(tiny, shared):
     keep(tiny, shared)
     with serve(tiny, shared) as server:

@@ -253,6 +253,13 @@ static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens &
     return llama_edgekv_keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
 
+void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt) {
+    if (g_kept && !llama_edgekv_keeps_snapshots(slot.lctx)) {
+        const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+        g_prefixes.expect(g_prefixes.user, &all.told);
+    }
+}
+
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
     if (!g_kept) {
         return true;

@@ -152,7 +152,7 @@ def test_named_command_lines_are_taken(line, monkeypatch):
 
 FOREIGN_OPTIONS = {
     "--no-build-isolation": "pip", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker",
-    "--mmproj": "llama.cpp", "--model-draft": "llama.cpp", "--kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
+    "--mmproj": "llama.cpp", "--model-draft": "llama.cpp", "--kv-unified": "llama.cpp", "--no-kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
 }
 
 

@@ -4,9 +4,11 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.side_by_side import SideBySide
 
 SOURCE = Path(__file__).resolve().parents[2] / "native" / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
@@ -67,11 +69,18 @@ def racing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build
 
 
-@pytest.mark.parametrize("program", RACING)
-def test_kernels_do_not_race(racing: Path, program: str):
+@pytest.fixture(scope="session")
+def races(request: pytest.FixtureRequest, racing: Path) -> Iterator[SideBySide]:
     """On one multiprocessor: a split reads most rows there."""
-    done = subprocess.run([str(racing / program)], capture_output=True, text=True, env=os.environ | {"EDGEKV_EMULATOR_SEED": "3"})
-    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    commands = {name: [str(racing / name)] for name in RACING}
+    with SideBySide(request, ("test_kernels_do_not_race",), commands, EDGEKV_EMULATOR_SEED="3") as running:
+        yield running
+
+
+@pytest.mark.parametrize("program", RACING)
+def test_kernels_do_not_race(races: SideBySide, program: str):
+    done = races.end(program)
+    assert done.returncode == 0, done.said[-8000:]
 
 
 @pytest.mark.parametrize("name", PLANTED)

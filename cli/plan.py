@@ -15,6 +15,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK
+from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv.memory.plan import Plan
@@ -55,7 +56,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
 
     path = model_path(model)
     chosen = split_kv_options(settings, path, slots)
-    store = StoreSettings.ram_bytes if cache_ram is None else cache_ram
+    store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
     measuring = Measuring(lambda what: click.echo(what, err=True), measure, recalibrate)
     asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
     found = plan_here(path, asked, measuring)

@@ -201,7 +201,7 @@ _KV_OPTIONS = [
                help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it.  "
                     f"[default: {AUTO}; a processor has none, as it gains nothing there]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
-               help="Mode evict: how much of the conversation is kept, whatever its length, e.g. 4096 or 64MiB; K and V take no more "
+               help="Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more "
                     f"memory than that.  [default: {EvictionOptions.keep}]"),
     _kv_option("--device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "

@@ -307,6 +307,7 @@ class RunSums:
     newest: int
     ends_run: bool  # the newest ubatch was the last of its run: the next one begins at zero
     n_refused: int  # layers that stock nodes attend, because there is no memory for ours
+    streams: np.ndarray  # int32 [stream, 3]: tokens, those observed, those of a prompt; empty: there is one stream
 
 
 class RunReader:
@@ -315,24 +316,23 @@ class RunReader:
 
     def __init__(self, handle: Handle, view: Callable[[int, type, tuple[int, ...]], Any] | None = None):
         self._handle = handle
-        self._out = ffi.new("edgekv_observation *")
-        _check(lib.edgekv_get_observation(handle, self._out))
-        out = self._out
+        self._out = out = ffi.new("edgekv_observation *")
+        _check(lib.edgekv_get_observation(handle, out))
         shape = (out.n_layers, out.n_heads, out.n_pages)
-        if view is None:
-            self._mass = _view(out.mass_max, np.float32, shape), _view(out.mass_sum, np.float32, shape)
-        else:
-            self._mass = tuple(view(int(ffi.cast("uintptr_t", mass)), np.float32, shape) for mass in (out.mass_max, out.mass_sum))
+        mass = [_view(one, np.float32, shape) if view is None else view(int(ffi.cast("uintptr_t", one)), np.float32, shape)
+                for one in (out.mass_max, out.mass_sum)]
+        self._mass = mass[0], mass[1]
 
     def read(self) -> RunSums:
         """Attention mass of the run so far: float32 [layer, kv_head, page] views that live until the next ubatch."""
         _check(lib.edgekv_get_observation(self._handle, out := self._out))
-        changed = np.frombuffer(ffi.buffer(out.changed, 4 * out.n_changed), np.int32) if out.n_changed else _NO_PAGES
         return RunSums(*self._mass, out.pages_per_stream, out.page_tokens, out.n_ubatches, out.n_ubatches_hooked, out.n_tokens, out.n_tokens_hooked,
-                       out.n_tokens_observed, out.n_tokens_prompt, changed, out.newest, bool(out.ends_run), out.n_refused)
+                       out.n_tokens_observed, out.n_tokens_prompt, _ints(out.changed, out.n_changed), out.newest, bool(out.ends_run),
+                       out.n_refused, _ints(out.streams, 3 * out.n_streams).reshape(-1, 3))
 
 
-_NO_PAGES = np.empty(0, np.int32)
+def _ints(first: Any, n: int) -> np.ndarray:
+    return np.frombuffer(ffi.buffer(first, 4 * n), np.int32) if n else np.empty(0, np.int32)
 
 
 def run_so_far(handle: Handle) -> RunSums:

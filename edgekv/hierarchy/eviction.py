@@ -17,7 +17,7 @@ batch is read, so that larger batches would leave most of the bound empty."""
 
 @dataclass(frozen=True)
 class Demand:
-    """The cells as they are, and how many must go."""
+    """The cells of a stream as they are, and how many must go. Pages of other streams count as empty."""
 
     dropped: np.ndarray
     """uint8 [layer, head, page]; not zero: the head dropped the page before."""
@@ -52,8 +52,8 @@ class Losses:
 class Evictor(Protocol):
     """The cells that pages stand in."""
 
-    def demand(self) -> Demand | None:
-        """None: nothing has to go."""
+    def demands(self) -> list[Demand]:
+        """One for each stream from which something may have to go."""
 
     def drop(self, ids: np.ndarray) -> None:
         """Drop these pages (`Losses.dropped`): their rows are given back."""

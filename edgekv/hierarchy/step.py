@@ -12,7 +12,7 @@ from edgekv.arrays.order import Later, both
 from edgekv.arrays.rank import Ranking
 from edgekv.errors import ConfigError
 from edgekv.hierarchy import eviction, planner
-from edgekv.hierarchy.eviction import Evictor
+from edgekv.hierarchy.eviction import Demand, Evictor
 from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
@@ -41,6 +41,8 @@ class HierarchySettings:
     """Steps from plan to plan."""
     bytes_per_run: int = 1 << 20
     """Bytes of the copies that one step may begin."""
+    by_stream: bool = False
+    """Each stream has a policy of its own (`policies.ByStream`)."""
 
     def __post_init__(self) -> None:
         if self.plan_every < 1 or self.page_bytes < 1 or self.bytes_per_run < 1:
@@ -70,7 +72,7 @@ class Hierarchy:
         with self.ops:
             if not isinstance(priority, np.ndarray) or priority.any():  # zeros in host memory may take none yet
                 priority[...] = 0
-            self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority)
+            self.policy = policies.make(settings.policy, shape, settings.policy_settings, self.ops, priority, settings.by_stream)
         self.prefetcher = prefetch.make(settings.prefetch, shape, settings.rope, self.ops)
         self.migrator = Migrator(self.table, transport, settings.bytes_per_run // settings.page_bytes, settings.page_bytes, self.stats)
         self.limits = settings.limits
@@ -164,10 +166,11 @@ class Hierarchy:
 
     def evict(self) -> None:
         """Heads drop the pages that they do not keep, and pages without room are freed; or single cells, if the policy keeps tokens by age."""
-        evictor = self.evictor
-        demand = None if evictor is None else evictor.demand()
-        if evictor is None or demand is None:
-            return
+        if self.evictor is not None:
+            for demand in self.evictor.demands():
+                self._evict_from(demand, self.evictor)
+
+    def _evict_from(self, demand: Demand, evictor: Evictor) -> None:
         n_keep = None if demand.n_keep is None else self.policy.most(demand.n_keep)
         if self.policy.sinks is not None:
             if n_keep is not None and n_keep != demand.n_keep:

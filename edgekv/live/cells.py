@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv._native import core
+from edgekv._native import core, paging
 from edgekv.errors import EdgeKVError
 
 SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED, PARTIAL = 1, 2, 4, 8, 16
@@ -82,6 +82,15 @@ class Cells:
         """Mode evict: gaps that dropped tokens leave close (`EvictionOptions.positions`), so that a sequence may be longer than the model was
         trained for. False where keys cannot turn to other positions."""
         return core.limits(self._handle()).closes_gaps
+
+    @property
+    def gives_back(self) -> bool:
+        """Mode evict: a layer gives the rows of the pages that it drops back to the system."""
+        return core.limits(self._handle()).gives_back
+
+    def dropped(self) -> np.ndarray | None:
+        """Mode evict, uint8 [hooked layer, kv_head, page of all streams], in place; not zero: the head does not attend the page. None on a device."""
+        return paging.page_arrays(self._handle()).dropped
 
     def stream(self, stream: int = 0) -> StreamCells:
         native = core.cells(self._handle(), stream)

@@ -26,12 +26,16 @@ class SequenceFigures:
     """The stream of its cells; all sequences of a unified cache share stream 0."""
     n_tokens: int
     """Tokens in the cache."""
+    n_positions: int
+    """One past its newest position: its length, dropped tokens included."""
+    n_held: float
+    """Tokens whose rows are in memory, mean of the layers; fewer than `n_tokens` where layers of mode evict gave some back."""
     n_read_sparsely: int
     """Those of them that a sparse prompt read: their cells are approximate."""
     n_arena_pages: int
     """Pages in the arena or on the way there."""
     n_home_pages: int
-    """Pages at home only."""
+    """Pages at home only, without those that mode evict dropped."""
     coverage: float | None
     """`coverage` of its tokens alone; None on a device, which does not count several sequences apart."""
 
@@ -49,8 +53,6 @@ class Figures:
     """KV heads of all served layers."""
     n_context: int
     """Most tokens of a sequence."""
-    n_positions: int
-    """One past the newest position in stream 0."""
     n_tokens: int
     """Tokens of prompts and answers computed so far."""
     memory: MemoryReport
@@ -80,15 +82,15 @@ def collect(runtime: Runtime, n_sequences: int) -> Figures:
     n_heads = sum(layer.n_head_kv for layer in served)
     return Figures(
         taken=time.time(), options=runtime.options, n_layers=len(layers), n_layers_served=len(served),
-        n_heads=n_heads, n_context=runtime.n_context, n_positions=runtime.n_positions,
-        n_tokens=runtime.n_tokens, memory=runtime.memory(), tiers=runtime.tiers(), selection=runtime.selection(), stats=replace(runtime.stats),
+        n_heads=n_heads, n_context=runtime.n_context, n_tokens=runtime.n_tokens, memory=runtime.memory(), tiers=runtime.tiers(),
+        selection=runtime.selection(), stats=replace(runtime.stats),
         sequences=_sequences(runtime, n_sequences, n_heads))
 
 
 def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[SequenceFigures, ...]:
     if not runtime.cells.known:
-        return (SequenceFigures(0, 0, 0, 0, 0, None),) * n_sequences
-    in_arena = _arena_pages(runtime)
+        return (SequenceFigures(0, 0, 0, 0, 0, 0, 0, None),) * n_sequences
+    in_arena, gone = _arena_pages(runtime), runtime.cells.dropped()
     found = []
     for seq_id in range(n_sequences):
         stream = runtime.cells.stream_of(seq_id)
@@ -97,13 +99,21 @@ def _sequences(runtime: Runtime, n_sequences: int, n_heads: int) -> tuple[Sequen
         n_pages = -(-len(mine) // runtime.page_tokens)
         padded = np.zeros(n_pages * runtime.page_tokens, bool)
         padded[: len(mine)] = mine
-        pages = padded.reshape(n_pages, runtime.page_tokens).any(axis=1)
-        n_arena = 0
+        by_page = padded.reshape(n_pages, runtime.page_tokens).sum(axis=1)
+        pages, n_tokens = by_page > 0, int(mine.sum())
+        n_arena, n_dropped, n_held = 0, 0, float(n_tokens)
         if in_arena is not None:
             first = stream * (len(in_arena) // max(1, runtime.cells.n_stream))
             n_arena = int(in_arena[first : first + n_pages][pages].sum())
-        found.append(SequenceFigures(stream, int(mine.sum()), int(cells.read_sparsely[: len(mine)][mine].sum()), n_arena,
-                                     int(pages.sum()) * n_heads - n_arena, _coverage_of(runtime, seq_id, n_sequences)))
+        if gone is not None:
+            first = stream * (gone.shape[2] // max(1, runtime.cells.n_stream))
+            by_heads = np.count_nonzero(gone[:, :, first : first + n_pages][:, :, pages], axis=(0, 1))
+            n_dropped = int(by_heads.sum())
+            n_held -= float(by_heads @ by_page[pages]) / max(1, n_heads) if runtime.cells.gives_back else 0.0
+        found.append(SequenceFigures(
+            stream, n_tokens, int(cells.positions[: len(mine)][mine].max(initial=-1)) + 1, n_held,
+            int(cells.read_sparsely[: len(mine)][mine].sum()), n_arena, int(pages.sum()) * n_heads - n_arena - n_dropped,
+            _coverage_of(runtime, seq_id, n_sequences)))
     return tuple(found)
 
 

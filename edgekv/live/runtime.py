@@ -204,9 +204,8 @@ class Runtime:
         limits = core.limits(handle)
         if not self._hooked:
             raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
-        if limits.n_seq_max > 1:
-            raise ConfigError(f"mode evict serves one sequence, and this context is made for {limits.n_seq_max}; make one for a single "
-                              "sequence (n_seq_max, --slots 1)")
+        if self.cells.n_stream < limits.n_seq_max:
+            raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
         always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
         eviction.check_keep(options.keep_tokens, limits.n_kept or self.cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
 

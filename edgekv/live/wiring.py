@@ -130,7 +130,7 @@ class Tiering:
             page_bytes=max(1, self.slot_bytes), policy=options.placement.policy, prefetch=options.placement.prefetch,
             policy_settings={"sink_tokens": options.selection.sink_tokens, "recent_tokens": options.selection.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN)
+            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, by_stream=options.mode is KvMode.EVICT and self.shape.n_streams > 1)
         pages = NativePages(handle, self.shape, ops, self.slot_bytes)
         pages.resize(0)
         self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
@@ -203,7 +203,7 @@ class Tiering:
             seen.mass_sum, seen.mass_max, n_observed or seen.n_tokens, n_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
             None if self._key_norms is None else self._key_norms.values, seen.n_tokens - n_observed if n_observed else 0,
-            seen.n_tokens_prompt > 0)
+            seen.n_tokens_prompt > 0, seen.streams if len(seen.streams) else None)
 
     def _budget_pages(self, n_visible: int) -> int:
         n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)

@@ -1,6 +1,6 @@
 """One run, as policies, prefetchers and the page table see it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,3 +34,19 @@ class Observation:
     """Tokens of the run that were not observed: all of a prompt but the last ones of each stream. They come before those whose mass this is."""
     in_prompt: bool = False
     """Some tokens are a prompt's, as the server and the chat say."""
+    streams: np.ndarray | None = None
+    """int [stream, 3]: tokens of each stream, those that were observed, and those of a prompt. None: there is one stream."""
+
+    def of_stream(self, stream: int, pages: slice) -> "Observation":
+        """The run as this stream alone would see it; its pages count from 0."""
+        assert self.streams is not None
+        n_tokens, n_observed, n_prompt = self.streams[stream].tolist()
+        changed = self.changed[(self.changed >= pages.start) & (self.changed < pages.stop)] - pages.start
+        positions = self.page_positions[pages]
+        used = np.flatnonzero(positions >= 0)
+        return replace(
+            self, mass_sum=self.mass_sum[:, :, pages], mass_max=self.mass_max[:, :, pages], n_tokens=n_observed or n_tokens,
+            observed=self.observed and n_observed > 0, changed=changed, page_positions=positions,
+            position=int(positions[changed].max(initial=-1)), n_used_end=int(used[-1]) + 1 if len(used) else 0,
+            key_norms=None if self.key_norms is None else self.key_norms[:, :, pages], n_unobserved=n_tokens - n_observed if n_observed else 0,
+            in_prompt=n_prompt > 0, streams=None)

@@ -17,6 +17,7 @@ from edgekv.policies.base import Policy, Settings
 from edgekv.policies.baselines.none import NoPolicy
 from edgekv.policies.baselines.oracle import Oracle
 from edgekv.policies.baselines.random import Random
+from edgekv.policies.by_stream import ByStream
 from edgekv.policies.caches.hierarchical import Hierarchical
 from edgekv.policies.caches.lfu import Lfu
 from edgekv.policies.caches.lru import Lru
@@ -86,13 +87,15 @@ def check_live(spec: str) -> None:
 
 
 def make(spec: str, shape: PageShape, settings: Mapping[str, int | float] | None = None, ops: Ops | None = None,
-         scores: Array | None = None) -> Composed:
-    """The policy that `spec` names. Raises ConfigError.
+         scores: Array | None = None, by_stream: bool = False) -> Composed | ByStream:
+    """The policy that `spec` names; by_stream: one for each stream of the shape (`ByStream`). Raises ConfigError.
 
     settings: by name, for each part that has them and does not set them in `spec`; ops: where scores and mass live, None: host memory;
     scores: an array of zeros to keep the scores in, None: a new one.
     """
     ops = ops or Ops()
+    if by_stream:
+        return ByStream(shape, ops, lambda one, its: make(spec, one, settings, ops, its), scores)
     parts = _parts(spec, settings or {})
     alone = sum(kind.scoring for kind, _ in parts) == 1
     members = [kind(shape, its, ops, scores if alone else None) for kind, its in parts]

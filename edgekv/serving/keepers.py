@@ -11,16 +11,14 @@ from edgekv.serving import recalling
 from edgekv.serving.prefixes import Prefixes
 from edgekv.serving.recalling import Recall
 from edgekv.serving.server_options import ServerOptions
-from edgekv.vocab import KvMode
 
 
 class Keepers:
     """The keepers of one server. They exist before its model is loaded, and begin with its context."""
 
     def __init__(self, model: Geometry, options: ServerOptions):
-        """Dropped tokens of mode evict cannot be kept."""
-        evicts, recall = options.kv.mode is KvMode.EVICT, options.recall
-        self.prefixes = Prefixes(model, options.store) if options.store is not None and not evicts else None
+        recall = options.recall
+        self.prefixes = Prefixes(model, options.store) if options.store is not None else None
         self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
         prefixes_of.connect(self.prefixes)
         recalling.connect(self.recall)

@@ -19,7 +19,7 @@ from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
-from edgekv.memory.fit import ContextChoice, in_tokens, kept, rounded
+from edgekv.memory.fit import ContextChoice, kept, rounded
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
@@ -32,6 +32,7 @@ from edgekv.serving.room import failed_start, memory_request
 from edgekv.serving.server_options import (
     LOOPBACK,
     ServerOptions,
+    bounded,
     check_evict,
     check_extra,
     check_recall,
@@ -77,7 +78,7 @@ class Server:
         self.options = with_draft_model(options)
         keys = options.api_keys()
         self.options = with_measured(self.options)
-        self.options = replace(self.options, kv=in_tokens(self.model, self.options.kv))
+        self.options = bounded(self.options, self.model)
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
         self.request = memory_request(self.options, file)
@@ -112,7 +113,7 @@ class Server:
 
     @property
     def needs_key(self) -> bool:
-        """Whether only requests with a key are answered."""
+        """Only requests with a key are answered."""
         return bool(self._keys)
 
     @property
@@ -263,8 +264,7 @@ class Server:
             argv += ["--api-key", ",".join(self._keys)]
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", str(self._batch_tokens)]
-        if self.draft is Drafting.NGRAM:
-            argv += draft_arguments(self.draft)
+        argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
         return [*argv, *options.extra]
 
     @property

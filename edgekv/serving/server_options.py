@@ -16,7 +16,7 @@ from typing import Any
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
-from edgekv.memory.fit import unifies
+from edgekv.memory.fit import in_tokens, unifies
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.serving.log import bare_message
@@ -148,6 +148,7 @@ _NOT_WHILE_EVICTING = {
     **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move the remaining tokens to other positions"),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--keep sets it"),
     **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), "a draft model's cache has no bound"),
+    **dict.fromkeys(("-kvu", "--kv-unified"), "each slot keeps tokens of its own"),
 }
 
 
@@ -197,12 +198,15 @@ def check_evict(options: ServerOptions) -> None:
         return
     if options.when_full is WhenFull.ROLL:
         raise ConfigError("mode evict drops tokens by itself, and what it keeps cannot move; use --when-full stop, or another --kv")
-    if options.n_slots > 1:
-        raise ConfigError(f"mode evict serves one request at a time, not {options.n_slots}; leave --slots out, or use another --kv")
     for argument in options.extra:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _NOT_WHILE_EVICTING:
             raise ConfigError(f"{name} does not go with mode evict: {_NOT_WHILE_EVICTING[name]}; leave it out, or use another --kv")
+
+
+def bounded(options: ServerOptions, model: Geometry) -> ServerOptions:
+    """These options with `keep` in tokens; in mode evict without a prefix store, because dropped tokens cannot be kept. Raises ConfigError."""
+    return replace(options, kv=in_tokens(model, options.kv), store=None if options.kv.mode is KvMode.EVICT else options.store)
 
 
 def check_recall(options: ServerOptions, model: Geometry) -> None:

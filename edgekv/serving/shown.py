@@ -122,10 +122,10 @@ def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
     assert figures is not None
     n_pages = sequence.n_arena_pages + sequence.n_home_pages
     per_token = figures.memory.home_bytes / max(1, figures.memory.n_cells)
-    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_ctx": shown.served.n_context, "n_tokens_read_sparsely": sequence.n_read_sparsely,
-            "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
+    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_positions": sequence.n_positions, "n_ctx": shown.served.n_context,
+            "n_tokens_read_sparsely": sequence.n_read_sparsely, "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
             "coverage": sequence.coverage, "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
-            "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_tokens * per_token)}
+            "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_held * per_token)}
 
 
 def tiers(shown: Shown) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ def state(shown: Shown) -> dict[str, Any]:
                       "hit_rate": selection.hit_rate if pages.n_slots else None,
                       "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error,
                       "coverage": figures.coverage},
-        "kept": [figures.memory.n_cells_used, figures.n_positions] if shown.mode is KvMode.EVICT else None,
+        "kept": [figures.memory.n_cells_used, sum(slot.n_positions for slot in figures.sequences)] if shown.mode is KvMode.EVICT else None,
         "n_tokens": figures.n_tokens}
 
 

@@ -16,8 +16,8 @@ typedef struct {
     int n_seq_max;
     int n_batch;   /* tokens of the largest llama_decode */
     int n_ubatch;
-    bool closes_gaps; /* mode evict: its sequence may be longer than the model was trained for, because positions of rotation stay in range */
-    int n_kept;        /* tokens whose K and V the cache may have, means of the layers; 0: as many as it has cells */
+    bool closes_gaps; /* mode evict: a sequence may be longer than the model was trained for, because positions of rotation stay in range */
+    int n_kept;        /* tokens of a stream whose K and V the cache may have, means of the layers; 0: as many as it has cells */
     bool gives_back;   /* mode evict: layers give the rows of pages back that all their heads drop */
 } edgekv_limits;
 EDGEKV_API edgekv_limits edgekv_get_limits(const edgekv_context * ctx);
@@ -102,7 +102,7 @@ typedef struct {
     size_t table_bytes;       /* priority, pins, page table, selection */
     size_t device_bytes;      /* device memory of observation, workspace, sketches, arena, tables and the staging buffer */
     bool pinned;              /* home is pinned memory */
-    int n_cells;              /* of all streams; in home_bytes and here at most edgekv_limits.n_kept */
+    int n_cells;              /* of all streams; in home_bytes and here at most edgekv_limits.n_kept of each */
     int n_cells_used;         /* where layers give rows back: those whose rows are there, means of the layers */
 } edgekv_memory;
 EDGEKV_API edgekv_memory edgekv_get_memory(const edgekv_context * ctx);

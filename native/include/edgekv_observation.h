@@ -10,6 +10,13 @@ extern "C" {
 
 /* cffi: begin */
 
+/* Tokens of one stream in a run. */
+typedef struct {
+    int n_tokens;
+    int n_observed; /* those that added to the mass */
+    int n_prompt;   /* those of a prompt */
+} edgekv_stream_tokens;
+
 /* The sums over the ubatches of a run, which is one ubatch unless edgekv_set_run_every() says otherwise. Mass is [n_layers][n_heads][n_pages]
    floats, hooked layers in their order, zero for pages that were not attended. It adds up until the first ubatch of the next run. */
 typedef struct {
@@ -30,6 +37,8 @@ typedef struct {
     int n_changed;
     int newest;           /* the newest position in a changed page, -1: none */
     bool ends_run;        /* the newest ubatch was the run's last */
+    const edgekv_stream_tokens * streams; /* [n_streams] in host memory; none: there is one stream */
+    int n_streams;
     int n_refused;        /* layers that stock nodes attend, because memory for ours is lacking */
 } edgekv_observation;
 EDGEKV_API edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out);

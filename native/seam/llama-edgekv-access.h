@@ -191,6 +191,8 @@ struct llama_edgekv_access {
         out.changed     = cells.edgekv_clock.times().data();
         out.now         = cells.edgekv_clock.now();
         out.n_turned    = cells.edgekv_clock.n_turned;
+        out.n_copied    = cells.edgekv_clock.n_copied;
+        out.copied_from = cells.edgekv_clock.copied_from;
         out.labels      = cells.edgekv_clock.labels.data();
     }
 
@@ -224,11 +226,12 @@ struct llama_edgekv_access {
         cells.has_shift = true;
     }
 
+    // whether K of a sequence can turn without the keys of another
     static bool can_turn(const llama_kv_cache & kv) {
-        return kv.hparams.rope_type != LLAMA_ROPE_TYPE_NONE && n_streams(kv) == 1 && kv.get_can_shift();
+        return kv.hparams.rope_type != LLAMA_ROPE_TYPE_NONE && n_streams(kv) == kv.n_seq_max && kv.get_can_shift();
     }
 
-    static bool & gaps(llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }
+    static bool gaps(const llama_kv_cache & kv) { return kv.v_cells[0].edgekv_clock.gaps; }  // the same in all streams
 
     static int free_cells(llama_kv_cache & kv, uint32_t stream, const uint32_t * idxs, int n) {
         auto & cells = kv.v_cells[stream];

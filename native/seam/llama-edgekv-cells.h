@@ -139,6 +139,16 @@ public:
         turns = false;
     }
 
+    // Behind touch_all(): what all cells hold are cells and rows of another stream.
+    void copied(const llama_edgekv_clock & of, uint32_t stream) {
+        labels = of.labels;
+        if (closed && of.closed) {
+            *closed = *of.closed;
+        }
+        copied_from = stream;
+        n_copied += 1;
+    }
+
     // Calls each(first, end) with ranges that hold every cell touched after `t`, the newest first. Ranges may overlap and may also hold
     // untouched cells. false: the log does not reach back that far.
     template <class Each>
@@ -234,6 +244,9 @@ public:
     std::shared_ptr<llama_edgekv_closed> closed;  // not null where there may be gaps; sliding layers share it
     bool     turns    = false;  // the K-shift that waits closes gaps: K turns, and the cells hold the same tokens as before
     uint64_t n_turned = 0;      // times that K turned
+
+    uint64_t n_copied    = 0;  // times that another stream's cells and rows came
+    uint32_t copied_from = 0;  // the stream, the last time
 
     // [sequence] where its newest token may lie: a guess that spares a search
     std::vector<uint32_t> newest_cells;

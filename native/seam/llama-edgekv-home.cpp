@@ -154,7 +154,7 @@ bool llama_edgekv_build_shift(
         const llama_kv_cache & kv, const llama_cparams & cparams, ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * k, ggml_tensor * shift,
         const llama_edgekv_shift & how) {
     struct moved {
-        uint32_t stream, first, end;
+        size_t first, end;  // cells of all streams
     };
     std::vector<moved> streams;
     for (uint32_t s = 0; s < llama_edgekv_access::n_streams(kv); ++s) {
@@ -168,20 +168,22 @@ bool llama_edgekv_build_shift(
             --end;
         }
         if (first < end) {
-            streams.push_back({ s, first, end });
+            streams.push_back({ s*size_t(kv.get_size()) + first, s*size_t(kv.get_size()) + end });
         }
+    }
+    if (!active() || streams.empty()) {
+        return false;
     }
     // a graph has room for the nodes of one shift of each layer, and for some more
     constexpr size_t kNodes = 16;
-    if (!active() || streams.empty() || llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
-        return false;
+    if (llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
+        streams = { { streams.front().first, streams.back().end } };
     }
     for (const moved & m : streams) {
-        const size_t at = static_cast<size_t>(m.stream)*kv.get_size() + m.first;
-        const int64_t n = m.end - m.first;
+        const int64_t n = static_cast<int64_t>(m.end - m.first);
         ggml_tensor * turned = llama_edgekv_access::shifted(
-            kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], at*k->nb[2]),
-            ggml_view_1d(ctx, shift, n, at*sizeof(int32_t)), how);
+            kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], m.first*k->nb[2]),
+            ggml_view_1d(ctx, shift, n, m.first*sizeof(int32_t)), how);
         ggml_build_forward_expand(gf, llama_edgekv_behind_shift(how.lctx, static_cast<int>(how.il), ctx, turned));
     }
     return true;

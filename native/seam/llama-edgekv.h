@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 21
+#define LLAMA_EDGEKV_ABI 22
 
 #ifdef __cplusplus
 extern "C" {
@@ -178,8 +178,8 @@ struct llama_edgekv_cells {
     const uint64_t * changed;  // [n_cells] clock time of the last change
     uint64_t now;  // clock time
     uint64_t n_turned;  // times that K of cells turned because gaps closed; the cells hold the same tokens, and their times stay
-    uint8_t * labels;            // [n_cells] bits of llama_edgekv_label. A computed ubatch sets them atomically, on any thread; the cell's next
-                                 // placement clears them; a copy of a stream copies them
+    uint64_t n_copied, copied_from;  // times that another stream's cells and rows replaced all of this one's, and that stream, the last time
+    uint8_t * labels;  // [n_cells] bits of llama_edgekv_label: a ubatch sets them atomically, on any thread; a placement clears, a stream's copy copies them
 };
 
 // the way in which a cell's token was read, unless it was read exactly
@@ -239,7 +239,7 @@ LLAMA_API void llama_edgekv_wait_for_cells(struct llama_context * lctx, uint32_t
 // Allows gaps: cells of the plain cache will be freed, so a batch may follow a position that its sequence lacks. Before a token would be rotated
 // by position n_positions or a later one, gaps close: K of the sequence's tokens turns, as by a K-shift, so that tokens are rotated by their
 // number among the cells. Positions of cells stay as they are. 0: half of the trained positions that the cells leave. Gaps stay if K cannot
-// turn: llama_edgekv_closes_gaps(). llama_memory_seq_add() must not be called then.
+// turn, or where sequences share a cache: llama_edgekv_closes_gaps(). llama_memory_seq_add() must not be called then.
 LLAMA_API void llama_edgekv_allow_gaps(struct llama_context * lctx, int n_positions);
 LLAMA_API bool llama_edgekv_closes_gaps(const struct llama_context * lctx);
 

@@ -302,7 +302,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 def prompt_step(changed: list[int]) -> types.SimpleNamespace:
     mass = np.zeros((2, 2, 8), np.float32)
     return types.SimpleNamespace(mass_sum=mass, mass_max=mass, n_tokens=16, n_tokens_hooked=0, n_tokens_observed=0, n_tokens_prompt=16,
-                                 changed=np.array(changed, np.int64), newest=100)
+                                 streams=np.empty((0, 3), np.int32), changed=np.array(changed, np.int64), newest=100)
 
 
 def test_tiering_on_an_emulated_plane(plane):

@@ -211,7 +211,7 @@ def test_contexts_that_cannot_evict_say_so(synthetic):
         Llama(path, kv_options=evict(1024, device="cuda"), n_ctx=4096, verbose=False)
     with pytest.raises(ConfigError, match="hold fewer than 256 tokens of this model"):
         Llama(path, kv_options=KvOptions(mode="evict", keep="100KiB"), n_ctx=4096, verbose=False)
-    with attached(synthetic("llama"), n_ctx=1024) as (_, run), pytest.raises(ConfigError, match="serves one sequence, and this context is made for 4"):
+    with attached(synthetic("llama"), n_ctx=1024) as (_, run), pytest.raises(ConfigError, match="the 4 of this context share one cache"):
         run.configure(evict(256))
     with attached(synthetic("llama"), n_ctx=1024, **ONE) as (_, run):
         run.mode = "evict"  # the default bound holds

@@ -64,8 +64,6 @@ def llama_n_ctx(run: Runtime) -> int:
 
 def test_what_the_server_cannot_keep_is_refused(synthetic):
     path, kv = synthetic("llama"), KvOptions(mode="evict", keep=512)
-    with pytest.raises(ConfigError, match="one request at a time, not 2"):
-        Server(ServerOptions(path, kv=kv, n_slots=2))
     for option in ("--context-shift", "--cache_reuse", "-ub"):
         with pytest.raises(ConfigError, match="does not go with mode evict"):
             Server(ServerOptions(path, kv=kv, extra=(option, "256")))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 NAMED = ("streaming", "h2o", "snapkv", "ema", "lru", "random")
 """The policies whose lines are drawn in colour; the others are grey."""
 
+DEFAULT, GEMMA = "policies_in_evict.csv", "policies_in_evict_gemma.csv"
+"""The tables of texts that are read whole: of the default model, and of gemma3-270m."""
+
 Curves = dict[str, list[tuple[float, float]]]
 """By policy: (share kept from 0 to 1, mean KLD of the texts), from the least share on."""
 
@@ -42,10 +45,10 @@ def bounded(folder: Path) -> Curves:
     return curves
 
 
-def read_whole(folder: Path) -> Curves:
-    """Of `policies_in_evict.csv`: a text is read first, then cut. Mode sparse stands there by the rows that a head reads of 4,096."""
+def read_whole(folder: Path, table: str = DEFAULT) -> Curves:
+    """Of such a table: a text is read first, then cut. Mode sparse stands there by the rows that a head reads of 4,096."""
     curves: Curves = {}
-    for row in _rows(folder / "policies_in_evict.csv"):
+    for row in _rows(folder / table):
         rows = re.fullmatch(r"sparse.* \((\d+) rows a head\)", row["mode"])
         if rows:
             curves.setdefault("sparse", []).append((int(rows[1]) / 4096, _kld(row)))
@@ -54,9 +57,9 @@ def read_whole(folder: Path) -> Curves:
     return {name: sorted(points) for name, points in curves.items()}
 
 
-def noise(folder: Path) -> float:
+def noise(folder: Path, table: str = DEFAULT) -> float:
     """The divergence of stock's two kernels, the mean of the same texts."""
-    return next(_kld(row) for row in _rows(folder / "policies_in_evict.csv") if row["mode"] == "off")
+    return next(_kld(row) for row in _rows(folder / table) if row["mode"] == "off")
 
 
 def _line(name: str, points: list[tuple[float, float]], faint: bool = False, colour: str | None = None) -> Line:
@@ -64,13 +67,15 @@ def _line(name: str, points: list[tuple[float, float]], faint: bool = False, col
 
 
 def chart(folder: Path) -> Figure:
-    """Both tables, a panel each, with stock's own noise dashed."""
+    """All tables, a panel each, with stock's own noise dashed."""
     panels = []
-    for title, curves in (("bounded: the text passes through", bounded(folder)), ("read whole, then cut", read_whole(folder))):
+    for title, curves, stock in (("bounded: the text passes through", bounded(folder), noise(folder)),
+                                 ("read whole, then cut", read_whole(folder), noise(folder)),
+                                 ("the same, gemma3-270m", read_whole(folder, GEMMA), noise(folder, GEMMA))):
         lines = [_line(name, curves[name], colour=INK if name == "sparse" else None) for name in (*NAMED, "sparse") if name in curves]
         others = [_line(name, points, faint=True) for name, points in curves.items() if name not in (*NAMED, "sparse", "none")]
         ends = curves[NAMED[0]][0][0], curves[NAMED[0]][-1][0]
-        panels.append(Panel(title, [*others, *lines, Line("stock itself", ends, (noise(folder),) * 2, ceiling=True)], "KL divergence", "log"))
+        panels.append(Panel(title, [*others, *lines, Line("stock itself", ends, (stock,) * 2, ceiling=True)], "KL divergence", "log"))
     return line_chart(panels, "tokens kept; mode sparse: rows read")
 
 

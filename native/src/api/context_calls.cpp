@@ -159,6 +159,8 @@ edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observat
     out->n_tokens_observed = run.n_tokens_observed;
     out->n_tokens_prompt  = run.n_tokens_prompt;
     out->ends_run         = ctx->ubatches.run_ended();
+    out->streams          = run.streams.data();
+    out->n_streams        = static_cast<int>(run.streams.size());
     out->n_refused        = ctx->n_refused();
     out->changed          = cells.changed_pages().data();
     out->n_changed        = static_cast<int>(cells.changed_pages().size());
@@ -226,11 +228,16 @@ edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
         }
     }
     if (ctx->plane->gives_back()) {
-        out.n_cells_used = static_cast<int>(std::lround(ctx->plane->tokens_held()));
+        double held = 0;
+        for (int s = 0; s < ctx->shape.n_stream; ++s) {
+            held += ctx->plane->tokens_held(s);
+        }
+        out.n_cells_used = static_cast<int>(std::lround(held));
     }
     if (ctx->bound > 0) {
-        out.home_bytes = out.home_bytes / out.n_cells * ctx->bound;
-        out.n_cells    = ctx->bound;
+        const int n_bound = ctx->shape.n_stream * ctx->bound;
+        out.home_bytes = out.home_bytes / out.n_cells * n_bound;
+        out.n_cells    = n_bound;
     }
 
     return out;

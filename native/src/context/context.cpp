@@ -108,7 +108,7 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     const bool        observe_prompts = wanted_observe_prompts.load(std::memory_order_relaxed);
 
     cannot_attend = false;
-    UbatchBegin ubatch = ubatches.begin(tokens.n);
+    UbatchBegin ubatch = ubatches.begin(tokens.n, by_stream(tokens));
     ubatch.anew = mode != params.mode || observe != params.observe || observe_prompts != params.observe_prompts;
     if (ubatch.anew) {
         llama_edgekv_invalidate_graph(lctx);
@@ -133,6 +133,17 @@ void edgekv_context::begin_ubatch(const llama_edgekv_tokens & tokens) {
     plane->begin(ubatch);
 }
 
+std::vector<edgekv_stream_tokens> edgekv_context::by_stream(const llama_edgekv_tokens & tokens) const {
+    std::vector<edgekv_stream_tokens> found(shape.n_stream > 1 ? shape.n_stream : 0);
+    for (int i = 0; !found.empty() && i < tokens.n; ++i) {
+        const llama_seq_id id = tokens.seq_id[i][0];
+        edgekv_stream_tokens & stream = found[llama_edgekv_stream_of(lctx, id)];
+        stream.n_tokens += 1;
+        stream.n_prompt += std::find(prompts.begin(), prompts.end(), id) != prompts.end();
+    }
+    return found;
+}
+
 bool edgekv_context::end_ubatch(bool ok) {
     arrivals.wait_for_all();  // no loading thread may write into cells between ubatches
     const UbatchDone done = plane->end(ok);
@@ -146,14 +157,20 @@ bool edgekv_context::end_ubatch(bool ok) {
     return ubatches.run_ended() || (ok && ubatches.watched);
 }
 
-// Whether the next llama_decode may find no cells for a batch, or exceed the bound, although the context has room for more tokens.
+// Whether the next llama_decode may find no cells for a batch, or exceed the bound of a stream, although its sequence has room for more tokens.
 bool edgekv_context::lacks_room() const {
-    llama_edgekv_cells cells;
-    if (bound == 0 || !llama_edgekv_get_cells(lctx, 0, &cells)) {
-        return false;
+    const bool by_layer = params.mode == EDGEKV_MODE_EVICT && plane->gives_back();
+    for (int s = 0; bound > 0 && s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells;
+        if (!llama_edgekv_get_cells(lctx, static_cast<uint32_t>(s), &cells)) {
+            continue;
+        }
+        const double held = by_layer ? plane->tokens_held(s) : cells.n_used;
+        if (cells.n_cells - cells.n_used < llama_n_batch(lctx) || held + llama_n_batch(lctx) > bound) {
+            return true;
+        }
     }
-    const double held = params.mode == EDGEKV_MODE_EVICT && plane->gives_back() ? plane->tokens_held() : cells.n_used;
-    return cells.n_cells - cells.n_used < llama_n_batch(lctx) || held + llama_n_batch(lctx) > bound;
+    return false;
 }
 
 Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 struct edgekv_context : edgekv::State {
     edgekv_context(llama_context * lctx, const edgekv_params & params);  // on the host plane. Throws std::bad_alloc.
@@ -36,7 +37,7 @@ struct edgekv_context : edgekv::State {
     // Whether another thread computes a ubatch now. This thread may then touch nothing that belongs to the decoding thread.
     bool decodes_elsewhere() const;
 
-    int bound;  // tokens whose rows fit into the memory that the cache was made for, in mode evict's defaults; 0: all that the context can have
+    int bound;  // tokens of a stream whose rows fit into the memory that the cache was made for, in mode evict's defaults; 0: all that it can have
 
     std::atomic<const void *> decoder{nullptr};  // this_thread_name() from a ubatch's beginning to the end of its callback
     std::atomic<bool> wanted_observe;  // from the next ubatch on
@@ -54,5 +55,6 @@ struct edgekv_context : edgekv::State {
     std::unique_ptr<edgekv::Plane> plane;  // never null
 
 private:
+    std::vector<edgekv_stream_tokens> by_stream(const llama_edgekv_tokens & tokens) const;  // [stream]; empty: there is one
     bool lacks_room() const;
 };

@@ -66,7 +66,7 @@ public:
     virtual bool describe(edgekv_device & out) const = 0;  // false: this is not a device
     virtual bool gives_back() const { return false; }  // mode evict: rows that a layer drops take no memory any more
     virtual bool gave_back(int, int) const { return false; }  // rows of a hooked layer's page
-    virtual double tokens_held() const { return 0; }   // if so: tokens whose rows are kept, means of the layers by their bytes
+    virtual double tokens_held(int) const { return 0; }  // if so: tokens of a stream whose rows are kept, means of the layers by their bytes
 
     // The stream exists, or is below 0 and means all streams. Adds the sums of selection to `out`, [layer][head].
     void add_selected(edgekv_selected * out, int sequence) const;

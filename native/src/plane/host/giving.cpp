@@ -21,7 +21,11 @@ void HostPlane::give_back_from_now() {
         return;
     }
     all_come_back();
-    const std::vector<int> used = tokens_by_page();
+    std::vector<int> used;
+    for (int s = 0; s < ctx.shape.n_stream; ++s) {
+        const std::vector<int> of_stream = tokens_by_page(s);
+        used.insert(used.end(), of_stream.begin(), of_stream.end());
+    }
     for (const Layer * layer : ctx.hooked) {
         llama_edgekv_in_small_pages(ctx.lctx, layer->il);
         for (int page = 0; page < ctx.shape.n_pages; ++page) {  // huge pages may have taken memory for cells without tokens
@@ -31,16 +35,13 @@ void HostPlane::give_back_from_now() {
     }
 }
 
-std::vector<int> HostPlane::tokens_by_page() const {
+std::vector<int> HostPlane::tokens_by_page(int stream) const {
     const PageShape & shape = ctx.shape;
-    std::vector<int>  used(shape.n_pages, 0);
-    for (int s = 0; s < shape.n_stream; ++s) {
-        llama_edgekv_cells cells = {};
-        if (!llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells)) {
-            continue;
-        }
+    std::vector<int>  used(shape.pages_per_stream, 0);
+    llama_edgekv_cells cells = {};
+    if (llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells)) {
         for (int c = 0; c < static_cast<int>(cells.used_end); ++c) {
-            used[s * shape.pages_per_stream + c / shape.page_tokens] += cells.pos[c] >= 0;
+            used[c / shape.page_tokens] += cells.pos[c] >= 0;
         }
     }
     return used;
@@ -122,11 +123,57 @@ void HostPlane::all_come_back() {
     }
 }
 
+// A stream that was copied since the last ubatch lacks the rows that its source lacks, and its heads attend what those of the source attend. Where
+// the source itself is such a copy, or where new tokens came in, pages come back instead.
+void HostPlane::follow_copies() {
+    const PageShape & shape = ctx.shape;
+    copied.assign(shape.n_stream, false);
+    std::vector<int> sources(shape.n_stream, -1);
+    for (int s = 0; s < shape.n_stream; ++s) {
+        llama_edgekv_cells cells = {};
+        if (llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(s), &cells) && n_copied[s] != cells.n_copied) {
+            n_copied[s] = cells.n_copied;
+            copied[s]   = gives || drops.any();
+            sources[s]  = static_cast<int>(cells.copied_from);
+        }
+    }
+    for (int s = 0; s < shape.n_stream; ++s) {
+        if (!copied[s]) {
+            continue;
+        }
+        const bool known = !copied[sources[s]];
+        for (int i = 0; i < shape.pages_per_stream; ++i) {
+            const int page = s * shape.pages_per_stream + i, source = sources[s] * shape.pages_per_stream + i;
+            drops.undrop(page);
+            for (int layer = 0; layer < shape.n_layers; ++layer) {
+                gone.set(layer, page, known && gone.is(layer, source));
+                for (int head = 0; known && head < shape.n_heads; ++head) {
+                    if (drops.of(layer, sources[s], head)[i]) {
+                        drops.drop({ layer, head, page, 0 });
+                    }
+                }
+            }
+            if (gone.in_any_layer(page) && has_whole_cell(page)) {
+                comes_back(page);
+                drops.undrop(page);
+            } else if (!gone.in_any_layer(page)) {
+                empty_partial(s, i * shape.page_tokens, (i + 1) * shape.page_tokens);
+            }
+        }
+        if (ctx.params.mode != EDGEKV_MODE_EVICT) {  // the context left the mode while the copy waited
+            empty_partial(s, 0, shape.n_cells);
+        }
+        for (int layer = 0; gives && layer < shape.n_layers; ++layer) {
+            give_back_again(layer, s);
+        }
+    }
+}
+
 // First all changed pages with tokens, because a page that is given back takes the gone ones beside it along. No head drops them any longer.
 void HostPlane::follow_gone() {
     for (int s = 0; gives && s < ctx.shape.n_stream; ++s) {
         for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
-            if (changed.newest >= 0) {
+            if (changed.newest >= 0 && !copied[s]) {
                 comes_back(changed.page);
             }
         }
@@ -143,10 +190,20 @@ void HostPlane::keys_turned(int il) {
     if (!gives || turned == ctx.hooked.end()) {
         return;
     }
-    const int layer = (*turned)->info.index;
-    for (int page = 0; page < ctx.shape.n_pages;) {
+    for (int stream = 0; stream < ctx.shape.n_stream; ++stream) {
+        llama_edgekv_cells cells = {};
+        llama_edgekv_get_cells(ctx.lctx, static_cast<uint32_t>(stream), &cells);
+        if (cells.n_copied == n_copied[stream]) {  // else its pages are those of its source, which follow_copies() finds out
+            give_back_again((*turned)->info.index, stream);
+        }
+    }
+}
+
+// All rows of a stream's layer were written. Those that were given back go once more.
+void HostPlane::give_back_again(int layer, int stream) {
+    const int end = (stream + 1) * ctx.shape.pages_per_stream;
+    for (int page = stream * ctx.shape.pages_per_stream; page < end;) {
         const int first = page;
-        const int end   = (page / ctx.shape.pages_per_stream + 1) * ctx.shape.pages_per_stream;
         while (page < end && gone.is(layer, page) && !has_whole_cell(page)) {
             ++page;
         }
@@ -167,15 +224,15 @@ uint64_t HostPlane::there(int layer, int stream, int group) const {
     return cells;
 }
 
-double HostPlane::tokens_held() const {
+double HostPlane::tokens_held(int stream) const {
     const PageShape & shape = ctx.shape;
-    const std::vector<int> used = tokens_by_page();
+    const std::vector<int> used = tokens_by_page(stream);
     double held = 0, bytes = 0;
     for (const Layer * layer : ctx.hooked) {
         const double row = static_cast<double>(layer->seam.k->nb[1] + (layer->seam.v ? layer->seam.v->nb[1] : 0));
         bytes += row;
-        for (int page = 0; page < shape.n_pages; ++page) {
-            held += gone.is(layer->info.index, page) ? 0 : row * used[page];
+        for (int i = 0; i < shape.pages_per_stream; ++i) {
+            held += gone.is(layer->info.index, stream * shape.pages_per_stream + i) ? 0 : row * used[i];
         }
     }
     return bytes > 0 ? held / bytes : 0;

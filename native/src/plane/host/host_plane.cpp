@@ -26,6 +26,8 @@ HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), are
         throw std::bad_alloc();
     }
     reached.resize(shape.n_stream);
+    n_copied.resize(shape.n_stream);
+    copied.resize(shape.n_stream);
     // at most one run of a stream selects
     const int n_sequences = static_cast<int>(llama_n_seq_max(ctx.lctx));
     select_workspaces.resize(shape.n_stream);
@@ -169,8 +171,12 @@ void HostPlane::do_begin(const UbatchBegin & ubatch) {
     n_last_observed.store(0, std::memory_order_relaxed);
     follow_cells(ubatch.clear_observation);
     ctx.pages.table.touched_taken();
+    follow_copies();
     follow_gone();
     for (int s = 0; drops.any() && s < ctx.shape.n_stream; ++s) {
+        if (copied[s]) {
+            continue;
+        }
         for (const ChangedPage & changed : ctx.pages.cells.changed_now(s)) {
             drops.undrop(changed.page);
         }

@@ -76,7 +76,7 @@ public:
     bool describe(edgekv_device &) const override { return false; }
     bool gives_back() const override { return gives; }
     bool gave_back(int layer, int page) const override { return gone.is(layer, page); }
-    double tokens_held() const override;
+    double tokens_held(int stream) const override;
     void keys_turned(int il) override;
 
     // ---- shared by its nodes ----
@@ -144,14 +144,16 @@ private:
     // giving.cpp
     void give_back_from_now();  // mode evict is in force, or was
     void give_back(int layer, int page);
-    std::vector<int> tokens_by_page() const;
+    std::vector<int> tokens_by_page(int stream) const;
+    void give_back_again(int layer, int stream);
     void give_rows_back(int layer, int first, int end);  // pages
     void empty_partial(int stream, int first, int end);  // cells
     int  first_cell(int page) const;      // in its stream
     bool has_whole_cell(int page) const;  // a token that has its rows in all layers
     void comes_back(int page);            // without its partial cells: no layer's rows of the page are gone
     void all_come_back();                 // the pages with a whole cell
-    void follow_gone();  // at a ubatch's begin: pages got tokens, or lost them
+    void follow_copies();  // at a ubatch's begin: streams were copied
+    void follow_gone();    // then: pages got tokens, or lost them
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sketches(const edgekv_selection & selection);
     void copy_page(const Layer & layer, const edgekv_move & move);
@@ -168,6 +170,8 @@ private:
         int groups = 0;  // up to the last one that may have a sketch
     };
     std::vector<Reached> reached;  // [stream]
+    std::vector<uint64_t> n_copied;  // [stream] as of the last ubatch
+    std::vector<bool> copied;        // [stream] since then
     Buffer observation;           // mass_max, then mass_sum
 };
 

@@ -73,25 +73,27 @@ EDGEKV_APART __device__ void scan_open(const SketchScanArgs & args, const KeyRow
                     if (first == 0 && seen != 0) {
                         keys = load_keys(args.home, key_rows, stream, head, group * kGroupCells + part, seen >> part, loaded);
                     }
-                    for (int cell = warp; cell < key_rows.n_rows; cell += n_warps) {
+                    // a thread takes a cell and a row; a warp's threads the same row
+                    for (int i = threadIdx.x; i < n * key_rows.n_rows; i += blockDim.x) {
+                        const int cell = i % key_rows.n_rows, r = i / key_rows.n_rows;
                         if ((seen >> (part + cell) & 1) == 0) {
                             continue;
                         }
                         const char * const key = keys + cell * key_rows.row_stride;
-                        for (int r = 0; r < n; ++r) {
-                            const float4 * const q = reinterpret_cast<const float4 *>(query_of(args, stream, head, first + r));
-                            float dot = 0.0f;
-                            for (int quad = lane; quad < dim / 4; quad += kWarp) {
-                                float x[4];
-                                key_quad(args.home.type, key, quad, x);
-                                const float4 y = __ldg(q + quad);
-                                dot += x[0] * y.x + x[1] * y.y + x[2] * y.z + x[3] * y.w;
-                            }
-                            dot = warp_sum(dot) * args.scale;
-                            if (lane == 0) {
-                                logits[r][part + cell] = args.softcap != 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot;
-                            }
+                        const float4 * const q = reinterpret_cast<const float4 *>(query_of(args, stream, head, first + r));
+                        float4 dots = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 2
+                        for (int quad = 0; quad < dim / 4; ++quad) {
+                            float x[4];
+                            key_quad(args.home.type, key, quad, x);
+                            const float4 y = __ldg(q + quad);
+                            dots.x += x[0] * y.x;
+                            dots.y += x[1] * y.y;
+                            dots.z += x[2] * y.z;
+                            dots.w += x[3] * y.w;
                         }
+                        const float dot = ((dots.x + dots.y) + (dots.z + dots.w)) * args.scale;
+                        logits[r][part + cell] = args.softcap != 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot;
                     }
                 }
                 __syncthreads();

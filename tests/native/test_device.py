@@ -14,9 +14,9 @@ SEEDS = ("1", "2")  # one for each core: 28 multiprocessors, and 132
 RACING = [name for name in PROGRAMS if name not in ("test_engine", "test_streams")]  # the kernels alone; it takes four times as long
 BARRIER = re.compile(r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);")
 # one of each kind: found at the first block, without an error in any result
-PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cu": "test_attend_device", "sample_device.cu": "test_sample_device",
+PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cuh": "test_attend_device", "sample_device.cu": "test_sample_device",
            "choose_device.cu": "test_choose_device", "store_device.cu": "test_store_device", "sketch_keys.cuh": "test_sketch_device",
-           "sketch_scan_device.cu": "test_sketch_device"}
+           "sketch_scan_device.cu": "test_sketch_device", "attend_merge.cu": "test_attend_device"}
 
 
 def configured(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Path:

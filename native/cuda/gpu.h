@@ -6,8 +6,11 @@
 //   dynamic shared memory  shared_memory(), in place of `extern __shared__`
 //   static shared memory   EDGEKV_SHARED(float[64], name), in place of `__shared__ float name[64]`
 //   launches               launch(kernel, grid, threads, shared_bytes, stream, arguments...), in place of <<< >>>
+//   functions of their own EDGEKV_APART, in place of __noinline__: compiled once for all kernels of a source, which pass their arguments on by
+//                          reference (and take them as `const __grid_constant__`, or else each thread would copy them first)
+//   what others write now  look(p)
 // The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, __syncthreads,
-// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Max/Min/Or/CAS/Exch,
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Or/Inc,
 // __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
 // forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn), __expf and __logf. Warps have 32 threads; blocks are one-dimensional.
 //
@@ -77,6 +80,15 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
     emulator::enqueue(stream, { grid.x, grid.y, grid.z }, threads, shared_bytes,
                       [kernel, arguments...] { kernel(static_cast<P>(arguments)...); });
 }
+#endif
+
+#if defined(__CUDACC__)
+#    define EDGEKV_APART __noinline__
+// The word as another block left it, now or at some time before: for loops that wait. It orders nothing else.
+__device__ __forceinline__ uint32_t look(const uint32_t * p) { return *static_cast<const volatile uint32_t *>(p); }
+#else
+#    define EDGEKV_APART __attribute__((noinline))
+inline uint32_t look(const uint32_t * p) { return emulator::look(p); }
 #endif
 
 // A kernel counts the bytes of home that it reads in place: on a card they cross the link. The emulated device adds them up.

@@ -4,7 +4,7 @@
 // of a launch run one after another in a shuffled order, and so do the threads of a block between two barriers. A result that
 // depends on the order therefore differs between seeds. Undefined behaviour on a GPU ends the process with a
 // sentence: threads of a warp at different collectives, threads that left while others wait, a barrier that not all reach,
-// writes past shared memory, accesses outside device memory (guard pages) or after its release. Shared memory is poisoned for each block.
+// a wait for a block that has not begun, writes past shared memory, accesses outside device memory (guard pages) or after its release. Shared memory is poisoned for each block.
 // Where kernels are compiled with EDGEKV_RACECHECK, so do races (emulator_race.cpp).
 //
 // Streams. Operations are queued and run only when a caller waits or asks, in an order drawn from the seed, within CUDA's rules. A stream runs
@@ -13,8 +13,8 @@
 // One lock protects everything: host threads may share the device and run its kernels in turn.
 //
 // Environment: EDGEKV_EMULATOR_SEED=n picks the seed (1 otherwise); EDGEKV_EMULATOR_STRICT=1 makes device memory inaccessible
-// except while operations run, which finds host accesses to it; EDGEKV_EMULATOR_WITHOUT=attend_merge.cu:32 runs kernels as if the barrier of
-// that line were missing, which tests must find.
+// except while operations run, which finds host accesses to it; EDGEKV_EMULATOR_WITHOUT=attend_merge.cu:32 runs kernels as if the barrier or
+// the fence of that line were missing, which tests must find.
 #pragma once
 
 #include <cstddef>
@@ -95,10 +95,13 @@ inline char type_tag = 0;
 template <class T>
 T & shared_variable(int line) { return *static_cast<T *>(shared_static(&type_tag<T>, line, sizeof(T), alignof(T))); }
 void count_link(size_t n_bytes);
+void look_point();  // of a thread that waits for what another block writes
 #if defined(EDGEKV_RACECHECK)
-void atomic_access(const void * p, size_t n_bytes);  // see emulator_race.cpp
+void atomic_access(const void * p, size_t n_bytes, bool write);  // see emulator_race.cpp
+void fence(const char * file, int line);
 #else
-inline void atomic_access(const void *, size_t) {}
+inline void atomic_access(const void *, size_t, bool) {}
+inline void fence(const char *, int) {}
 #endif
 
 template <class T>
@@ -154,20 +157,27 @@ EDGEKV_VOTE(unsigned, __reduce_add_sync, reduce_add, unsigned)
 EDGEKV_VOTE(int, __reduce_add_sync, reduce_add, int)
 #undef EDGEKV_VOTE
 #undef EDGEKV_COLLECTIVE
-#undef EDGEKV_HERE
 
 // ---- fences and atomics ------------------------------------------------------------------------------------------------------
 
-inline void __threadfence() {}
+inline void __threadfence(EDGEKV_HERE) { ::edgekv::gpu::emulator::fence(file, line); }
+#undef EDGEKV_HERE
 
 namespace edgekv::gpu::emulator {
 template <class T, class F>
 __attribute__((no_sanitize("thread"))) inline T atomic(T * p, F && change) {
     atomic_point();
-    atomic_access(p, sizeof(T));
+    atomic_access(p, sizeof(T), true);
     const T old = *p;
     *p = change(old);
     return old;
+}
+
+template <class T>
+__attribute__((no_sanitize("thread"))) inline T look(const T * p) {
+    look_point();
+    atomic_access(p, sizeof(T), false);
+    return *p;
 }
 }  // namespace edgekv::gpu::emulator
 
@@ -180,4 +190,5 @@ EDGEKV_ATOMIC(atomicAdd, int, static_cast<unsigned>(old) + static_cast<unsigned>
 EDGEKV_ATOMIC(atomicAdd, unsigned, old + value)
 EDGEKV_ATOMIC(atomicAdd, unsigned long long, old + value)
 EDGEKV_ATOMIC(atomicOr, unsigned, old | value)
+EDGEKV_ATOMIC(atomicInc, unsigned, old >= value ? 0u : old + 1u)
 #undef EDGEKV_ATOMIC

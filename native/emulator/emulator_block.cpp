@@ -146,7 +146,7 @@ void run_block(Block & b) {
         b.threads[t].context = nullptr;
         b.threads[t].site.kind = Collective::none;
     }
-    b.n_left = b.n_waiting = b.n_syncs = 0;
+    b.n_left = b.n_waiting = b.n_syncs = b.n_looks = 0;
     b.current = random().below(b.n_threads);
     std::memset(b.shared_begin(), kPoison, b.shared_bytes);
     b.statics.resize(kStaticShared + 4096, kPoison);

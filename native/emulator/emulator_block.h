@@ -57,6 +57,7 @@ struct Block {
     std::vector<StaticVariable> variables;
     size_t statics_end = 0;
     unsigned n_syncs = 0;                // barriers of this block
+    unsigned n_looks = 0;                // at what other blocks write, since an atomic operation of this block
     uint32_t number = 0, launch = 0;     // of the block, and of its launch, since the process began
 
     char * shared_begin() {
@@ -68,6 +69,7 @@ Block & block();
 
 std::string describe(const Site & site);
 bool same(const Site & a, const Site & b);
+bool is_left_out(const char * file, int line);  // see EDGEKV_EMULATOR_WITHOUT
 
 void make_ready(Block & b, unsigned warp, unsigned lanes);
 void wait(Block & b, unsigned self);  // the calling thread waits until it is ready and picked

@@ -71,7 +71,8 @@ void complete(Block & b, unsigned warp, const Site & site) {
     }
 }
 
-// see EDGEKV_EMULATOR_WITHOUT
+}  // namespace
+
 bool is_left_out(const char * file, int line) {
     static const char * const named = std::getenv("EDGEKV_EMULATOR_WITHOUT");
     if (!named) {
@@ -80,8 +81,6 @@ bool is_left_out(const char * file, int line) {
     const char * name = std::strrchr(file, '/');
     return named == std::string(name ? name + 1 : file) + ":" + std::to_string(line);
 }
-
-}  // namespace
 
 std::string describe(const Site & site) {
     const char * file = site.file;
@@ -184,13 +183,33 @@ void block_barrier(const char * file, int line) {
     wait(b, self);
 }
 
-void atomic_point() {
-    Block & b = block();
-    if (b.running && b.ready != 0 && random().below(8) == 0) {
+namespace {
+
+void give_way(Block & b, uint32_t one_in) {
+    if (b.running && b.ready != 0 && random().below(one_in) == 0) {
         const unsigned self = b.current;
         make_ready(b, self / 32, 1u << self % 32);
         wait(b, self);
     }
+}
+
+}  // namespace
+
+void atomic_point() {
+    Block & b = block();
+    b.n_looks = 0;
+    give_way(b, 8);
+}
+
+// Blocks run one after another, in any order. So what a block waits for has been written, unless its writer had not begun, which may be so on a card
+// for ever.
+void look_point() {
+    constexpr unsigned kMost = 1u << 20;
+    Block & b = block();
+    if (++b.n_looks > kMost) {
+        fault("the thread waits for another block, which has not begun");
+    }
+    give_way(b, 1);
 }
 
 }  // namespace edgekv::gpu::emulator

@@ -1,7 +1,9 @@
 // Finds races of kernels on shared and global memory. Kernels that are compiled with -fsanitize=thread call a function here before each access;
 // the sanitizer's own library is not linked. Two accesses race where one of them writes, not both are atomic, and nothing orders them:
-// in a block the next __syncthreads, in a warp the next __syncwarp too, and nothing between blocks of a launch, or of launches that are open at
-// the same time. Shuffles and votes order no memory.
+// in a block the next __syncthreads, in a warp the next __syncwarp too, and nothing between launches that are open at the same time. Between blocks
+// of a launch a thread passes on what came before its __threadfence (accesses of its own, those of its block before the last __syncthreads, and what
+// they had been passed) by its next atomic operations; who then changes the same word has it behind a __threadfence of his own, and his block behind
+// the next __syncthreads. Shuffles and votes order no memory.
 // Reads of shared memory that no thread of the block has written are found as well.
 //
 // For each word of four bytes it is kept who wrote it last, and which warps, and lanes of the last of them, read it since the last barrier.
@@ -14,6 +16,7 @@
 
 #    include <algorithm>
 #    include <array>
+#    include <map>
 #    include <memory>
 #    include <unordered_map>
 
@@ -24,6 +27,7 @@ struct Access {
     uint32_t launch = 0, block = 0;  // numbers; 0: never
     uint16_t thread = 0;
     uint32_t n_syncs = 0, n_warp_syncs = 0;
+    uint32_t time = 0;
     uint8_t bytes = 0;  // a bit for each
     bool atomic = false;
 };
@@ -92,6 +96,107 @@ bool is_global(uintptr_t address) {
           reinterpret_cast<void *>(address), what, other.thread, other.block == block().number ? "this" : "another", image.dli_fname, at);
 }
 
+// ---- what blocks pass on to each other -----------------------------------------------------------------------------------------
+
+// The accesses of a block before its barrier number n_syncs, and those of one thread before `time`.
+struct Passed {
+    uint32_t block, n_syncs, time;
+    uint16_t thread;
+    bool holds(const Access & a) const {
+        return a.block == block && (a.n_syncs < n_syncs || (a.thread == thread && a.time < time));
+    }
+};
+using Many = std::map<std::pair<uint32_t, uint16_t>, Passed>;  // by block and thread; what a thread passes on only grows
+
+void merge(Many & into, const Many & from) {
+    for (const auto & [key, passed] : from) {
+        Passed & mine = into.try_emplace(key, passed).first->second;
+        mine = passed.time > mine.time ? passed : mine;
+    }
+}
+
+struct OfThread {
+    Many heard;   // by its atomic operations; not yet behind a fence
+    Many known;   // behind its fences
+    Many fenced;  // what its next atomic operations pass on
+};
+
+// Of the running block.
+struct Passing {
+    uint32_t block = 0, time = 0;  // `time` counts fences and atomic operations
+    std::map<unsigned, OfThread> threads;
+    std::vector<std::pair<unsigned, Many>> news;  // what a thread came to know, and the block's number of barriers then
+
+    bool knows(const Block & b, const Access & a) {
+        const auto holds = [&](const Many & many) {
+            const auto begin = many.lower_bound({a.block, 0});
+            return std::any_of(begin, many.upper_bound({a.block, UINT16_MAX}), [&](const auto & one) { return one.second.holds(a); });
+        };
+        const auto own = threads.find(b.current);
+        return (own != threads.end() && holds(own->second.known)) ||
+               std::any_of(news.begin(), news.end(), [&](const auto & one) { return one.first < b.n_syncs && holds(one.second); });
+    }
+};
+
+Passing & passing(const Block & b) {
+    static auto * one = new Passing;
+    if (one->block != b.number) {
+        one->block = b.number;
+        one->threads.clear();
+        one->news.clear();
+    }
+    return *one;
+}
+
+// What atomic operations on a word have passed on, in a launch.
+struct Post {
+    uint32_t launch = 0;
+    Many passed;
+};
+
+Post & post_of(const Block & b, uintptr_t address) {
+    static auto * all = new std::unordered_map<uintptr_t, Post>;
+    Post & post = (*all)[address];
+    if (post.launch != b.launch) {
+        post = {b.launch, {}};
+    }
+    return post;
+}
+
+void pass_fence(const Block & b) {
+    Passing & all = passing(b);
+    OfThread & thread = all.threads[b.current];
+    const uint32_t time = ++all.time;
+    if (!thread.heard.empty()) {
+        all.news.emplace_back(b.n_syncs, thread.heard);
+        merge(thread.known, thread.heard);
+        thread.heard.clear();
+    }
+    thread.fenced = thread.known;
+    for (const auto & [n_syncs, news] : all.news) {
+        if (n_syncs < b.n_syncs) {
+            merge(thread.fenced, news);
+        }
+    }
+    const auto self = static_cast<uint16_t>(b.current);
+    thread.fenced[{b.number, self}] = {b.number, b.n_syncs, time, self};
+}
+
+void pass_atomic(const Block & b, uintptr_t address) {
+    Passing & all = passing(b);
+    ++all.time;
+    Post & post = post_of(b, address);
+    const auto thread = all.threads.find(b.current);
+    if (!post.passed.empty()) {
+        merge(all.threads[b.current].heard, post.passed);
+    }
+    if (thread != all.threads.end()) {
+        merge(post.passed, thread->second.fenced);
+    }
+}
+
+// ---- races ---------------------------------------------------------------------------------------------------------------------
+
 // Whether nothing orders an earlier access before one of this thread.
 bool races(const Block & b, const Access & earlier, bool shared, bool atomic) {
     if (earlier.atomic && atomic) {
@@ -101,7 +206,7 @@ bool races(const Block & b, const Access & earlier, bool shared, bool atomic) {
         return !shared && is_open(earlier.launch);
     }
     if (earlier.block != b.number) {
-        return !shared;
+        return !shared && !passing(b).knows(b, earlier);
     }
     if (earlier.thread == b.current || earlier.n_syncs != b.n_syncs) {
         return false;
@@ -113,7 +218,8 @@ void touch_word(const Block & b, uintptr_t address, uint8_t bytes, bool write, b
     Word & w = word_at(address);
     const char * where = shared ? "shared" : "global";
     const unsigned warp = b.current / 32, lane = b.current % 32;
-    const Access now = {b.launch, b.number, static_cast<uint16_t>(b.current), b.n_syncs, b.warps[warp].n_syncs, bytes, atomic};
+    const Access now = {b.launch, b.number, static_cast<uint16_t>(b.current), b.n_syncs, b.warps[warp].n_syncs, passing(b).time,
+                        bytes, atomic};
 
     if ((w.write.bytes & bytes) != 0 && races(b, w.write, shared, atomic)) {
         report(write ? "a write after a write" : "a read after a write", where, address, w.write, caller);
@@ -128,7 +234,8 @@ void touch_word(const Block & b, uintptr_t address, uint8_t bytes, bool write, b
             w.written |= bytes;
         }
         if ((w.read.bytes & bytes) != 0 && !(w.read.atomic && atomic)) {
-            const bool other_block = !shared && (w.read.launch == b.launch ? w.read.block != b.number : is_open(w.read.launch));
+            const bool other_block = !shared && (w.read.launch != b.launch ? is_open(w.read.launch)
+                                                                           : w.read.block != b.number && !passing(b).knows(b, w.read));
             const bool other_warp  = read_here && (w.warps & ~(1u << warp)) != 0;
             const bool other_lane  = read_here && w.read.thread / 32 == warp && w.read.n_warp_syncs == now.n_warp_syncs && (w.lanes & ~(1u << lane)) != 0;
             if (other_block || other_warp || other_lane) {
@@ -167,7 +274,19 @@ void touch(const void * p, size_t n_bytes, bool write, bool atomic, const void *
 
 }  // namespace
 
-void atomic_access(const void * p, size_t n_bytes) { touch(p, n_bytes, true, true, __builtin_return_address(0)); }
+void atomic_access(const void * p, size_t n_bytes, bool write) {
+    touch(p, n_bytes, write, true, __builtin_return_address(0));
+    const Block & b = block();
+    if (write && b.running && is_global(reinterpret_cast<uintptr_t>(p))) {
+        pass_atomic(b, reinterpret_cast<uintptr_t>(p));
+    }
+}
+
+void fence(const char * file, int line) {
+    if (block().running && !is_left_out(file, line)) {
+        pass_fence(block());
+    }
+}
 
 }  // namespace edgekv::gpu::emulator
 

@@ -14,10 +14,11 @@ SOURCE = Path(__file__).resolve().parents[2] / "native" / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
 SEEDS = ("1", "2")  # one for each core: 28 multiprocessors, and 132
 RACING = [name for name in PROGRAMS if name not in ("test_engine", "test_streams")]  # the kernels alone; it takes four times as long
-BARRIER = re.compile(r"\s*__sync(?:threads|warp)\(\);")
+BARRIER = re.compile(r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);")
 # one of each kind: found at the first block, without an error in any result
-PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cu": "test_attend_device", "sample_device.cu": "test_sample_device",
-           "choose_device.cu": "test_choose_device", "store_device.cu": "test_store_device", "sketch_keys.cuh": "test_sketch_device"}
+PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cuh": "test_attend_device", "sample_device.cu": "test_sample_device",
+           "choose_device.cu": "test_choose_device", "store_device.cu": "test_store_device", "sketch_keys.cuh": "test_sketch_device",
+           "sketch_scan_device.cu": "test_sketch_device", "attend_merge.cu": "test_attend_device"}
 
 
 def configured(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
@@ -85,7 +86,7 @@ def test_kernels_do_not_race(races: SideBySide, program: str):
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_missing_barrier_is_found(racing: Path, name: str):
-    """Each barrier of a file in turn is left out."""
+    """Each barrier or fence of a file in turn is left out."""
     lines = (SOURCE.parents[1] / "cuda" / "kernels" / name).read_text().splitlines()
     barriers = [number for number, line in enumerate(lines, 1) if BARRIER.match(line)]
     assert barriers

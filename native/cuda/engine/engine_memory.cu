@@ -88,7 +88,7 @@ bool GpuEngine::init() {
     static_assert(kUpdateBytes == sizeof(int2) && kStepStateBytes == sizeof(StepState), "as the tables' sizes have it");
     const EngineTables tables = engine_tables(shape);
     if (!mirrored.reserve(tables.mirrors) || !prior.reserve(tables.priority) || !mass.reserve(tables.mass) || !layer_table.reserve(tables.layers) ||
-        !totals.reserve(tables.totals) || !hits.reserve(tables.hits) || !state.reserve(tables.step) || !stale.reserve(tables.stale) ||
+        !totals.reserve(tables.totals) || !hits.reserve(tables.hits) || !tickets.reserve(tables.tickets) || !state.reserve(tables.step) || !stale.reserve(tables.stale) ||
         !fresh.reserve(tables.fresh) || !brought.reserve(tables.brought)) {
         return false;
     }
@@ -193,7 +193,7 @@ bool GpuEngine::reserve_ring() {
 
 size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
-    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &state, &stale, &ring_memory,
+    for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &tickets, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
                                     &list_lengths, &select_scratch, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();

@@ -188,7 +188,7 @@ private:
     bool owns_main = false;
     const EngineMirrors mirrors;
 
-    DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, state, stale;
+    DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
     DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
     std::vector<LayerSketches> layer_sketches;

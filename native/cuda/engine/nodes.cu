@@ -170,9 +170,10 @@ void GpuEngine::attend_lists(int layer, const EngineView & view, const EngineAtt
     AttendPart part = {};
     part.brought  = args.k_staging != nullptr;
     part.n_splits = engine_list_splits(shape, p, card.n_sm);
+    part.tickets  = tickets.as<uint32_t>();
+    part.n_ubatch = &state.as<StepState>()->n_ubatch;
     launch_attend(p, part, attend_workspace.data(), part.n_splits, stream);
-    launch_attend_merge(p, 0, 0, attend_workspace.data(), part.n_splits, stream);
-    launch_attend_error(p, part, attend_workspace.data(), part.n_splits, &state.as<StepState>()->n_ubatch, stream);
+    launch_attend_merge(p, part, attend_workspace.data(), part.n_splits, stream);
 }
 
 void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
@@ -233,9 +234,11 @@ void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAtten
             event_record(half_free[half], stream);
         }
     }
+    AttendPart all = {};
+    all.end_page = pages_in_view(view);
     for (size_t g = 0; g < problems.size(); ++g) {
         const WholeGroup & group = whole.groups[g];
-        launch_attend_merge(problems[g], 0, pages_in_view(view), attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
+        launch_attend_merge(problems[g], all, attend_workspace.data() + group.offset, n_parts*group.n_splits, stream);
     }
 }
 

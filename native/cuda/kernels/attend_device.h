@@ -6,8 +6,7 @@
 //
 //   launch_attend        one part: some pages, divided among n_splits blocks per KV head; each block leaves a partial softmax
 //                        (max, sum, out) and the weights of its pages in the workspace
-//   launch_attend_merge  merges all partials into `out`, then adds mass and hits
-//   launch_attend_error  after the merge and before the workspace is used again: errors of the heads whose turn it is
+//   launch_attend_merge  merges all partials into `out`, adds mass and hits, and estimates errors of the heads whose turn it is
 //
 // With lists of rows, one part walks all lists; each row is read from its page's slot, or else from home. Without lists the pages
 // of a view may come in several parts, one after the other (the ring is refilled between them); each part has partials of its own, and
@@ -42,6 +41,9 @@ struct AttendPart {
     int first_partial, n_splits;
     Ring ring;
     bool brought = false;  // k and v of the problem lie on the device: nothing is read over the link
+    // of a merge, read only where errors are estimated
+    uint32_t * tickets = nullptr;         // device memory, one for each KV head: zeros, and zeros again behind each merge
+    const uint32_t * n_ubatch = nullptr;  // device memory; null: 0. With problem.error_turn it decides which heads have their turn
 };
 
 // Whether the kernels serve these shapes. Null pointers are ignored, so the question can be asked while the graph is
@@ -53,13 +55,9 @@ bool attend_device_supports(const AttendProblem & problem);
 // `n_partials`: the partials of all parts together, the same in every launch that shares the workspace.
 void launch_attend(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
-// `first_page`, `end_page`: all pages that the parts covered; read only without lists. Adds to mass and hits in the
-// order of query tokens, one block for each page, so that a repeated run gives the same bits.
-void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream);
-
-// Adds to hits, and reads V of the sampled rows once more. problem.error_turn and `n_ubatch` (device memory; null: 0) decide which heads
-// have their turn. Does nothing without lists, weights, hits or error_every.
-void launch_attend_error(const AttendProblem & problem, const AttendPart & part, const void * workspace, int n_partials,
-                         const uint32_t * n_ubatch, Stream stream);
+// `part` stands for all parts: its pages are those that they covered, read only without lists. Adds to mass and hits in the order of query tokens, one
+// block for each page, so that a repeated run gives the same bits. An estimate of errors adds to hits, and reads V of the sampled rows once more; there
+// is none without lists, weights, hits or error_every.
+void launch_attend_merge(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -5,8 +5,9 @@
 // lists, blocks share the pages by number. With lists, the last block takes the pages of all lists, one list after the other, because two
 // tokens may have read rows of the same page, and hits are one sum. Lists are short wherever they pay.
 //
-// Errors have a launch of their own, for the few heads whose turn it is: it needs the output, and reads V once more.
-#include "cuda/kernels/attend_final.cuh"
+// Errors are for the few heads whose turn it is. They need the whole output of a head, so the last of its blocks estimates them. A ticket says which one
+// that is; it counts round to zero, so that a recorded launch finds it as it left it.
+#include "cuda/kernels/attend_error.cuh"
 
 namespace edgekv::gpu {
 namespace {
@@ -163,15 +164,38 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
     }
 }
 
+static_assert(kMergeThreads == kErrorWarps*kWarp, "error_of() takes the block's warps");
+
 union MergeSums {
     float4 rows[kMergeThreads];
     double hits[kMergeThreads];
+    ErrorShared error;
 };
 
-__global__ void __launch_bounds__(kMergeThreads)
-attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end_page) {
+__device__ inline bool has_turn(const AttendProblem & p, const AttendPart & part, int kv) {
+    if (!has_lists(p) || p.rows.weights == nullptr || p.error_every == 0 || p.hits == nullptr) {
+        return false;
+    }
+    const uint32_t turn = static_cast<uint32_t>(kv) + static_cast<uint32_t>(p.error_turn) + (part.n_ubatch != nullptr ? *part.n_ubatch : 0u);
+    return turn%static_cast<uint32_t>(p.error_every) == 0;
+}
+
+// Whether the block is the last of `n` that come to the ticket. Its threads then see what all of these wrote before their last barrier: merge_row() ends
+// with one.
+__device__ inline bool comes_last(uint32_t * ticket, unsigned n, bool & last) {
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(ticket, n - 1) + 1 == n;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+__global__ void __launch_bounds__(kMergeThreads) attend_merge(AttendProblem p, AttendPart part, AttendWorkspace workspace) {
     EDGEKV_SHARED(Final[kMaxRows], finals);
     EDGEKV_SHARED(MergeSums, sums);
+    EDGEKV_SHARED(bool, last);
     const int kv = blockIdx.y;
     const int n_rows = p.n_tokens*(p.n_head/p.n_head_kv);
     for (int i = threadIdx.x/kWarp; i < n_rows; i += kMergeThreads/kWarp) {
@@ -186,10 +210,18 @@ attend_merge(AttendProblem p, AttendWorkspace workspace, int first_page, int end
     }
     if (!has_lists(p)) {
         if (observes(p)) {
-            observe_view(p, workspace, finals, kv, first_page, end_page);
+            observe_view(p, workspace, finals, kv, part.first_page, part.end_page);
         }
     } else if (blockIdx.x + 1 == gridDim.x && (observes(p) || p.hits != nullptr)) {
         observe_lists(p, workspace, finals, kv, sums.hits);
+    }
+    if (!has_turn(p, part, kv) || !comes_last(part.tickets + kv, gridDim.x, last)) {
+        return;
+    }
+    switch (p.v_type) {
+        case CellType::f16: return add_errors<CellType::f16>(p, part, workspace, finals, sums.error);
+        case CellType::q8_0: return add_errors<CellType::q8_0>(p, part, workspace, finals, sums.error);
+        case CellType::q4_0: return add_errors<CellType::q4_0>(p, part, workspace, finals, sums.error);
     }
 }
 
@@ -210,17 +242,18 @@ AttendWorkspace attend_workspace(const AttendProblem & p, void * workspace, int 
     return w;
 }
 
-void launch_attend_merge(const AttendProblem & problem, int first_page, int end_page, void * workspace, int n_partials, Stream stream) {
+void launch_attend_merge(const AttendProblem & problem, const AttendPart & part, void * workspace, int n_partials, Stream stream) {
     constexpr int kMostBlocks = 64;
     const bool lists = has_lists(problem);
     const int n_rows = problem.n_tokens*(problem.n_head/problem.n_head_kv);
-    const int end = end_page < view_pages(problem) ? end_page : view_pages(problem);
+    AttendPart in_view = part;
+    in_view.end_page = part.end_page < view_pages(problem) ? part.end_page : view_pages(problem);
     // with lists, one more block, without rows of the output, takes the pages
-    const int n_page_blocks = !lists && observes(problem) ? (end - first_page + kMergeThreads - 1)/kMergeThreads : 0;
+    const int n_page_blocks = !lists && observes(problem) ? (in_view.end_page - part.first_page + kMergeThreads - 1)/kMergeThreads : 0;
     int n_blocks = n_rows > n_page_blocks ? n_rows : n_page_blocks;
     n_blocks = n_blocks < kMostBlocks ? n_blocks : kMostBlocks;
     const Grid grid = {static_cast<unsigned>(n_blocks + (lists ? 1 : 0)), static_cast<unsigned>(problem.n_head_kv), 1};
-    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, attend_workspace(problem, workspace, n_partials), first_page, end);
+    launch(attend_merge, grid, kMergeThreads, 0, stream, problem, in_view, attend_workspace(problem, workspace, n_partials));
 }
 
 }  // namespace edgekv::gpu

@@ -23,23 +23,21 @@ struct Draw {
     uint32_t turn, least;
 };
 
-// A chunk's sums over its cells.
-struct Sums {
-    uint32_t n_rows, n_visible, n_certain, unused;
-};
-
 struct Scratch {
-    Norm * norms;  // [list][group]
-    Draw * draws;  // [list]
-    Sums * sums;   // [list][chunk]
+    Norm * norms;        // [list][group]
+    Draw * draws;        // [list]
+    uint32_t * n_begun;  // chunks of the launch
+    uint32_t * counts;   // [list][chunk] one more than its rows; 0: not counted yet
+    size_t n_counts;     // those and n_begun, which lies before them
 };
 
-static_assert(sizeof(Norm) == kSampleNormBytes && sizeof(Draw) == kSampleDrawBytes && sizeof(Sums) == kSampleSumsBytes, "sample_scratch()");
+static_assert(sizeof(Norm) == kSampleNormBytes && sizeof(Draw) == kSampleDrawBytes && sizeof(uint32_t) == kSampleCountBytes, "sample_scratch()");
 
 __host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
     const size_t n_lists = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv;
     const SampleScratch at = sample_scratch(n_lists, b.n_groups, b.group);
-    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), reinterpret_cast<Sums *>(b.scratch + at.sums)};
+    uint32_t * const counts = reinterpret_cast<uint32_t *>(b.scratch + at.counts);
+    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), counts, counts + 1, at.n_counts};
 }
 
 // The resolution of the list's KV head.
@@ -48,8 +46,12 @@ __device__ inline float resolution_of(const SampleBatch & b, int list) {
     return own > 0.0f ? own : b.resolution;
 }
 
-// One warp per query row finds the top and the sum of all cells that it sees, and for each list what its walks share.
+// One warp per query row finds the top and the sum of all cells that it sees, and for each list what its walks share. Clears the counts.
 __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
+    const Scratch scratch = scratch_of(b);
+    for (size_t i = blockIdx.x * kThreads + threadIdx.x; i < scratch.n_counts; i += gridDim.x * kThreads) {
+        scratch.n_begun[i] = 0;
+    }
     const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
     if (row >= n_rows) {
         return;
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
     }
     total += sink == -INFINITY ? 0.0f : expf(sink - most);
     if (lane == 0) {
-        scratch_of(b).norms[row] = {most, total > 0.0f ? resolution_of(b, row / b.group) / (static_cast<float>(b.group) * total) : 0.0f};
+        scratch.norms[row] = {most, total > 0.0f ? resolution_of(b, row / b.group) / (static_cast<float>(b.group) * total) : 0.0f};
     }
     if (row % b.group != 0) {
         return;
@@ -88,8 +90,8 @@ __global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, in
         n_visible += __shfl_xor_sync(kAll, n_visible, step);
     }
     if (lane == 0) {
-        scratch_of(b).draws[list] = {page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]]),
-                                     static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible, b.exact_tokens))};
+        scratch.draws[list] = {page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]]),
+                               static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible, b.exact_tokens))};
     }
 }
 
@@ -100,8 +102,8 @@ struct Chunk {
     int group, cell;        // of the thread: its group, and its first cell
     Sight sight;            // of its cells, from bit 0 on
 
-    __device__ Chunk(const SampleBatch & b, float * factors)
-        : list(blockIdx.y), first_group(blockIdx.x * kChunkGroups), group(first_group + threadIdx.x * kEach / kGroupCells),
+    __device__ Chunk(const SampleBatch & b, int list, int number, float * factors)
+        : list(list), first_group(number * kChunkGroups), group(first_group + threadIdx.x * kEach / kGroupCells),
           cell(first_group * kGroupCells + threadIdx.x * kEach), sight{0, 0} {
         const Norm * const norms = scratch_of(b).norms + static_cast<int64_t>(list) * b.group;
         for (int i = threadIdx.x; i < b.group * kChunkGroups; i += kThreads) {
@@ -180,63 +182,26 @@ struct Chunk {
     }
 };
 
-// A block for each chunk of a list.
-__global__ void __launch_bounds__(kThreads) sample_sums(const SampleBatch b) {
-    EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
-    EDGEKV_SHARED(Sums[kWarps], warps);
-    const Chunk chunk(b, factors);
-    uint32_t chance[kEach], by_share[kEach];
-    chunk.chances(b, factors, chance, by_share);
-    uint32_t n_rows = static_cast<uint32_t>(__popc(chunk.drawn(b, chance))), n_visible = 0, n_certain = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        n_visible += static_cast<uint32_t>(chunk.sight.visible >> i & 1);
-        n_certain += chance[i] == kOne ? 1u : 0u;
-    }
-    n_rows = __reduce_add_sync(kAll, n_rows);
-    n_visible = __reduce_add_sync(kAll, n_visible);
-    n_certain = __reduce_add_sync(kAll, n_certain);
-    if (threadIdx.x % kWarp == 0) {
-        warps[threadIdx.x / kWarp] = {n_rows, n_visible, n_certain, 0};
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        Sums all = {0, 0, 0, 0};
-        for (int w = 0; w < kWarps; ++w) {
-            all = {all.n_rows + warps[w].n_rows, all.n_visible + warps[w].n_visible, all.n_certain + warps[w].n_certain, 0};
-        }
-        scratch_of(b).sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = all;
-    }
-}
+// A warp's sums.
+struct Sums {
+    uint32_t n_rows, n_visible, n_certain, missed;
+};
 
-// The same blocks list the rows, behind those of the blocks before.
+// A block lists the rows of a chunk behind those of the chunks before. It waits until these are counted: blocks take chunks in the order in which they
+// begin, so whoever counts them runs already, and counts before it waits itself.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
-    EDGEKV_SHARED(uint32_t[kWarps], warps);
-    EDGEKV_SHARED(uint32_t[kWarps], missed_of_warps);
-    EDGEKV_SHARED(unsigned long long[3], before_block);
+    EDGEKV_SHARED(Sums[kWarps], warps);
+    EDGEKV_SHARED(uint32_t, begun);
+    EDGEKV_SHARED(uint32_t, before_block);
+    const Scratch scratch = scratch_of(b);
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const Sums * const sums = scratch_of(b).sums + static_cast<int64_t>(blockIdx.y) * gridDim.x;
-    const bool last = blockIdx.x + 1 == gridDim.x;
-
-    if (warp == 0) {
-        unsigned long long mine[3] = {0, 0, 0};
-        for (unsigned i = lane; i < blockIdx.x; i += kWarp) {
-            mine[0] += sums[i].n_rows;
-            mine[1] += sums[i].n_visible;
-            mine[2] += sums[i].n_certain;
-        }
-#pragma unroll
-        for (int k = 0; k < 3; ++k) {
-            for (int step = kWarp / 2; step > 0; step /= 2) {
-                mine[k] += __shfl_xor_sync(kAll, mine[k], step);
-            }
-            if (lane == 0) {
-                before_block[k] = mine[k];
-            }
-        }
+    if (threadIdx.x == 0) {
+        begun = atomicAdd(scratch.n_begun, 1u);
     }
-    const Chunk chunk(b, factors);  // its barrier shows before_block to all threads
+    __syncthreads();
+    const int n_chunks = sample_chunks(b.n_groups), number = static_cast<int>(begun) % n_chunks;
+    const Chunk chunk(b, static_cast<int>(begun) / n_chunks, number, factors);
     uint32_t chance[kEach], by_share[kEach];
     chunk.chances(b, factors, chance, by_share);
     const uint32_t drawn = chunk.drawn(b, chance), n_drawn = static_cast<uint32_t>(__popc(drawn));
@@ -245,51 +210,78 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         const uint32_t other = __shfl_up_sync(kAll, through, step);
         through += lane >= static_cast<int>(step) ? other : 0u;
     }
+    uint32_t n_visible = 0, n_certain = 0, missed = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        n_visible += static_cast<uint32_t>(chunk.sight.visible >> i & 1);
+        n_certain += chance[i] == kOne ? 1u : 0u;
+        missed += (drawn >> i & 1) != 0 ? 0u : by_share[i];
+    }
+    n_visible = __reduce_add_sync(kAll, n_visible);
+    n_certain = __reduce_add_sync(kAll, n_certain);
+    missed = __reduce_add_sync(kAll, missed);  // of a warp at most 2^27
     if (lane == kWarp - 1) {
-        warps[warp] = through;
+        warps[warp] = {through, n_visible, n_certain, missed};
     }
     __syncthreads();
-    int64_t row = static_cast<int64_t>(before_block[0]) + (through - n_drawn);
-    for (int w = 0; w < warp; ++w) {
-        row += warps[w];
-    }
 
+    const bool last = number + 1 == n_chunks;
+    if (warp == 0) {
+        uint32_t own = 0, before = 0;
+        for (int w = 0; w < kWarps; ++w) {
+            own += warps[w].n_rows;
+        }
+        uint32_t * const counts = scratch.counts + static_cast<int64_t>(chunk.list) * n_chunks;
+        if (lane == 0) {
+            atomicAdd(&counts[number], own + 1);
+        }
+        for (int i = lane; i < number; i += kWarp) {
+            uint32_t told = 0;
+            while (told == 0) {
+                told = look(&counts[i]);
+            }
+            before += told - 1;
+        }
+        before = __reduce_add_sync(kAll, before);
+        if (lane == 0) {
+            before_block = before;
+            if (last) {
+                b.n_rows[chunk.list] = static_cast<int32_t>(before + own);
+            }
+        }
+    }
+    __syncthreads();
+    int64_t row = static_cast<int64_t>(before_block) + (through - n_drawn);
+    for (int w = 0; w < warp; ++w) {
+        row += warps[w].n_rows;
+    }
     int32_t * const rows = b.rows + static_cast<int64_t>(chunk.list) * b.stride;
     float * const weights = b.weights + static_cast<int64_t>(chunk.list) * b.stride;
-    uint32_t missed = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         if ((drawn >> i & 1) != 0) {
             rows[row] = chunk.cell + i;
             weights[row] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
             ++row;
-        } else {
-            missed += by_share[i];
         }
     }
-    missed = __reduce_add_sync(kAll, missed);  // of a warp at most 2^27
-    if (lane == 0) {
-        missed_of_warps[warp] = missed;
-    }
-    __syncthreads();
+
     if (threadIdx.x == 0 && b.totals != nullptr) {
-        unsigned long long all = 0;
+        unsigned long long sums[3] = {0, 0, 0};
         for (int w = 0; w < kWarps; ++w) {
-            all += missed_of_warps[w];
+            sums[0] += warps[w].n_visible;
+            sums[1] += warps[w].n_certain;
+            sums[2] += warps[w].missed;
         }
-        if (all != 0) {
-            atomicAdd(&b.totals[chunk.list % b.n_head_kv].missed,
-                      static_cast<unsigned long long>(static_cast<double>(all) * (kShareSteps / kOne) / resolution_of(b, chunk.list)));
+        SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
+        atomicAdd(&totals.n_visible, sums[0]);
+        atomicAdd(&totals.n_certain, sums[1]);
+        if (sums[2] != 0) {
+            atomicAdd(&totals.missed, static_cast<unsigned long long>(static_cast<double>(sums[2]) * (kShareSteps / kOne) /
+                                                                      resolution_of(b, chunk.list)));
         }
-    }
-    if (last && threadIdx.x == 0) {
-        const Sums own = sums[blockIdx.x];
-        b.n_rows[chunk.list] = static_cast<int32_t>(before_block[0] + own.n_rows);
-        if (b.totals != nullptr) {
-            SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
+        if (last) {
             atomicAdd(&totals.n_tokens, 1ull);
-            atomicAdd(&totals.n_visible, before_block[1] + own.n_visible);
-            atomicAdd(&totals.n_certain, before_block[2] + own.n_certain);
             atomicAdd(&totals.n_covered, 1ull);
         }
     }
@@ -300,9 +292,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 void launch_sample(const SampleBatch & b, Stream stream) {
     const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv, n_rows = n_lists * b.group;
     launch(sample_norms, {static_cast<unsigned>((n_rows + kWarps - 1) / kWarps)}, kThreads, 0, stream, b, n_rows);
-    const Grid grid = {static_cast<unsigned>(sample_chunks(b.n_groups)), static_cast<unsigned>(n_lists)};
-    launch(sample_sums, grid, kThreads, 0, stream, b);
-    launch(sample_emit, grid, kThreads, 0, stream, b);
+    launch(sample_emit, {static_cast<unsigned>(sample_chunks(b.n_groups) * n_lists)}, kThreads, 0, stream, b);
 }
 
 }  // namespace edgekv::gpu

@@ -1,5 +1,5 @@
 // Sampling on the device: sample_rows() of sample.h for all streams, query tokens and KV heads of a layer at once. The host never
-// waits: one kernel counts the rows of each block, the next lists them. A probability is rounded to
+// waits: one kernel sums up the shares, the next lists the rows. A probability is rounded to
 // the nearest step of 2^-20, so a row may differ from the specification's if its page's sum comes that close to a mark. The same inputs
 // give the same bytes.
 #pragma once

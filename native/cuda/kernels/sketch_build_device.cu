@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs ar
             continue;
         }
 
-        const char * const rows = load_keys(args.home, key_rows, stale.stream, head, stale.group, stale.valid, shared_memory());
+        const char * const rows = load_keys(args.home, key_rows, stale.stream, head, stale.group * kGroupCells, stale.valid, shared_memory());
         const int n_slices = find_ranges(args.home.type, rows, key_rows.row_stride, dim, stale.valid, ranges);
         __syncthreads();
         if (threadIdx.x < kWarp) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs ar
 void launch_sketch_build(const SketchBuildArgs & args, Stream stream) {
     const int64_t n_units = static_cast<int64_t>(args.n_expected) * args.sketches.n_head_kv;
     const unsigned grid = n_units < 1 ? 1u : n_units > kBuildGridMax ? kBuildGridMax : static_cast<unsigned>(n_units);
-    const KeyRows rows = key_rows(args.home, args.sketches.head_dim);
+    const KeyRows rows = key_rows(args.home, args.sketches.head_dim, kGroupCells);
     launch(build_groups, {grid}, kBuildThreads, key_shared_bytes(rows), stream, args,
            sketch_layout(args.sketches.head_dim, args.sketches.n_groups), rows);
 }

@@ -19,14 +19,15 @@ struct alignas(8) Halves {
     __half x[4];
 };
 
-// The rows of a launch: their layout in shared memory, and the widest words that every row begins at.
+// The rows of a launch: their layout in shared memory, the widest words that every row begins at, and how many lie there at a time.
 struct KeyRows {
-    int row_bytes, row_stride, word_bytes;
+    int row_bytes, row_stride, word_bytes, n_rows;
 };
 
 // The stride is a few banks longer than the row, so that lanes with a row each use different banks.
-inline KeyRows key_rows(const SketchHome & home, int head_dim) {
+inline KeyRows key_rows(const SketchHome & home, int head_dim, int n_rows) {
     KeyRows rows;
+    rows.n_rows = n_rows;
     rows.row_bytes = bytes_of_row(home.type, head_dim);
     rows.row_stride = (rows.row_bytes + 15) / 16 * 16 + 16;
     uintptr_t places = reinterpret_cast<uintptr_t>(home.k) | home.stride_cell | home.stride_head | home.stride_stream |
@@ -39,12 +40,12 @@ inline KeyRows key_rows(const SketchHome & home, int head_dim) {
 }
 
 // A block's shared memory holds each row's source (null: the row is not wanted), then the rows.
-inline size_t key_shared_bytes(const KeyRows & rows) { return kGroupCells * (sizeof(const char *) + static_cast<size_t>(rows.row_stride)); }
+inline size_t key_shared_bytes(const KeyRows & rows) { return rows.n_rows * (sizeof(const char *) + static_cast<size_t>(rows.row_stride)); }
 
 template <class T>
 __device__ inline void load_rows(const char * const * from, const KeyRows & rows, char * to) {
     const unsigned per_row = static_cast<unsigned>(rows.row_bytes) / sizeof(T);
-    const unsigned n = per_row * kGroupCells;
+    const unsigned n = per_row * static_cast<unsigned>(rows.n_rows);
     for (unsigned first = threadIdx.x; first < n; first += blockDim.x * kKeyLoads) {
         T x[kKeyLoads] = {};
 #pragma unroll
@@ -64,17 +65,17 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
     }
 }
 
-// Loads the rows of the group's cells whose bit is set in `valid`; the others become zeros. A block of at least 64 threads calls it. Barriers
-// before and after the copy: no warp still uses the old rows, and all see the new ones. Addresses lie beside the rows, and the last of them was read
-// before the previous call's end. Returns the rows' address.
-__device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int group, uint64_t valid,
+// Loads the rows of n_rows cells from `first` on whose bit is set in `valid`; the others become zeros. A block of at least n_rows threads calls it.
+// Barriers before and after the copy: no warp still uses the old rows, and all see the new ones. Addresses lie beside the rows, and the last of them
+// was read before the previous call's end. Returns the rows' address.
+__device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int first, uint64_t valid,
                                          char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);
-    char * const to = shared + kGroupCells * sizeof(const char *);
-    if (threadIdx.x < kGroupCells) {
+    char * const to = shared + rows.n_rows * sizeof(const char *);
+    if (static_cast<int>(threadIdx.x) < rows.n_rows) {
         const char * row = nullptr;
         if ((valid >> threadIdx.x & 1) != 0) {
-            const size_t cell = static_cast<size_t>(group) * kGroupCells + threadIdx.x;
+            const size_t cell = static_cast<size_t>(first) + threadIdx.x;
             int slot = -1;
             if (home.arena != nullptr) {
                 slot = home.slots[head * home.slots_stride + static_cast<size_t>(stream) * home.pages_per_stream + cell / home.page_tokens];

@@ -1,7 +1,9 @@
 // Shares of the attention from the sketches. A warp works on a group of 64 cells for up to four of the KV head's query rows (all tokens, all
 // query heads of the group). Other warps of the thread block take further rows over the same groups at the same time, from the cache.
-// Few groups lack a sketch or are seen only in part by a token: a separate launch finds these and scans the keys
+// Few groups lack a sketch or are seen only in part by a token: the first blocks of the launch find these and scan the keys
 // themselves, because a sketch covers all keys of its group, even those that the token does not see.
+#include <algorithm>
+
 #include "cuda/kernels/sketch_group.cuh"
 #include "cuda/kernels/sketch_keys.cuh"
 
@@ -16,9 +18,10 @@ constexpr int kScanBlocks = 4;           // thread blocks whose registers must f
 #endif
 constexpr unsigned kScanGridMax = EDGEKV_SCAN_GRID;  // most thread blocks; beyond that a warp takes several groups in turn
 
-constexpr int kOpenThreads = 256;
-constexpr int kOpenRows = 16;  // rows at a time
-constexpr int kOpenBlocks = 4;  // thread blocks that share a head's open groups
+constexpr int kOpenRows = 16;   // rows at a time
+constexpr int kOpenBlocks = 4;  // the first thread blocks of a launch's x: they share a head's open groups
+// Every block of the launch has the shared memory of those that hold keys; kScanBlocks times as much must fit an SM.
+constexpr size_t kOpenShared = 24 * 1024;
 
 // The index of a head's row i among all output rows.
 __device__ inline int64_t row_of(const SketchScanArgs & args, int stream, int head, int i) {
@@ -42,13 +45,94 @@ __device__ inline bool by_keys(const SketchScanArgs & args, int stream, int toke
     return args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0 || sees_in_part(sight_of(args, stream, token, group));
 }
 
-// Thread block x takes groups, y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
+// Scans the keys of open groups and of groups that a token sees in part: of every n_shares-th group of the head. A group's keys are read once for all
+// tokens. All threads of the block call it.
+EDGEKV_APART __device__ void scan_open(const SketchScanArgs & args, const KeyRows & key_rows, int head, int stream, int share, int n_shares) {
+    auto & logits = *reinterpret_cast<float (*)[kOpenRows][kGroupCells]>(shared_memory());
+    char * const loaded = shared_memory() + sizeof(logits);
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, n_warps = blockDim.x / kWarp;
+    const int n_rows = args.n_tokens * args.group, dim = args.sketches.head_dim;
+    for (int base = share; base < args.n_groups; base += kWarp * n_shares) {
+        const int candidate = base + lane * n_shares;
+        bool mine = false;
+        for (int token = 0; token < args.n_tokens && candidate < args.n_groups; ++token) {
+            mine = mine || by_keys(args, stream, token, candidate);
+        }
+        unsigned found = __ballot_sync(kFullWarp, mine);  // the same in all warps
+        for (; found != 0; found &= found - 1) {
+            const int group = base + (__ffs(static_cast<int>(found)) - 1) * n_shares;
+            uint64_t seen = 0;
+            for (int token = 0; token < args.n_tokens; ++token) {
+                seen |= sight_of(args, stream, token, group).visible;
+            }
+            const char * keys = nullptr;
+            for (int first = 0; first < n_rows; first += kOpenRows) {
+                const int n = min(kOpenRows, n_rows - first);
+                __syncthreads();  // the previous logits are used up
+                for (int part = 0; part < kGroupCells; part += key_rows.n_rows) {  // one part if there is more than one `first`
+                    if (first == 0 && seen != 0) {
+                        keys = load_keys(args.home, key_rows, stream, head, group * kGroupCells + part, seen >> part, loaded);
+                    }
+                    // a thread takes a cell and a row; a warp's threads the same row
+                    for (int i = threadIdx.x; i < n * key_rows.n_rows; i += blockDim.x) {
+                        const int cell = i % key_rows.n_rows, r = i / key_rows.n_rows;
+                        if ((seen >> (part + cell) & 1) == 0) {
+                            continue;
+                        }
+                        const char * const key = keys + cell * key_rows.row_stride;
+                        const float4 * const q = reinterpret_cast<const float4 *>(query_of(args, stream, head, first + r));
+                        float4 dots = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 2
+                        for (int quad = 0; quad < dim / 4; ++quad) {
+                            float x[4];
+                            key_quad(args.home.type, key, quad, x);
+                            const float4 y = __ldg(q + quad);
+                            dots.x += x[0] * y.x;
+                            dots.y += x[1] * y.y;
+                            dots.z += x[2] * y.z;
+                            dots.w += x[3] * y.w;
+                        }
+                        const float dot = ((dots.x + dots.y) + (dots.z + dots.w)) * args.scale;
+                        logits[r][part + cell] = args.softcap != 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot;
+                    }
+                }
+                __syncthreads();
+                for (int r = warp; r < n; r += n_warps) {
+                    if (!by_keys(args, stream, (first + r) / args.group, group)) {
+                        continue;
+                    }
+                    float logit[kCellsOfLane];
+#pragma unroll
+                    for (int j = 0; j < kCellsOfLane; ++j) {  // those of cells that no token sees were not written
+                        logit[j] = (seen >> (lane + j * kWarp) & 1) != 0 ? logits[r][lane + j * kWarp] : 0.0f;
+                    }
+                    const int64_t row = row_of(args, stream, head, first + r);
+                    const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;
+                    leave_shares(logit, sight_of(args, stream, (first + r) / args.group, group).visible, lane,
+                                 args.out.cells + row * static_cast<int64_t>(args.out.cell_stride) + static_cast<int64_t>(group) * kGroupCells,
+                                 args.out.tops + at, args.out.sums + at);
+                }
+            }
+        }
+    }
+}
+
+inline size_t open_shared_bytes(const KeyRows & rows) { return kOpenRows * kGroupCells * sizeof(float) + key_shared_bytes(rows); }
+
+// Thread block x takes groups, behind the blocks that scan keys; y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
 template <int D, int NR>
-__global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(SketchScanArgs args, SketchLayout layout, int parts_per_block) {
+__global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks)
+scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, const __grid_constant__ KeyRows key_rows, int parts_per_block) {
     using Scan = GroupScan<D, NR>;
     const int head = static_cast<int>(blockIdx.y) % args.sketches.n_head_kv;
     const int chunk = static_cast<int>(blockIdx.y) / args.sketches.n_head_kv;
     const int stream = blockIdx.z;
+    if (blockIdx.x < kOpenBlocks) {
+        const int n_chunks = static_cast<int>(gridDim.y) / args.sketches.n_head_kv;
+        scan_open(args, key_rows, head, stream, static_cast<int>(blockIdx.x) * n_chunks + chunk, kOpenBlocks * n_chunks);
+        return;
+    }
+    const int x = static_cast<int>(blockIdx.x) - kOpenBlocks, n_x = static_cast<int>(gridDim.x) - kOpenBlocks;
 
     char * const shared = shared_memory();
     const int lane = threadIdx.x % kWarp;
@@ -71,7 +155,7 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     const char * const of_head = args.sketches.data + stream * args.sketches.stream_bytes + head * layout.head_bytes;
     const int first_token = first / args.group, last_token = min(first + NR - 1, n_rows - 1) / args.group;
     const int groups_per_block = static_cast<int>(blockDim.x) / kWarp / parts_per_block;
-    for (int group = blockIdx.x * groups_per_block + warp / parts_per_block; group < args.n_groups; group += gridDim.x * groups_per_block) {
+    for (int group = x * groups_per_block + warp / parts_per_block; group < args.n_groups; group += n_x * groups_per_block) {
         if (args.open[static_cast<int64_t>(stream) * args.sketches.n_groups + group] != 0) {
             continue;
         }
@@ -112,79 +196,8 @@ __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks) scan_groups(S
     }
 }
 
-// Scans the keys of open groups and of groups that a token sees in part: x takes every n-th of them, y is a head, z a stream. A group's keys are read
-// once for all tokens.
-__global__ void __launch_bounds__(kOpenThreads) scan_open(SketchScanArgs args, KeyRows key_rows) {
-    EDGEKV_SHARED(float[kOpenRows][kGroupCells], logits);
-    const int head = blockIdx.y, stream = blockIdx.z;
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const int n_rows = args.n_tokens * args.group, dim = args.sketches.head_dim;
-    int n_found = 0;
-    for (int base = 0; base < args.n_groups; base += kWarp) {
-        bool mine = false;
-        for (int token = 0; token < args.n_tokens && base + lane < args.n_groups; ++token) {
-            mine = mine || by_keys(args, stream, token, base + lane);
-        }
-        unsigned found = __ballot_sync(kFullWarp, mine);  // the same in all warps
-        for (; found != 0; found &= found - 1, ++n_found) {
-            if (n_found % gridDim.x != blockIdx.x) {
-                continue;
-            }
-            const int group = base + __ffs(static_cast<int>(found)) - 1;
-            uint64_t seen = 0;
-            for (int token = 0; token < args.n_tokens; ++token) {
-                seen |= sight_of(args, stream, token, group).visible;
-            }
-            const char * keys = nullptr;
-            if (seen != 0) {
-                keys = load_keys(args.home, key_rows, stream, head, group, seen, shared_memory());
-            }
-            for (int first = 0; first < n_rows; first += kOpenRows) {
-                const int n = min(kOpenRows, n_rows - first);
-                __syncthreads();  // the previous logits are used up
-                for (int cell = warp; cell < kGroupCells; cell += kOpenThreads / kWarp) {
-                    if ((seen >> cell & 1) == 0) {
-                        continue;
-                    }
-                    const char * const key = keys + cell * key_rows.row_stride;
-                    for (int r = 0; r < n; ++r) {
-                        const float4 * const q = reinterpret_cast<const float4 *>(query_of(args, stream, head, first + r));
-                        float dot = 0.0f;
-                        for (int quad = lane; quad < dim / 4; quad += kWarp) {
-                            float x[4];
-                            key_quad(args.home.type, key, quad, x);
-                            const float4 y = __ldg(q + quad);
-                            dot += x[0] * y.x + x[1] * y.y + x[2] * y.z + x[3] * y.w;
-                        }
-                        dot = warp_sum(dot) * args.scale;
-                        if (lane == 0) {
-                            logits[r][cell] = args.softcap != 0.0f ? args.softcap * tanhf(dot / args.softcap) : dot;
-                        }
-                    }
-                }
-                __syncthreads();
-                for (int r = warp; r < n; r += kOpenThreads / kWarp) {
-                    if (!by_keys(args, stream, (first + r) / args.group, group)) {
-                        continue;
-                    }
-                    float logit[kCellsOfLane];
-#pragma unroll
-                    for (int j = 0; j < kCellsOfLane; ++j) {  // those of cells that no token sees were not written
-                        logit[j] = (seen >> (lane + j * kWarp) & 1) != 0 ? logits[r][lane + j * kWarp] : 0.0f;
-                    }
-                    const int64_t row = row_of(args, stream, head, first + r);
-                    const int64_t at = row * static_cast<int64_t>(args.out.group_stride) + group;
-                    leave_shares(logit, sight_of(args, stream, (first + r) / args.group, group).visible, lane,
-                                 args.out.cells + row * static_cast<int64_t>(args.out.cell_stride) + static_cast<int64_t>(group) * kGroupCells,
-                                 args.out.tops + at, args.out.sums + at);
-                }
-            }
-        }
-    }
-}
-
 struct ScanKernel {
-    void (*run)(SketchScanArgs, SketchLayout, int);
+    void (*run)(SketchScanArgs, SketchLayout, KeyRows, int);
     size_t row_bytes, factor_bytes;  // shared memory for each row of a block, and for each warp
 };
 
@@ -227,11 +240,12 @@ void launch_sketch_scan(const SketchScanArgs & args, Stream stream) {
     const ScanKernel kernel = by_rows[rows_per_part - 1](args.sketches.head_dim);
     const unsigned warps = static_cast<unsigned>(groups_per_block * parts_per_block);
     const size_t shared = static_cast<size_t>(parts_per_block) * rows_per_part * kernel.row_bytes + warps * kernel.factor_bytes;
-    launch(kernel.run, {x < x_max ? x : x_max, y, z}, warps * kWarp, shared, stream, args,
-           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), parts_per_block);
-
-    const KeyRows rows = key_rows(args.home, args.sketches.head_dim);
-    launch(scan_open, {kOpenBlocks, heads, z}, kOpenThreads, key_shared_bytes(rows), stream, args, rows);
+    KeyRows keys = key_rows(args.home, args.sketches.head_dim, kGroupCells);
+    if (open_shared_bytes(keys) > kOpenShared && n_rows <= kOpenRows) {  // else the keys would be read several times
+        keys.n_rows = kGroupCells / 2;
+    }
+    launch(kernel.run, {kOpenBlocks + (x < x_max ? x : x_max), y, z}, warps * kWarp, std::max(shared, open_shared_bytes(keys)), stream, args,
+           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), keys, parts_per_block);
 }
 
 }  // namespace edgekv::gpu

@@ -172,8 +172,8 @@ void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes 
     out->n_staged = engine_staged(layer, of->budget_bytes, of->free_bytes);
     out->staging  = out->n_staged * layer;
     out->tables   = buffers({ tables.mirrors, tables.priority, tables.mass });
-    out->scratch  = buffers({ tables.layers, tables.totals, tables.hits, tables.step, tables.stale, tables.fresh, tables.brought, tables.updates,
-                              tables.updates });
+    out->scratch  = buffers({ tables.layers, tables.totals, tables.hits, tables.tickets, tables.step, tables.stale, tables.fresh, tables.brought,
+                              tables.updates, tables.updates });
 
     EngineRing ring = {};
     if (of->mode == EDGEKV_MODE_SPARSE) {

@@ -88,10 +88,11 @@ struct SampleTotals {
 
 // The scratch of sampling: numbers for each query head, for each list, and for each chunk of its cells.
 constexpr int kSampleChunkGroups = 16;
-constexpr size_t kSampleNormBytes = 8, kSampleDrawBytes = 8, kSampleSumsBytes = 16;
+constexpr size_t kSampleNormBytes = 8, kSampleDrawBytes = 8, kSampleCountBytes = 4;
 
 struct SampleScratch {
-    size_t draws, sums, bytes;  // the offsets of two parts, and the whole size
+    size_t draws, counts, bytes;  // the offsets of two parts, and the whole size
+    size_t n_counts;              // one for each chunk, and one of the launch's
 };
 
 EDGEKV_HOST_AND_DEVICE inline int sample_chunks(int n_groups) { return (n_groups + kSampleChunkGroups - 1) / kSampleChunkGroups; }
@@ -99,8 +100,9 @@ EDGEKV_HOST_AND_DEVICE inline int sample_chunks(int n_groups) { return (n_groups
 EDGEKV_HOST_AND_DEVICE inline SampleScratch sample_scratch(size_t n_lists, int n_groups, int group) {
     SampleScratch s;
     s.draws = (n_lists * group + 1) / 2 * 2 * kSampleNormBytes;
-    s.sums  = s.draws + (n_lists + 1) / 2 * 2 * kSampleDrawBytes;
-    s.bytes = s.sums + n_lists * sample_chunks(n_groups) * kSampleSumsBytes;
+    s.counts = s.draws + (n_lists + 1) / 2 * 2 * kSampleDrawBytes;
+    s.n_counts = n_lists * sample_chunks(n_groups) + 1;
+    s.bytes = s.counts + s.n_counts * kSampleCountBytes;
     return s;
 }
 

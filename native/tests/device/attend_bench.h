@@ -76,7 +76,7 @@ inline double time_of(const Setup & r, int n_cells, int n_sm) {
     for (int i = 0; i < kRuns; ++i) {
         gpu::event_record(from, stream);
         gpu::launch_attend(p, {0, n_pages, 0, n_splits, gpu::Ring{}, false}, workspace.data(), n_splits, stream);
-        gpu::launch_attend_merge(p, 0, n_pages, workspace.data(), n_splits, stream);
+        gpu::launch_attend_merge(p, {0, n_pages, 0, 0, gpu::Ring{}, false}, workspace.data(), n_splits, stream);
         gpu::event_record(to, stream);
         test::must(gpu::event_sync(to));
         times.push_back(gpu::event_ms(from, to));

@@ -6,7 +6,6 @@
 // Tolerances as in tests/host/test_attend.cpp, with the device's exponential (2 units, and one more for its argument), and a
 // chain of at most 8 + 5 additions for a score.
 #include "cuda/kernels/attend_device.cu"
-#include "cuda/kernels/attend_error.cu"
 #include "cuda/kernels/attend_lists.cu"
 #include "cuda/kernels/attend_merge.cu"
 
@@ -38,7 +37,7 @@ struct OnDevice {
     DeviceArray<float> sinks, out, mass_max, mass_sum, weights;
     DeviceArray<int32_t> cells, n_rows, slots;
     DeviceArray<AttendHits> hits;
-    DeviceArray<uint32_t> n_ubatch{std::vector<uint32_t>{kUbatch}};
+    DeviceArray<uint32_t> n_ubatch{std::vector<uint32_t>{kUbatch}}, tickets;
     std::vector<DeviceArray<char>> ring_data;
     std::vector<DeviceArray<uint8_t>> ring_held;
     std::vector<gpu::Ring> rings;
@@ -46,7 +45,8 @@ struct OnDevice {
     OnDevice(const AttendCase & c, const AttendProblem & problem, const AttendInstance & instance, const AttendResults & results,
              const RowLists * lists, const PlacedPages & placed)
         : p(problem), q(instance.q), k(placed.k, true), v(placed.v, true), mask(instance.mask), arena(placed.arena), sinks(instance.sinks),
-          out(results.out), mass_max(results.mass_max), mass_sum(results.mass_sum), slots(placed.slots) {
+          out(results.out), mass_max(results.mass_max), mass_sum(results.mass_sum), slots(placed.slots),
+          tickets(static_cast<size_t>(c.n_head_kv)) {
         p.q = q.data();
         p.k = k.data();
         p.v = v.data();
@@ -83,8 +83,7 @@ struct OnDevice {
             const gpu::Ring & ring = rings[static_cast<size_t>(i)];
             gpu::launch_attend(p, {ring.first_page, ring.end_page, i * n_splits, n_splits, ring, false}, workspace.data(), n_partials, nullptr);
         }
-        gpu::launch_attend_merge(p, 0, c.n_pages(), workspace.data(), n_partials, nullptr);
-        gpu::launch_attend_error(p, {}, workspace.data(), n_partials, n_ubatch.data(), nullptr);
+        gpu::launch_attend_merge(p, {0, c.n_pages(), 0, 0, {}, false, tickets.data(), n_ubatch.data()}, workspace.data(), n_partials, nullptr);
         must(gpu::stream_sync(nullptr));
         results.out = out.get();
         results.mass_max = mass_max.get();

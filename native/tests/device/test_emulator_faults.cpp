@@ -65,6 +65,14 @@ __global__ void deep_stack(char * p) {
     p[0] = local[512];
 }
 
+// The block that begins last waits for the one before it, or for one that cannot have begun.
+__global__ void await(unsigned * begun, bool by_index) {
+    const unsigned turn = by_index ? blockIdx.x : atomicAdd(begun, 1u);
+    while (turn > 0 && look(begun + turn) == 0) {
+    }
+    atomicAdd(begun + turn + 1, 1u);
+}
+
 __global__ void write_one(int * p) { *p = 1; }
 
 void run_wrong(Wrong what) {
@@ -97,6 +105,13 @@ void run_wrong(Wrong what) {
         launch(deep_stack, Grid{}, 32, 0, nullptr, one.data());
         stream_sync(nullptr);
     }));
+    const auto wait = [](bool by_index) {
+        DeviceArray<unsigned> begun(40);
+        launch(await, Grid{30}, 1, 0, nullptr, begun.data(), by_index);
+        must(stream_sync(nullptr));
+    };
+    CHECK(dies("waits for another block, which has not begun", [&] { wait(true); }));
+    wait(false);
     CHECK(dies("outside a kernel", [] { __syncthreads(); }));
     CHECK(dies("no device memory begins at", [] {
         char * p = nullptr;

@@ -24,7 +24,7 @@ struct Got {
     std::vector<SampleTotals> totals;
 
     Got(const SampleCase & c, const SampleInstance & in, size_t stride, const std::vector<int64_t> & k_idxs, const std::vector<int32_t> & positions,
-        Stream stream) {
+        const DeviceArray<char> & scratch, Stream stream) {
         const size_t n_lists = static_cast<size_t>(c.n_lists());
         const DeviceArray<uint16_t> cells(in.shares);
         const DeviceArray<float> tops(in.tops), sums(in.sums), sinks(in.sinks), weights_d(std::vector<float>(n_lists * stride, -1.0f));
@@ -37,7 +37,6 @@ struct Got {
             own[head] = c.resolution_of(head);
         }
         const DeviceArray<float> own_d(own);
-        const DeviceArray<char> scratch(sample_device_scratch_bytes(c.n_lists(), c.n_groups, c.group));
         SampleBatch b{};
         b.n_streams = c.n_streams;
         b.first_stream = kFirstStream;
@@ -86,7 +85,9 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
         positions.push_back(in.rng.below(200000));
     }
     const size_t stride = static_cast<size_t>(c.n_cells()) + 1 + seed % 2;
-    const Got got(c, in, stride, k_idxs, positions, stream), again(c, in, stride, k_idxs, positions, stream);
+    // in memory that holds anything, and again behind what the first launch left there
+    const DeviceArray<char> scratch(std::vector<char>(sample_device_scratch_bytes(c.n_lists(), c.n_groups, c.group), static_cast<char>(0xa5)));
+    const Got got(c, in, stride, k_idxs, positions, scratch, stream), again(c, in, stride, k_idxs, positions, scratch, stream);
     expect(same(got.rows, again.rows) && same(got.weights, again.weights) && same(got.n_rows, again.n_rows) && same(got.totals, again.totals), c,
            "a second run is the same");
     std::vector<SampleTotals> totals(static_cast<size_t>(c.n_head_kv), kTotalsBefore);

@@ -49,7 +49,7 @@ inline EngineMirrors engine_mirrors(const EngineShape & shape) {
 }
 
 struct EngineTables {
-    size_t mirrors, priority, mass, layers, totals, hits, step, stale, fresh, brought, updates;  // bytes; `updates` exists twice
+    size_t mirrors, priority, mass, layers, totals, hits, tickets, step, stale, fresh, brought, updates;  // bytes; `updates` exists twice
 };
 
 inline EngineTables engine_tables(const EngineShape & shape) {
@@ -61,6 +61,7 @@ inline EngineTables engine_tables(const EngineShape & shape) {
     t.layers   = shape.layers.size() * sizeof(edgekv_device_layer);
     t.totals   = n_heads * sizeof(gpu::SampleTotals);
     t.hits     = n_heads * sizeof(AttendHits);
+    t.tickets  = shape.n_heads * sizeof(uint32_t);
     t.step     = kStepStateBytes;
     t.stale    = n_groups * sizeof(EngineStale);
     t.fresh    = shape.n_pages;

@@ -125,7 +125,7 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
         ends.append(_draw_lines(ax, panel))
         ax.set_title(panel.title)
         ax.set(xlabel=x_label, ylabel=panel.y_label)
-        _x_ticks(ax, panel, percent_x, 0.25 if narrow or n_columns > 1 and not percent_x else 0.12)
+        _x_ticks(ax, panel, percent_x, 0.25 if narrow or n_columns > 1 and not percent_x else 0.16 if n_columns > 1 else 0.12)
     for ax in axes[: len(panels)]:  # room for the names
         left, right = ax.get_xlim()
         share = 0.0 if legend else min(0.6, 0.072 * widest * n_columns / (width - 1.0))

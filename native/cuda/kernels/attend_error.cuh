@@ -20,10 +20,15 @@ struct ErrorShared {
     float sums[kErrorHeads][kErrorWarps];
 };
 
+// A sum of relative errors and their number, in thread 0.
+struct Errors {
+    double sum, n;
+};
+
 // All threads of a block of kErrorWarps call it. `finals`: of the KV head's rows.
 template <CellType kTypeV>
 __device__ inline void error_of(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, const Final * finals, int token,
-                                int first_head, ErrorShared & shared, double & error, double & n_errors) {
+                                int first_head, ErrorShared & shared, Errors & errors) {
     const int lane = threadIdx.x%kWarp, warp = threadIdx.x/kWarp, kv = blockIdx.y;
     const int group = p.n_head/p.n_head_kv, n_heads = min(kErrorHeads, group - first_head);
     const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv;
@@ -124,8 +129,8 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
             for (int w = 0; w < kErrorWarps; ++w) {
                 sum += shared.sums[h][w];
             }
-            error += shared.norms[h] > 0.0f ? sqrt(sum/shared.norms[h]) : 0.0;
-            n_errors += 1.0;
+            errors.sum += shared.norms[h] > 0.0f ? sqrt(sum/shared.norms[h]) : 0.0;
+            errors.n += 1.0;
         }
     }
 }
@@ -134,15 +139,15 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
 template <CellType kTypeV>
 __device__ inline void add_errors(const AttendProblem & p, const AttendPart & part, const AttendWorkspace & workspace, const Final * finals,
                                   ErrorShared & shared) {
-    double error = 0.0, n_errors = 0.0;
+    Errors errors = {0.0, 0.0};
     for (int token = 0; token < p.n_tokens; ++token) {
         for (int head = 0; head < p.n_head/p.n_head_kv; head += kErrorHeads) {
-            error_of<kTypeV>(p, part, workspace, finals, token, head, shared, error, n_errors);
+            error_of<kTypeV>(p, part, workspace, finals, token, head, shared, errors);
         }
     }
     if (threadIdx.x == 0) {
-        p.hits[blockIdx.y].error += error;
-        p.hits[blockIdx.y].n_errors += n_errors;
+        p.hits[blockIdx.y].error += errors.sum;
+        p.hits[blockIdx.y].n_errors += errors.n;
     }
 }
 

@@ -63,14 +63,13 @@ class Fetch:
         self._done.wait()
         return self._hit
 
-    def leave(self) -> bool:
-        """Give the result up. False: it was given up before. From any thread."""
+    def leave(self) -> None:
+        """Give the result up, once at most. From any thread."""
         with self._lock:
             before, self._abandoned = self._abandoned, True
             done = self._done.is_set()
         if done and not before:
             self._store.leave(self._hit)
-        return not before
 
     def wanted(self) -> bool:
         """Whether the result was not given up."""

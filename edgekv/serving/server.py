@@ -113,7 +113,7 @@ class Server:
 
     @property
     def needs_key(self) -> bool:
-        """Only requests with a key are answered."""
+        """Whether only requests with a key are answered."""
         return bool(self._keys)
 
     @property

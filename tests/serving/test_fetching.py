@@ -6,7 +6,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -93,21 +94,23 @@ def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, 
     assert set(held.threads) == {"edgekv-fetch"}
 
 
-def wait_for_a_slot(server: Server, pool: ThreadPoolExecutor) -> tuple:
-    """The only slot answers; a prompt that the shared server has waits for it. The futures of both answers."""
-    running = pool.submit(ask, server, conversation(2, 30), 1500)
-    until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
-    return running, pool.submit(ask, server, conversation(1))
+@contextmanager
+def one_waits(model: Path, shared: StoreSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Held, Future, Future]]:
+    """The only slot answers; a prompt that the shared server has waits for it, and its rows begin to come: the futures of both answers."""
+    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)
+    with prefix_server.serve(model, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
+        held = Held(monkeypatch, "_fill")
+        running = pool.submit(ask, server, conversation(2, 30), 1500)
+        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+        waits = pool.submit(ask, server, conversation(1))
+        assert held.asked.wait(30)
+        held.go_on.set()
+        yield server, held, running, waits
 
 
 def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
     first = keep(tiny, shared)
-    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)
-    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
-        held = Held(monkeypatch, "_fill")
-        running, waits = wait_for_a_slot(server, pool)
-        assert held.asked.wait(30)
-        held.go_on.set()
+    with one_waits(tiny, shared, monkeypatch) as (_, held, running, waits):
         until(lambda: not fetching())
         assert not running.done(), "the rows are here before the slot is free"
         n_asked = len(held.threads)
@@ -119,12 +122,7 @@ def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
 def test_rows_that_nobody_waits_for_any_more_are_let_go(tiny, shared, monkeypatch):
     keep(tiny, shared)
     monkeypatch.setattr("edgekv.serving.fetching.EXPECTED_S", 0.3)
-    monkeypatch.setattr("edgekv.serving.prefixes.native.reading_s", lambda first, n: 0.0)
-    with prefix_server.serve(tiny, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
-        held = Held(monkeypatch, "_fill")
-        running, waits = wait_for_a_slot(server, pool)
-        assert held.asked.wait(30)
-        held.go_on.set()
+    with one_waits(tiny, shared, monkeypatch) as (server, _, running, waits):
         (store,) = server.prefixes._stores.values()
         until(lambda: not fetching() and not store.shared.in_use)
         assert not running.done()

@@ -56,14 +56,6 @@ struct Sight {
     uint64_t visible, certain;
 };
 
-inline int n_visible(const Sight * sight, int n_groups) {
-    int n = 0;
-    for (int group = 0; group < n_groups; ++group) {
-        n += __builtin_popcountll(sight[group].visible);
-    }
-    return n;
-}
-
 // The queries of one KV head: for each of `n_tokens` tokens, the `group` query heads that share it.
 struct SketchQuery {
     const char * q;  // f32 [n_tokens][group][head_dim]

@@ -29,6 +29,13 @@ struct ChoiceResult {
 // `candidates` is scratch.
 ChoiceResult choose_pages(const PageChoice & choice, int32_t * rows, std::vector<int32_t> & candidates);
 
+inline int n_visible(const Sight * sight, int n_groups) {
+    int n = 0;
+    for (int group = 0; group < n_groups; ++group) {
+        n += __builtin_popcountll(sight[group].visible);
+    }
+    return n;
+}
 inline bool sees(const Sight * sight, int cell) { return sight[cell / kGroupCells].visible >> cell % kGroupCells & 1; }
 inline bool is_certain(const Sight * sight, int cell) { return sight[cell / kGroupCells].certain >> cell % kGroupCells & 1; }
 

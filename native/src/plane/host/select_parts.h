@@ -96,7 +96,7 @@ public:
 
 private:
     int sequence_of(int token) const;
-    SampleResult every(int token, int32_t * rows) const;  // visible cell
+    SampleResult every(int token, int32_t * rows) const;              // all visible cells
     SampleResult keep(int head, int token, int32_t * rows) const;    // mode evict: all visible cells that the head has not dropped
     SampleResult sample(int head, int token, const Sight * sight, int32_t * rows, float * weights) const;
     SampleResult choose(int head, int token, int32_t * rows) const;   // pages; used without sketches

@@ -2,6 +2,7 @@
 //
 // The first layer that selects reads the mask, the cells' positions and the pins. A node has no barrier inside, so each of its threads finds all
 // sights in its own part of the workspace, and thread 0 copies them to the plane (HostPlane::sights). Later layers read the copy.
+#include "plane/host/page_choice.h"
 #include "plane/host/select_parts.h"
 #include "pages/certain.h"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import prefix_server
-from support.arithmetic import Said, apart, check_near, spread_of_cuts
+from support.arithmetic import Said, apart, bound_beside_others, check_near
 from support.clients import send
 from support.prefix_server import EXACT, SPARSE
 
@@ -85,8 +85,8 @@ def said(answer: dict) -> Said:
 
 
 def answers_and_bounds(model: Path, *prompts: tuple[list[int], int]) -> list[tuple[Said, float]]:
-    """For each (prompt, number of tokens) the answer and its bound: cuts at other places, as where others' tokens leave room, stay within
-    it, and another prompt does not."""
+    """For each (prompt, number of tokens) the answer and its bound: other batches, as beside others' tokens, stay within it, and another
+    prompt does not."""
     with serve(model, EXACT, None) as server:
         return [(cut_at(server, prompt, n), bound_of(server, prompt, n)) for prompt, n in prompts]
 
@@ -101,7 +101,7 @@ def cut_at(server: Server, prompt: list[int], n: int, *cuts: int) -> Said:
 
 
 def bound_of(server: Server, prompt: list[int], n: int) -> float:
-    bound = spread_of_cuts(partial(cut_at, server, prompt, n), len(prompt))
+    bound = bound_beside_others(partial(cut_at, server), prompt, n)
     other = [*prompt[:100], prompt[100] + 1, *prompt[101:]]
     assert apart(cut_at(server, other, n), cut_at(server, prompt, n)) > bound, "one of so many tokens counts for more"
     return bound

@@ -77,12 +77,19 @@ def check_near(one: Said, other: Said, bound: float) -> None:
         assert one.logprobs[n][0] - one.logprobs[n][1] <= bound, f"token {n} is another, and it was no close call"
 
 
-def spread_of_cuts(answer: Callable[..., Said], n: int) -> float:
-    """The bound for an answer behind one prompt of `n` tokens, wherever it is cut: four times the largest distance of some cuts.
-    `answer(*cuts)` reads the prompt cold in pieces that end there. The last piece has many tokens, a few and one, which different kernels
-    read."""
-    found = [answer(*cuts) for cuts in ((), (n // 2,), (n - 40,), (n - 10,), (n - 1,))]
-    return max(_LEAST, _TIMES * max(apart(one, other) for one, other in combinations(found, 2)))
+def bound_beside_others(answer: Callable[..., Said], prompt: Sequence[int], n: int) -> float:
+    """The bound for an answer of `n` tokens beside those of others: four times the largest distance that other batches make.
+    `answer(tokens, n, *cuts)` reads tokens cold in pieces that end there, and answers with `n`. Others' tokens cut a prompt elsewhere: its
+    last piece has many tokens, a few and one, which different kernels read. And an answer's token beside another's prompt is read as a
+    prompt's token is, so some of the answer are read as a prompt."""
+    end = len(prompt)
+    found = [answer(prompt, n, *cuts) for cuts in ((), (end // 2,), (end - 40,), (end - 10,), (end - 1,))]
+    said = found[0]
+    spread = max(apart(one, other) for one, other in combinations(found, 2))
+    for k in {1, 2, n // 2, n - 1}:
+        read = answer([*prompt, *said.tokens[:k]], 1, end - 40)
+        spread = max(spread, float(np.abs(read.logprobs[0] - said.logprobs[k]).max()))
+    return max(_LEAST, _TIMES * spread)
 
 
 def of_stock(isa: str, stock: float) -> float:

@@ -50,7 +50,7 @@ class Fetch:
         self._store, self._look_up, self._worth = store, look_up, worth
         self._hit = PrefixHit()
         self._lock, self._done = threading.Lock(), threading.Event()
-        self._abandoned = False
+        self._abandoned = self._claimed = False
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
         self._thread.start()
 
@@ -63,12 +63,27 @@ class Fetch:
         self._done.wait()
         return self._hit
 
+    def claim(self) -> bool:
+        """Whether the result was not given up. From now on `expire` does not."""
+        with self._lock:
+            self._claimed = True
+            return not self._abandoned
+
+    def expire(self) -> None:
+        """Give the result up, unless it is claimed. From any thread."""
+        self._give_up(claimed_too=False)
+
     def leave(self) -> None:
         """Give the result up, once at most. From any thread."""
+        self._give_up(claimed_too=True)
+
+    def _give_up(self, claimed_too: bool) -> None:
         with self._lock:
-            before, self._abandoned = self._abandoned, True
+            if self._abandoned or (self._claimed and not claimed_too):
+                return
+            self._abandoned = True
             done = self._done.is_set()
-        if done and not before:
+        if done:
             self._store.leave(self._hit)
 
     def wanted(self) -> bool:
@@ -105,7 +120,7 @@ class Expected:
 
     def add(self, fetch: Fetch) -> None:
         """Hold a fetch until `take`, for EXPECTED_S at most. The oldest of more than MOST_EXPECTED is given up."""
-        timer = threading.Timer(EXPECTED_S, fetch.leave)
+        timer = threading.Timer(EXPECTED_S, fetch.expire)
         timer.daemon = True
         timer.start()
         self._fetches.append((fetch, timer))
@@ -117,7 +132,7 @@ class Expected:
         for i, (fetch, _) in enumerate(self._fetches):
             if fetch.asked.same(asked):
                 self._remove(i)
-                return fetch if fetch.wanted() else None
+                return fetch if fetch.claim() else None
         return None
 
     def close(self) -> list[Fetch]:

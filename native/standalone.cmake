@@ -6,5 +6,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 find_program(CCACHE ccache)
 if(CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+    # all paths count as relative to the build folder: another one beside it finds the same objects
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1 ${CCACHE})
 endif()
+get_filename_component(EDGEKV_NATIVE ${CMAKE_CURRENT_LIST_DIR} ABSOLUTE) # each with the same names for the same files

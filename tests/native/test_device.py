@@ -1,18 +1,17 @@
 """The device's kernels on the emulated device: native/tests/device/test_*.cpp, built by the host's compiler."""
 
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.side_by_side import SideBySide
+from support.beside import Beside, parameters
+from support.native_build import NATIVE, compiler, needs, steps
 
-SOURCE = Path(__file__).resolve().parents[2] / "native" / "tests" / "device"
+SOURCE = NATIVE / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
-SEEDS = ("1", "2")  # one for each core: 28 multiprocessors, and 132
+SEEDS = ("1", "2")  # 28 multiprocessors, and 132
 RACING = [name for name in PROGRAMS if name not in ("test_engine", "test_streams")]  # the kernels alone; it takes four times as long
 BARRIER = re.compile(r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);")
 # one of each kind: found at the first block, without an error in any result
@@ -21,80 +20,73 @@ PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cuh": "test_at
            "sketch_scan_device.cu": "test_sketch_device", "attend_merge.cu": "test_attend_device"}
 
 
-def configured(tmp_path_factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
-    if not shutil.which("cmake") or not shutil.which("g++"):
-        pytest.skip("cmake and g++ are needed to build the tests of the device's kernels")
-    build = tmp_path_factory.mktemp(name)
-    configure = ["cmake", "-S", str(SOURCE), "-B", str(build), "-G", "Unix Makefiles", "-DCMAKE_CXX_COMPILER=g++", *options]
-    done = subprocess.run(configure, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return build
+GPP = ("g++",)
+"""The compiler of the emulated device."""
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    build = configured(tmp_path_factory, "device")
-    # all at once for two cores; a program that does not compile is its own test's failure, below
-    compile_ = ["cmake", "--build", str(build), "--parallel", "2", "--", "--keep-going"]
-    done = subprocess.run(compile_, capture_output=True, text=True)
-    (build / "warnings").write_text("".join(line for line in done.stderr.splitlines(True) if "warning:" in line))
-    return build
+def begin(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
+    if compiler(GPP) is None:
+        return
+    programs = parameters(items, "test_program")
+    targets = PROGRAMS if any(item.originalname == "test_no_warnings" for item in items) else programs
+    if targets:
+        built = folder("device")
+        # a program that does not compile is its own test's failure
+        beside.build(("device",), *steps(SOURCE, built, targets=targets, names=GPP, n_jobs=beside.n_compilers, tool=["--keep-going"]))
+        for name in programs:
+            for seed in SEEDS:
+                # The seed draws the order of threads, blocks and streams, and whether the device runs ahead of those who wait for it.
+                # Device memory is out of the host's reach, as on a GPU, while no kernel runs.
+                beside.add(("device", name, seed), ["cmake", "--build", built, "--target", name], [built / name], after=("device",),
+                           EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
+    racing = parameters(items, "test_kernels_do_not_race")
+    planted = [PLANTED[name] for name in parameters(items, "test_a_missing_barrier_is_found")]
+    if racing or planted:
+        built = folder("races")
+        beside.build(("races",), *steps(SOURCE, built, "-DRACES=ON", targets=sorted({*racing, *planted}), names=GPP, n_jobs=beside.n_compilers))
+        for name in racing:  # on one multiprocessor: a split reads most rows there
+            beside.add(("races", name), [built / name], after=("races",), EDGEKV_EMULATOR_SEED="3")
+        for name in parameters(items, "test_a_missing_barrier_is_found"):
+            for number in barriers(name):
+                beside.add(("races", name, str(number)), [built / PLANTED[name]], after=("races",), EDGEKV_EMULATOR_WITHOUT=f"{name}:{number}")
 
 
-def test_no_warnings(programs: Path):
-    assert (programs / "warnings").read_text() == ""
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_program(programs: Path, program: str):
-    done = subprocess.run(["cmake", "--build", str(programs), "--target", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-8000:]
-    # The seed draws the order of threads, blocks and streams, and whether the device runs ahead of those who wait for it. Device
-    # memory is out of the host's reach, as on a GPU, while no kernel runs.
-    running = []
-    for seed in SEEDS:
-        environment = {**os.environ, "EDGEKV_EMULATOR_SEED": seed, "EDGEKV_EMULATOR_STRICT": "1"}
-        command = [str(programs / program)]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment))
-    said = [process.communicate()[0] for process in running]
-    for seed, process, text in zip(SEEDS, running, said):
-        assert process.returncode == 0, f"seed {seed}:\n{text[-8000:]}"
-
-
-@pytest.fixture(scope="session")
-def racing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Programs whose kernels tell the emulator of each access."""
-    build = configured(tmp_path_factory, "races", "-DRACES=ON")
-    done = subprocess.run(["cmake", "--build", str(build), "--parallel", "2", "--target", *RACING], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-8000:]
-    return build
-
-
-@pytest.fixture(scope="session")
-def races(request: pytest.FixtureRequest, racing: Path) -> Iterator[SideBySide]:
-    """On one multiprocessor: a split reads most rows there."""
-    commands = {name: [str(racing / name)] for name in RACING}
-    with SideBySide(request, ("test_kernels_do_not_race",), commands, EDGEKV_EMULATOR_SEED="3") as running:
-        yield running
-
-
-@pytest.mark.parametrize("program", RACING)
-def test_kernels_do_not_race(races: SideBySide, program: str):
-    done = races.end(program)
-    assert done.returncode == 0, done.said[-8000:]
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_missing_barrier_is_found(racing: Path, name: str):
-    """Each barrier or fence of a file in turn is left out."""
+def barriers(name: str) -> list[int]:
+    """Lines of a file of kernels that hold a barrier or a fence."""
     lines = (SOURCE.parents[1] / "cuda" / "kernels" / name).read_text().splitlines()
-    barriers = [number for number, line in enumerate(lines, 1) if BARRIER.match(line)]
-    assert barriers
-    for number in barriers:
-        done = subprocess.run([str(racing / PLANTED[name])], capture_output=True, text=True,
-                              env=os.environ | {"EDGEKV_EMULATOR_WITHOUT": f"{name}:{number}"})
+    return [number for number, line in enumerate(lines, 1) if BARRIER.match(line)]
+
+
+@needs(GPP)
+def test_no_warnings(beside: Beside):
+    assert [line for line in beside.end(("device",)).said.splitlines() if "warning:" in line] == []
+
+
+@needs(GPP)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(beside: Beside, program: str):
+    for seed in SEEDS:
+        done = beside.end(("device", program, seed))
+        assert done.returncode == 0, f"seed {seed}:\n{done.said[-8000:]}"
+
+
+@needs(GPP)
+@pytest.mark.parametrize("program", RACING)
+def test_kernels_do_not_race(beside: Beside, program: str):
+    for job in (("races",), ("races", program)):
+        done = beside.end(job)
+        assert done.returncode == 0, done.said[-8000:]
+
+
+@needs(GPP)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_missing_barrier_is_found(beside: Beside, name: str):
+    """Each barrier or fence of a file in turn is left out."""
+    assert beside.end(("races",)).returncode == 0 and barriers(name)
+    for number in barriers(name):
+        done = beside.end(("races", name, str(number)))
         assert done.returncode != 0, f"{name}:{number}"
-        assert "memory at" in done.stderr, f"{name}:{number}: {done.stderr[-2000:]}"
+        assert "memory at" in done.said, f"{name}:{number}: {done.said[-2000:]}"
 
 
 KNOWN_13 = "75 80 86 87 88 89 90 100 103 110 120 121"

@@ -1,11 +1,12 @@
 """The native tests, built and run: the kernels against their double-precision references for every instruction set, and what follows
 the cells against a look at all of them (native/tests/host/test_*)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
-from support.native_build import NATIVE, build
-from support.side_by_side import SideBySide
+from support.beside import Beside, parameters
+from support.native_build import NATIVE, compiler, needs, steps
 
 from edgekv import _native
 
@@ -14,25 +15,36 @@ IN_ONE = ["expert_routes", "page_choice", "products", "prompt", "sketch", "sampl
 """Programs that test all instruction sets, or need none."""
 
 
-@pytest.fixture(scope="module")
-def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SideBySide]:
-    built = build(NATIVE / "tests" / "host", tmp_path_factory.mktemp("kernels"), *(f"test_{of}" for of in ("attend", *IN_ONE)))
-    commands = {isa: [str(built / "test_attend"), isa] for isa in ATTENDING} | {of: [str(built / f"test_{of}")] for of in IN_ONE}
-    with SideBySide(request, ("test_attention", "test_program"), commands) as running:
-        yield running
+def begin(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
+    isas, of = parameters(items, "test_attention"), parameters(items, "test_program")
+    if not (isas or of) or compiler() is None:
+        return
+    built = folder("kernels")
+    targets = [*(["test_attend"] if isas else []), *(f"test_{name}" for name in of)]
+    beside.build(("kernels",), *steps(NATIVE / "tests" / "host", built, targets=targets, n_jobs=beside.n_compilers))
+    for isa in isas:
+        beside.add(("kernels", isa), [built / "test_attend", isa], after=("kernels",))
+    for name in of:
+        beside.add(("kernels", name), [built / f"test_{name}"], after=("kernels",))
+
+
+def check(beside: Beside, key: str) -> None:
+    for job in (("kernels",), ("kernels", key)):
+        done = beside.end(job)
+        assert done.returncode == 0, done.said[-8000:]
 
 
 def test_every_instruction_set_here_is_one_we_know():
     assert _native.info()["isa_available"][0] == "portable"
 
 
+@needs()
 @pytest.mark.parametrize("isa", ATTENDING)
-def test_attention(programs: SideBySide, isa: str):
-    done = programs.end(isa)
-    assert done.returncode == 0, done.said[-4000:]
+def test_attention(beside: Beside, isa: str):
+    check(beside, isa)
 
 
+@needs()
 @pytest.mark.parametrize("of", IN_ONE)
-def test_program(programs: SideBySide, of: str):
-    done = programs.end(of)
-    assert done.returncode == 0, done.said[-4000:]
+def test_program(beside: Beside, of: str):
+    check(beside, of)

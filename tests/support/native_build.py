@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "clang++", "c++")
+"""g++ first, as for the emulated device: a compiler cache tells them by their names."""
 
 
 def compiler(names: Sequence[str] = COMPILERS) -> str | None:

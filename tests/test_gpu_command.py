@@ -151,12 +151,20 @@ def session(state, tmp_path, monkeypatch) -> Session:
 def test_plan_of_everything(session):
     ids = [step.id for step in command.plan(session, command.STAGES)]
     assert len(set(ids)) == len(ids)
-    in_order = ("build/environment", "tests/kernels", "build/native", "build/check", "tests/test_pristine",
-                "bench/llama-3-8b-stock")
+    in_order = ("build/environment", "tests/kernels", "bench/test_layers_device-32768", "sanitize/memcheck-test_engine",
+                "sanitize/racecheck-test_sample_device", "build/native", "build/check", "tests/test_pristine", "bench/llama-3-8b-stock",
+                "sanitize/memcheck-test_sample_device")
     order = [ids.index(one) for one in in_order]
     assert order == sorted(order)
     for step in command.plan(session, command.STAGES, keep=True):
         assert set(step.needs) <= set(ids) and step.least_s < step.limit_s <= 560, "every step fits into one call"
+
+
+def test_no_program_of_the_emulator_is_built_for_a_card(session):
+    ids = [step.id for step in command.plan(session, ["tests"])]
+    assert "tests/test_layers_device" in ids and not any("emulator" in one or "streams" in one for one in ids)
+    cmake = (ROOT / "tests" / "gpu_command" / "kernels" / "CMakeLists.txt").read_text()
+    assert '"^test_emulator"' in cmake and '"#include \\"emulator/"' in cmake, "as kernels.names()"
 
 
 def test_plan_of_some_stages(session):

@@ -135,19 +135,21 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def plan(session: Session, stages: tuple[str, ...] | list[str], keep: bool = False) -> list[Step]:
-    """Every step of the stages, in order. The build goes before the steps that need it. The kernels' own tests take a minute and need
-    little of the build, so that they go before its long part."""
+    """Every step of the stages, in order: each part is useful if the rest never runs. The kernels alone need little of the build. So
+    their tests, their times and the first runs under a sanitizer go before its long part; the other runs under a sanitizer go last."""
     prepared, native = build.steps(session), build.native_steps(session, keep)
     of_kernels = kernels.steps(session)
     if "tests" not in stages:  # only what builds the programs, and that where something runs them
         of_kernels = of_kernels[:1] if session.device == "cuda" and {"sanitize", "bench"} & set(stages) else []
-    steps = [*prepared, *of_kernels, *native]
+    on_card = session.device == "cuda"
+    sanitized = kernels.sanitize_steps(session) if "sanitize" in stages and on_card else []
+    n_first = len(kernels.FIRST)
+    steps = [*prepared, *of_kernels, *(kernels.bench_steps(session) if "bench" in stages and on_card else []), *sanitized[:n_first], *native]
     if "tests" in stages:
         steps += suite.steps(session)
-    if "sanitize" in stages and session.device == "cuda":
-        steps += kernels.sanitize_steps(session)
     if "bench" in stages:
-        steps += [*(kernels.bench_steps(session) if session.device == "cuda" else []), *benchmark.steps(session)]
+        steps += benchmark.steps(session)
+    steps += sanitized[n_first:]
     return steps
 
 

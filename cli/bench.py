@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
+from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
@@ -179,4 +180,5 @@ def _measure(
 
 bench.add_command(ladder)
 bench.add_command(bench_serve)
+bench.add_command(bench_cache)
 bench.add_command(compare)

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from edgekv.amounts import parse_bytes
+from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
@@ -19,6 +20,7 @@ from edgekv.cli.common.shared_options import Parsed, model_path, option, token_b
 from edgekv.cli.compare import compare
 from edgekv.cli.ladder import ladder
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
+from edgekv.config import parse_home
 from edgekv.errors import EdgeKVError
 from edgekv.vocab import CacheType
 
@@ -26,6 +28,8 @@ _NUMBERS = Parsed("N,...", numbers)
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
 _FILLS = ("text", "synthetic")
 
+
+_MODES, _MODES_ON_DISK = ("off", "exact", "sparse"), ("exact", "sparse")
 
 _MODES_HELP = (
     "off (stock, always measured: off-flash and off-noflash, with and without flash attention; naming one of these in place of off "
@@ -54,7 +58,7 @@ class _Bench(click.Group):
 @click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
     "edgekv bench -m model.gguf --modes exact,sparse --kv-budget 64MiB,512MiB",
-    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 -o json",
+    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --home /mnt/nvme",
     "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
 ))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
@@ -72,7 +76,10 @@ class _Bench(click.Group):
        help="Also caches with types by layer, of at most so many bytes of K and V a token, e.g. 24KiB; the modes' own name is in `type_k`, a digit "
             "for each layer.")
 @option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
-@option("--modes", type=ModeList(), default="off,exact,sparse", show_default=True, help=_MODES_HELP)
+@option("--modes", type=ModeList(), help=f"{_MODES_HELP}  [default: {','.join(_MODES)}; with --home {','.join(_MODES_ON_DISK)}]")
+@option("--home", type=Parsed("folder", parse_home), metavar="DIR",
+        help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
+             "[default: memory]")
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
        help="Mode sparse: sizes of the arena, a row for each; auto: none on a processor.  [default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
@@ -114,6 +121,8 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
     same top       the share of tokens for which both agree on the most
                    likely one
     overhead       the Python layer's share of the time
+    disk pages     with --home: pages of memory (mostly of 4 KiB) that came
+                   from disks for a token of the test; 0: all were in memory
 
     The commands below measure other things.
     """
@@ -129,7 +138,7 @@ _LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type
 
 
 def _measure(
-    models: Sequence[Path], modes: tuple[str, ...], fill: str, texts: tuple[str, ...], kld: bool, output: str, repetitions: int, **others: Any
+    models: Sequence[Path], modes: tuple[str, ...] | None, fill: str, texts: tuple[str, ...], kld: bool, output: str, repetitions: int, **others: Any
 ) -> None:
     from edgekv.lab.engine.environment import environment
     from edgekv.lab.engine.meter import Meter
@@ -140,13 +149,15 @@ def _measure(
     from edgekv.rates.measuring.filling import Fill
     from edgekv.rates.measuring.interrupts import Interrupts
 
+    home = others["home"]
     found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}
     types = tuple((CacheType(k), CacheType(v)) for k, v in product(found["type_k"], found["type_v"]))
     request = BenchRequest(
         models=tuple(models) or (model_path(None),), texts=tuple(find_text(name) for name in texts), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
-        n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes, budgets=found["budgets"],
+        n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes or (_MODES if home is None else _MODES_ON_DISK),
+        budgets=found["budgets"],
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types, kv_bytes=found["kv_bytes"],
-        n_rounds=repetitions, fill=Fill(fill), page_tokens=others["page_tokens"], n_warmup=others["warmup"], peer=others["peer"])
+        n_rounds=repetitions, fill=Fill(fill), page_tokens=others["page_tokens"], n_warmup=others["warmup"], peer=others["peer"], home=home)
     rows: list[dict[str, Any]] = []
     problem: BaseException | None = None
     stdout = sys.stdout  # a bar takes sys.stdout for itself
@@ -169,4 +180,5 @@ def _measure(
 
 bench.add_command(ladder)
 bench.add_command(bench_serve)
+bench.add_command(bench_cache)
 bench.add_command(compare)

@@ -32,11 +32,12 @@ _BEFORE = [
 ]
 _BEHIND = [
     Column("fill", "fill", right=False),
+    Column("home", "home", right=False),
     Column("note", "note", right=False),
 ]
 
 _ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv", "text"}
-_ONLY_IN_MARKDOWN = {"size", "params", "backends", "fill"}
+_ONLY_IN_MARKDOWN = {"size", "params", "backends", "fill", "home"}
 _ABOVE_A_TABLE = {"model": "{}", "n_threads": "{} threads"}
 """Named above a table if they do not differ: a terminal is narrow."""
 _IN_CSV = ("date", "family", "isa", "cores", "gpu", "edgekv", "commit")
@@ -97,7 +98,9 @@ def _above(rows: Sequence[Row]) -> str:
     """The fields that all rows of a table share, and how the cache was filled."""
     same = [form.format(rows[0][key]) for key, form in _ABOVE_A_TABLE.items() if len({row[key] for row in rows}) == 1]
     fills = dict.fromkeys(row["fill"] for row in rows if row["fill"] and row["kv_mode"] != "peer")
-    return "; ".join([*same, *(f"fill: {fill}" for fill in fills), "* the faster of stock"])
+    homes = dict.fromkeys(row["home"] for row in rows if row["home"])
+    stars = ["* the faster of stock"] if any(row["best_stock"] for row in rows) else []
+    return "; ".join([*same, *(f"fill: {fill}" for fill in fills), *(f"K and V in {home}" for home in homes), *stars])
 
 
 def _used(rows: Sequence[Row], output: str, kld: bool) -> list[Column]:

@@ -26,7 +26,8 @@ def _size(noun: str) -> Callable[[str], int]:
     return parse
 
 
-def _address(text: str) -> str:
+def parse_address(text: str) -> str:
+    """The address of a shared server. Raises ConfigError."""
     from edgekv.store.places import shared_scheme
 
     shared_scheme(text)
@@ -46,7 +47,7 @@ _OPTIONS = [
     option("--cache-ttl", type=Parsed("cache_ttl", lambda text: parse_duration(text, "--cache-ttl")), metavar="TIME",
            help="What nobody used for so long leaves the folder of --cache-dir, e.g. 12h or 30d, unless it is pinned.  "
                 "[default: it stays as long as there is room]"),
-    option("--cache-url", type=Parsed("cache_url", _address), metavar="URL",
+    option("--cache-url", type=Parsed("cache_url", parse_address), metavar="URL",
            help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
                 "command line: put one with a password into the variable.  [default: none]"),
     option("--cache-codec", type=click.Choice([codec.value for codec in CacheCodec]),

@@ -6,6 +6,7 @@ from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest
 from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
+from edgekv.memory.home import no_space
 from edgekv.vocab import KvMode
 
 ENDLESS = 1 << 20
@@ -44,8 +45,9 @@ def check_context(request: ContextRequest, n_ctx: int) -> None:
     n, kv, available = rounded(n_ctx), request.kv, request.available
     if (on_disk := request.on_disk(n, kv)) > (disk_free := request.disk_free):
         best = min(largest_context(lambda n: request.fits(n, kv), request.shape.n_ctx_train), request.shape.n_ctx_train)
-        raise DoesNotFit(f"K and V of a context of {n_ctx:,} tokens take {size(on_disk)} in {kv.cache.home}, and {size(disk_free)} are free there; "
-                         + (f"use --ctx {best} or less, or another folder" if best else "name a folder on another disk"))
+        assert kv.cache.home is not None
+        raise no_space(kv.cache.home, n_ctx, on_disk, disk_free,
+                       f"use --ctx {best} or less, or another folder" if best else "name a folder on another disk")
     needed = request.needed(n, kv)
     if needed <= available:
         return

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+from edgekv.amounts import size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -20,6 +21,16 @@ def free_on_disk(folder: Path) -> int:
         raise ConfigError(f"no file can be made in the folder {folder} for the KV home: it is not writable; name another")
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def check_space(folder: Path, n_ctx: int, needed: int, instead: str) -> None:
+    """Raise DoesNotFit if a home of `needed` bytes does not fit there; the message ends with what to do instead. Raises as `free_on_disk`."""
+    if needed > (free := free_on_disk(folder)):
+        raise no_space(folder, n_ctx, needed, free, instead)
+
+
+def no_space(folder: Path, n_ctx: int, needed: int, free: int, instead: str) -> DoesNotFit:
+    return DoesNotFit(f"K and V of a context of {n_ctx:,} tokens take {size(needed)} in {folder}, and {size(free)} are free there; {instead}")
 
 
 def no_home(number: int, folder: Path) -> EdgeKVError:

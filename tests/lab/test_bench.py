@@ -1,11 +1,17 @@
 """`edgekv bench`: what it measures, fills and says. No speed is asserted."""
 
+import os
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.benches import measure
+from support.homes import page_out
 
 from edgekv.cli.common.ranges import numbers, pair
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.config import CacheOptions, KvOptions
+from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.lab.engine import needs
 from edgekv.lab.engine.environment import environment
 from edgekv.lab.engine.meter import Meter
@@ -16,7 +22,9 @@ from edgekv.lab.engine.taken import samples
 from edgekv.lab.questions import speed
 from edgekv.lab.questions.speed import run
 from edgekv.lab.texts.text import standard_text
+from edgekv.memory import home
 from edgekv.models import geometry
+from edgekv.models.geometry import open_model
 from edgekv.rates.measuring.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
@@ -264,3 +272,90 @@ def test_an_interrupt_keeps_what_was_measured(synthetic, monkeypatch):
     assert [len(row["samples_ns"]) for row in rows] == [1, 2, 1, 1], "the second turn began with another mode"
     with pytest.raises(KeyboardInterrupt):
         next(found)
+
+
+# ---- K and V on a disk ----------------------------------------------------------------------------------------------------------
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
+
+
+def n_homes() -> int:
+    return Path("/proc/self/maps").read_text().count("edgekv-home-")
+
+
+@needs_linux
+@pytest.mark.parametrize("fill", [Fill.TEXT, Fill.SYNTHETIC])
+def test_a_home_on_disk_is_measured_in_its_file(synthetic, tmp_path, monkeypatch, fill):
+    once, seen = Passes.one, []
+    monkeypatch.setattr(Passes, "one", lambda *arguments: (seen.append(n_homes()), once(*arguments))[1])
+    rows = measure(synthetic(), n_pg=((24, 6),), depths=(0, 200), modes=("exact", "sparse"), home=tmp_path, fill=fill)
+    assert len(seen) == 24 and min(seen) > 0 and n_homes() == 0 and os.listdir(tmp_path) == []
+    tests = [name + depth for depth in ("", " @ d200") for name in ("pp24", "tg6", "pp24+tg6")]
+    assert [(row["test"], row["kv_mode"]) for row in rows] == [(test, mode) for test in tests for mode in ("exact", "sparse")]
+    for row in rows:
+        assert row["home"] == str(tmp_path) and row["note"] is None and min(row["samples_ns"]) > 0
+        assert row["disk_pages"] >= 0 and row["ratio_vs_stock"] is None and not row["best_stock"] and row["kld"] is None
+        predicts = row["test"].startswith("tg") and not (row["n_depth"] and fill is Fill.SYNTHETIC)
+        assert (row["kld_exact"] is not None) == (predicts and row["kv_mode"] == "sparse")
+
+
+@needs_linux
+def test_predictions_from_a_disk_are_those_from_memory(synthetic, tmp_path):
+    settings = {"n_prompt": (), "n_gen": (12,), "depths": (200,), "n_rounds": 1, "modes": ("exact", "sparse:resolution=60,exact_tokens=0")}
+    rows = measure(synthetic(), **settings)
+    there = measure(synthetic(), **settings, home=tmp_path)
+    nll = {row["kv_mode"]: row["nll"] for row in rows}
+    assert [row["nll"] for row in there] == [nll[row["kv_mode"]] for row in there] and len(there) == 2
+    assert all(row["home"] is None is row["disk_pages"] for row in rows)
+
+
+@needs_linux
+def test_pages_that_came_from_the_disk_are_counted(synthetic, tmp_path, monkeypatch):
+    """What is let go before a token comes back while it is measured."""
+    step = Decoder.decode
+
+    def forgetful(self, tokens):
+        page_out()
+        return step(self, tokens)
+
+    path = synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=8192)
+    settings = {"n_prompt": (), "n_gen": (4,), "depths": (2048,), "n_rounds": 1, "modes": ("exact",), "home": tmp_path}
+    assert measure(path, **settings)[0]["disk_pages"] < 100
+    monkeypatch.setattr(Decoder, "decode", forgetful)
+    (row,) = measure(path, **settings)
+    if row["disk_pages"] == 0:
+        pytest.skip("this file system keeps its pages in memory")
+    assert 1000 < row["disk_pages"] < 10000, "K and V of 2,048 tokens take 4,096 pages"
+
+
+@pytest.mark.parametrize("settings, said", [
+    ({"modes": ("exact", "off")}, "--home works in modes sparse and exact only, and the mode is off; use --modes sparse"),
+    ({"modes": ("off-flash",)}, "the mode is off"),
+    ({"modes": ("sparse",), "budgets": (1 << 20,)}, "--kv-budget is memory for copies of hot pages, and with --home"),
+    ({"modes": ("sparse:kv_budget=1MiB",)}, "--kv-budget is memory for copies"),
+    ({"modes": ("evict",)}, "mode evict bounds K and V in memory"),
+])
+def test_options_that_exclude_a_home_on_disk(synthetic, tmp_path, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        measure(synthetic(), home=tmp_path, **settings)
+
+
+@needs_linux
+def test_a_folder_without_room_ends_the_run_before_anything_is_loaded(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setattr(speed, "contexts", None)  # opening any fails
+    settings = {"modes": ("exact",), "depths": (0, 3000)}
+    with pytest.raises(ConfigError, match="there is no folder"):
+        measure(synthetic(), home=tmp_path / "none", **settings)
+    monkeypatch.setattr(home, "free_on_disk", lambda folder: 1 << 20)
+    with pytest.raises(DoesNotFit, match=f"K and V of a context of 3,072 tokens take .* in {tmp_path}, and 1.0 MiB are free there; use a smaller -d"):
+        measure(synthetic(), home=tmp_path, **settings)
+
+
+@needs_linux
+def test_memory_need_not_hold_a_home_on_disk(synthetic, tmp_path):
+    file = open_model(synthetic(n_ctx_train=1 << 17))
+    found = []
+    for folder in (None, tmp_path):
+        cache = CacheOptions(home=folder)
+        found.append(needs.Room(file, [KvOptions(mode="sparse", home=folder)], cache, 512, 0, 1 << 30).first(1 << 16))
+    assert found[0] - found[1] == file.geometry.kv_bytes(1 << 16)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -105,9 +106,34 @@ def test_a_model_that_cannot_be_loaded_ends_the_run_behind_what_was_measured(syn
     assert {Path(row["model_filename"]).name for row in json.loads(said)} == {synthetic().name}
 
 
-def program(*arguments) -> subprocess.Popen:
+def test_a_home_on_disk_at_the_command_line(synthetic, tmp_path):
+    arguments = ["-m", synthetic(), *SMALL, "-d", "64", "--home", tmp_path]
+    rows = json.loads(answered(*arguments, "-o", "json"))
+    assert [(row["kv_mode"], row["home"]) for row in rows] == [("exact", str(tmp_path)), ("sparse", str(tmp_path))] * 2
+    table, markdown = answered(*arguments).splitlines(), answered(*arguments, "-o", "md").splitlines()
+    assert table[1].endswith(f"fill: text; K and V in {tmp_path}") and "disk pages" in table[3]
+    assert {"home", "disk pages"} <= {cell.strip() for cell in markdown[2].split("|")} and str(tmp_path) in markdown[-3]
+    in_variable = bench("-m", synthetic(), *SMALL, "-o", "json", env={"EDGEKV_HOME": str(tmp_path)})
+    assert {row["home"] for row in json.loads(in_variable.stdout)} == {str(tmp_path)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
+@pytest.mark.parametrize("arguments, code, said", [
+    (["--home", "nowhere"], 2, "there is no folder nowhere for the KV home"),
+    (["--home", ".", "--modes", "off"], 2, "--home works in modes sparse and exact only"),
+    (["--home", ".", "--modes", "evict"], 2, "leave one of the two out"),
+    (["--home", ".", "-d", "512"], 4, "there is no room for the KV cache in ."),
+])
+def test_homes_on_disk_that_cannot_be_end_with_a_sentence(synthetic, monkeypatch, tmp_path, arguments, code, said):
+    monkeypatch.chdir(tmp_path)
+    done = program("-m", synthetic(), *SMALL, *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, 32 << 10)))
+    out, errors = done.communicate(timeout=60)  # a file of more bytes finds its disk full
+    assert done.returncode == code and said in errors and "Traceback" not in errors and out == ""
+
+
+def program(*arguments, **settings) -> subprocess.Popen:
     command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings,
                             env={**os.environ, "OMP_WAIT_POLICY": "passive"})
 
 

@@ -1,7 +1,5 @@
 """K and V in a file of a folder: the same logits as in memory, a file without a name, and sentences where it cannot be."""
 
-import ctypes
-import mmap
 import os
 import re
 import signal
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.contexts import Context, attached
+from support.homes import homes, n_resident, page_out
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
@@ -28,36 +27,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk 
 
 MIB = 1 << 20
 SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32, "policy": "none"}
-_PAGEOUT, _MS_SYNC = 21, 4
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def homes() -> list[tuple[int, int]]:
-    """Begin and end of the mappings of this process's homes."""
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "edgekv-home-" in line:
-            assert line.endswith("(deleted)")
-            first, end = line.split()[0].split("-")
-            found.append((int(first, 16), int(end, 16)))
-    return found
-
-
-def n_resident() -> int:
-    """Pages of the homes that are in memory."""
-    n = 0
-    for first, end in homes():
-        seen = (ctypes.c_ubyte * ((end - first) // mmap.PAGESIZE))()
-        assert _libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), seen) == 0
-        n += int((np.frombuffer(seen, np.uint8) & 1).sum())
-    return n
-
-
-def page_out() -> None:
-    for first, end in homes():
-        assert _libc.msync(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MS_SYNC) == 0
-        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _PAGEOUT)
 
 
 def files_of_homes() -> list[os.stat_result]:

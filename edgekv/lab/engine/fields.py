@@ -116,6 +116,10 @@ def _sketches(found: Found) -> float | None:
     return None if n_bytes is None else n_bytes / MIB
 
 
+def _disk_pages(found: Found) -> float | None:
+    return float(np.median(found.taken.disk_pages)) if found.taken.disk_pages else None
+
+
 def _fixed(digits: int, value: float) -> str:
     return f"{value:,.{digits}f}"
 
@@ -154,6 +158,7 @@ FIGURES = (
     Figure("error", lambda found: found.of_mode("error", found.selected("error")), "error %", partial(percent, digits=2), _KLD),
     Figure("hit_rate", lambda found: found.selected("hit_rate"), "hits %", percent, _KLD),
     Figure("hit_rate_mass", lambda found: found.selected("hit_rate_mass")),
+    Figure("disk_pages", _disk_pages, "disk pages", partial(_fixed, 0)),
     Figure("bytes_moved", lambda found: found.for_each_token("moved_bytes")),
     Figure("stall_ms", lambda found: None if (s := found.for_each_token("stall_seconds")) is None else 1000 * s),
     Figure("overhead_fraction", _overhead, "overhead %", percent, _KLD),

@@ -131,6 +131,11 @@ def with_stock(modes: Sequence[str]) -> dict[str, BenchMode]:
     return {name: find_mode(name) for name in names if name != STOCK}
 
 
+def with_home_on_disk(modes: Sequence[str]) -> dict[str, BenchMode]:
+    """The same with K and V on a disk, where stock does not keep them."""
+    return {name: find_mode(name) for name in in_order(modes) if name != STOCK}
+
+
 def check_turns(modes: Sequence[str]) -> None:
     """Raise ConfigError for a mode that cannot take turns with others."""
     for mode in modes:

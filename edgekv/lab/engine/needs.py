@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from edgekv.amounts import size
 from edgekv.config import CacheOptions, KvOptions
+from edgekv.memory.allocations import home_bytes
 from edgekv.memory.compute import compute_bytes
-from edgekv.memory.fit import kv_bytes, rounded
+from edgekv.memory.fit import KvBytes, kv_bytes, rounded
+from edgekv.memory.home import check_space
 from edgekv.models.geometry import ModelFile
 
 _F32 = 4
@@ -27,8 +29,17 @@ class Room:
 
     def first(self, n_ctx: int) -> int:
         """Bytes of the model and its first context, which runs all modes except stock without flash attention."""
-        kv = max(kv_bytes(self.model.geometry, n_ctx, kv).total for kv in self.options)
+        kv = max(self._in_memory(kv_bytes(self.model.geometry, n_ctx, kv), kv) for kv in self.options)
         return self.model.geometry.file_bytes + kv + self._work(n_ctx) + self._empty()
+
+    def check_home(self, n_ctx: int) -> None:
+        """Raise DoesNotFit if K and V of a first context of `n_ctx` tokens are to lie in a folder, and its disk has too little space; ConfigError
+        if no file can be made there."""
+        kv = self.options[0]
+        if kv.cache.home is not None:
+            empty = home_bytes(self.model.geometry, self.n_empty, kv, n_ubatch=self.n_ubatch) if self.n_empty else 0
+            check_space(kv.cache.home, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + empty,
+                        "use a smaller -d, or another folder")
 
     def second(self, n_ctx: int) -> int:
         """Bytes of a context beside it without flash attention, whose work space holds the scores of all query heads."""
@@ -49,6 +60,10 @@ class Room:
     def _empty(self) -> int:
         n_ctx = rounded(self.n_empty)
         return self.model.geometry.kv_bytes(n_ctx, *self.cache.kinds) + self._work(n_ctx) if n_ctx else 0
+
+    @staticmethod
+    def _in_memory(kept: KvBytes, kv: KvOptions) -> int:
+        return kept.total - (0 if kv.cache.home is None else kept.home)
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab

@@ -16,6 +16,7 @@ import numpy as np
 from edgekv.amounts import size
 from edgekv.config import HeadErrors, KvOptions
 from edgekv.hierarchy.stats import Stats
+from edgekv.lab.engine.disk_reads import DiskReads
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.lab.engine.request import BenchTest
 from edgekv.lab.engine.tally import added
@@ -94,14 +95,15 @@ class Pass:
 
 
 def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Callable[[Sequence[int]], float] | None = None,
-           patience: float = math.inf) -> Pass:
+           patience: float = math.inf, reads: DiskReads | None = None) -> Pass:
     """Decode `tokens` one by one in the present mode; stop early once the timed steps take more than `patience` seconds. `step`
-    decodes a token and returns its seconds; None: the decoder's own."""
-    done, step = Pass(), step or decoder.decode
+    decodes a token and returns its seconds; None: the decoder's own. `reads` counts what the timed steps read from disks."""
+    done, step, reads = Pass(), step or decoder.decode, reads or DiskReads()
     stats, selection = _counters(decoder.kv)
     for i, token in enumerate(tokens):
         if i == 1:
             stats, selection = _counters(decoder.kv)
+            reads.begin()
         seconds = step([token])
         if i:
             done.seconds.append(seconds)
@@ -109,6 +111,8 @@ def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Cal
             done.logits.append(decoder.logits())
         if i >= LEAST_STEPS and sum(done.seconds) > patience:
             break
+    if done.seconds:
+        reads.end()
     after = _counters(decoder.kv)
     done.stats, done.selection = added(after[0], stats, -1), added(after[1], selection, -1)
     return done
@@ -154,6 +158,8 @@ class Passes:
         """n_warmup: tokens with full attention before generation, in every mode; None: only in mode sparse, in proportion to the
         tokens that it will generate."""
         self.opened, self.n_warmup = opened, n_warmup
+        self.reads = DiskReads()
+        """What the newest `one` read from disks in the time that it measured."""
 
     def one(self, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
         """The seconds of the prompt, and the pass that generated. The cache holds `test.depth` tokens before and after. Changes of mode
@@ -162,14 +168,15 @@ class Passes:
         assert decoder is not None
         decoder.set_threads(n_threads)
         self._enter(decoder, mode, test)
-        tokens = self.opened.token(test.depth, test.margin)
+        tokens, reads = self.opened.token(test.depth, test.margin), DiskReads()
+        self.reads = reads
         try:
-            seconds = self._prompt(decoder, tokens[: test.n_prompt])
+            seconds = self._prompt(decoder, tokens[: test.n_prompt], reads)
             if not test.n_gen:
                 return seconds, None
             if test.n_prompt:
-                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits)
-            return 0.0, decode(decoder, tokens, keep_logits)
+                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits, reads)
+            return 0.0, decode(decoder, tokens, keep_logits, reads=reads)
         finally:
             decoder.rewind(test.depth)
 
@@ -182,7 +189,7 @@ class Passes:
         decoder.set_threads(n_threads)
         if decoder.kv is not None:
             decoder.kv.configure(mode.options(self.opened.base, test.n_empty))
-        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty))
+        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty), DiskReads())
 
     def limit(self, n_threads: int) -> list[float]:
         """Seconds of tokens with an empty cache, in mode exact: only the weights, in the fastest kernels for them."""
@@ -198,15 +205,19 @@ class Passes:
         """The successor of each token that a test without a prompt decodes."""
         return self.opened.token(test.depth + 1, test.margin)
 
-    def _prompt(self, decoder: Decoder, tokens: Sequence[int]) -> float:
-        """Seconds of the prompt. Decodes its first token once before and rewinds, which builds the mode's graph."""
+    def _prompt(self, decoder: Decoder, tokens: Sequence[int], reads: DiskReads) -> float:
+        """Seconds of the prompt, whose reads from disks are counted. Decodes its first token once before and rewinds, which builds the mode's
+        graph."""
         if not tokens:
             return 0.0
         depth = decoder.position
         decoder.mark()
         decoder.decode(tokens[:1])
         decoder.rewind(depth)
-        return decoder.read(tokens, self.opened.opening.n_batch)
+        reads.begin()
+        seconds = decoder.read(tokens, self.opened.opening.n_batch)
+        reads.end()
+        return seconds
 
     def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
         n = self.n_warmup
@@ -223,11 +234,13 @@ class Passes:
             decoder.kv.configure(mode.options(self.opened.base, test.depth + test.n_tokens))
 
 
-def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool) -> Pass:
+def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, reads: DiskReads) -> Pass:
     """Generate and time every token: the mode has just read a prompt, so its graph is built."""
     done = Pass()
+    reads.begin()
     for token in tokens:
         done.seconds.append(decoder.decode([token]))
         if keep_logits:
             done.logits.append(np.asarray(decoder.logits()))
+    reads.end()
     return done

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
 from edgekv.lab.engine.modes import check_counts, check_turns, find_mode
 from edgekv.lab.texts.text import Text
 from edgekv.rates.measuring.filling import Fill
 from edgekv.vocab import FULL, STOCK, CacheType, KvMode
+
+_SPELLED = {"home": "--home", "mode": "--modes", "kv_budget": "--kv-budget"}
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,12 @@ class BenchRequest:
     fill: Fill = Fill.TEXT
     peer: Path | None = None
     """Another llama-bench."""
+    home: Path | None = None
+    """A folder on a disk for K and V, in modes sparse and exact: stock keeps them in memory, so it is not measured then."""
 
     def __post_init__(self) -> None:
+        if self.home is not None:
+            self._check_home(self.home)
         check_turns(self.modes)
         check_counts({"number of threads": self.threads, "batch": self.batches, "ubatch": self.ubatches,
                       "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_tokens or 1,)})
@@ -85,6 +92,12 @@ class BenchRequest:
             raise ConfigError("there is no test: name tokens of a prompt with -p, tokens to generate with -n, or both with -pg")
         if self.budgets and not any(with_arena(mode) for mode in self.modes):
             raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
+
+    def _check_home(self, home: Path) -> None:
+        for name in self.modes:
+            changes = find_mode(name).changes
+            named = {"home", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"home"}
+            KvOptions(**changes, home=home).check_effect(named, lambda option: _SPELLED.get(option, option))
 
     def tests(self, depth: int) -> list[BenchTest]:
         """The tests in llama-bench's order, each once."""

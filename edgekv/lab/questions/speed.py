@@ -20,7 +20,7 @@ from edgekv.lab.engine import peer
 from edgekv.lab.engine.effort import Kind, Work
 from edgekv.lab.engine.fields import FIGURES, Found
 from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, errors_for, with_stock
+from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_on_disk, with_stock
 from edgekv.lab.engine.needs import Room
 from edgekv.lab.engine.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
 from edgekv.lab.engine.peak import Peak
@@ -31,6 +31,7 @@ from edgekv.lab.texts.text import Text
 from edgekv.llama import with_layer_types
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import rounded
+from edgekv.memory.home import free_on_disk
 from edgekv.models.geometry import ModelFile, open_model
 from edgekv.rates.measuring.contexts import ContextError, Contexts, Opening, contexts
 from edgekv.rates.measuring.steps import rotated
@@ -43,13 +44,16 @@ _WAKING = 24
 def run(request: BenchRequest, where: Row, meter: Meter, warn: Callable[[str], None] = lambda text: None) -> Iterator[list[Row]]:
     """Yield one test's rows of every mode at a time. where: the environment.
 
-    A mode that cannot be measured gives a row with the reason under `note`. Raises ModelError for a file that cannot be loaded, after the
-    earlier models are done. On an interrupt, yields the test's figures so far and raises KeyboardInterrupt.
+    A mode that cannot be measured gives a row with the reason under `note`. Raises ModelError for a file that cannot be loaded, and DoesNotFit
+    for a folder without room for the KV home, after the earlier models are done; ConfigError for a folder that can have none. On an
+    interrupt, yields the test's figures so far and raises KeyboardInterrupt.
     """
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     if request.peer:
         peer.check(request.peer)
+    if request.home:
+        free_on_disk(request.home)
     for path in request.models:
         if not path.exists():
             raise ModelError(f"there is no file {path}; name a GGUF file with -m")
@@ -94,7 +98,8 @@ Members = dict[str, Member]
 def members(request: BenchRequest) -> Members:
     """The members in order: stock's kernels first, then full attention."""
     found: Members = {}
-    for name, mode in with_stock(request.modes).items():
+    modes = with_stock(request.modes) if request.home is None else with_home_on_disk(request.modes)
+    for name, mode in modes.items():
         if request.budgets and with_arena(name):
             for budget in request.budgets:
                 changed = replace(mode, changes={**mode.changes, "kv_budget": budget})
@@ -111,7 +116,8 @@ class Group:
         self.request, self.setting, self.where, self.meter = request, setting, where, meter
         self.members = members(request)
         self.notes: dict[str, str] = {}  # by member: why it cannot be measured
-        self.references = {next(iter(self.members)): "stock", **({FULL: "exact"} if FULL in self.members else {})}
+        first = next(iter(self.members))
+        self.references = {**({first: "stock"} if first in STOCK_KERNELS else {}), **({FULL: "exact"} if FULL in self.members else {})}
         self.shallow: dict[tuple[str, int, str], float] = {}  # (member, threads, test without its depth): seconds at the smallest depth
         self.peak = Peak()
 
@@ -120,6 +126,8 @@ class Group:
         room = self._room()
         fitting = [depth for depth in depths if room.problem(self._n_ctx(depth)) is None]
         left = list(fitting)
+        if fitting:
+            room.check_home(self._n_ctx(fitting[-1]))
         try:
             if fitting:
                 for depth, rows in self._measure(fitting, room):
@@ -138,7 +146,7 @@ class Group:
     def _cache(self) -> dict[str, Any]:
         """The options of a context's cache."""
         s = self.setting
-        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types}
+        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types, "home": self.request.home}
         return {"type_k": s.cache.type_k, "type_v": s.cache.type_v, **{name: value for name, value in named.items() if value}}
 
     def _n_empty(self) -> int:
@@ -166,7 +174,8 @@ class Group:
         with contexts(self._opening(depths, room), max(self.request.threads)) as opened:
             if opened.problem:
                 self.notes[STOCK_KERNELS[1]] = opened.problem
-            if not any(self._can(kernel, opened) for kernel in STOCK_KERNELS if kernel in self.members):
+            kernels = [kernel for kernel in STOCK_KERNELS if kernel in self.members]
+            if kernels and not any(self._can(kernel, opened) for kernel in kernels):
                 raise ContextError(next(iter(self.notes.values())))
             self._wake(opened)
             for depth in depths:
@@ -261,6 +270,8 @@ class Group:
                 self.meter.add(work, took, measured=True)
                 self.meter.finish()
             one.add(seconds, done, empty)
+            if self.request.home is not None:
+                one.add_reads(passes.reads.n_pages, done)
             if compared and done and key in self.references:
                 references[self.references[key]] = done.logits
             elif compared and done:
@@ -304,14 +315,15 @@ class Group:
         s = self.setting
         return {**machine_fields(self.where), **model_fields(s.file.geometry, opened.first if opened else None),
                 **test_fields(test, *s.cache.names, s.text.name, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
-                "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth)}
+                "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth),
+                "home": None if self.request.home is None else str(self.request.home)}
 
     def _peer(self, test: BenchTest, n_threads: int) -> list[Row]:
         assert self.request.peer is not None
         self.meter.say(f"{test.name}: {self.request.peer.name}")
         s, name = self.setting, self.request.peer.name
         asked = peer.PeerSetting(s.file.geometry.path, s.n_batch, s.n_ubatch, n_threads, s.cache.type_k, s.cache.type_v, self.request.n_rounds)
-        common = {**self._common(test, n_threads, None), "n_ctx": None}
+        common = {**self._common(test, n_threads, None), "n_ctx": None, "home": None}
         if s.cache.layer_types is not None:
             return [{**empty_row(), **common, "kv_mode": "peer", "peer": name, "note": "it has one type for all layers"}]
         try:

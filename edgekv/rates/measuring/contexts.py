@@ -38,12 +38,14 @@ class ContextError(Exception):
 @contextmanager
 def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
     """An empty context with these options of `Llama`. Raises ContextError if it cannot be created, ModelError if the model cannot
-    be loaded."""
+    be loaded, and the errors of `Llama` if K and V are to lie in a folder."""
     try:
         llama = Llama(str(model), verbose=False, **options)
     except ModelError:
         raise
     except EdgeKVError as error:
+        if options.get("home") is not None:
+            raise
         raise ContextError(f"does not fit: {error}") from error
     decoder = Decoder(llama)
     try:

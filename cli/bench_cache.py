@@ -1,0 +1,83 @@
+"""`edgekv bench cache`: what keeping a long prompt takes, and how soon it is back."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekv.amounts import tokens
+from edgekv.cli.common.caches import parse_address
+from edgekv.cli.common.examples import examples
+from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
+from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.vocab import CacheCodec
+
+_CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
+
+
+def _number(digits: int, value: float) -> str:
+    return f"{value:,.{digits}f}"
+
+
+COLUMNS = [
+    Column("place", "place", right=False),
+    Column("codec", "codec", right=False),
+    Column("n_tokens", "tokens", tokens),
+    Column("bytes_a_token", "B/token", partial(_number, 0)),
+    Column("save_s", "save s", partial(_number, 2)),
+    Column("first_s", "first token s", partial(_number, 2)),
+    Column("first_vs_reading", "x reading", partial(_number, 3)),
+    Column("kld", "KLD", "{:.1e}".format),
+]
+
+
+@click.command(name="cache", epilog=examples(
+    "edgekv bench cache",
+    "edgekv bench cache model.gguf -p 8192 --cache-dir /mnt/nvme",
+    "edgekv bench cache --cache-url redis://127.0.0.1:6379/0 -r 5 -o csv",
+))
+@model_argument
+@option("-p", "--prompt", "n_tokens", type=click.IntRange(1), default=4096, show_default=True, help="Tokens of the prompt that is kept.")
+@option("-n", "--predict", "n_predicted", type=click.IntRange(1), default=64, show_default=True,
+        help="Tokens behind it whose predictions are compared.")
+@option("--cache-dir", "folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+        help="Measure the disk of this folder; nothing is left there.  [default: no disk]")
+@option("--cache-url", "url", type=Parsed("cache_url", parse_address), metavar="URL",
+        help="Measure this Redis-compatible server, redis://HOST:PORT/DB; it forgets the rows after a quarter of an hour.  [default: none]")
+@option("--codecs", type=CommaList(click.Choice(_CODECS), "CODEC,..."), default=",".join(_CODECS), show_default=True,
+        help="Forms of the rows of --cache-dir and --cache-url, as of --cache-codec.")
+@option("-r", "--turns", type=click.IntRange(1), default=3, show_default=True, help="Turns; each reads one of the texts.")
+@threads_option
+@option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,
+        help="Text to read: prose, code or dialogue, or a file. Several times for several.")
+@output_option("json", "csv", "md")
+def bench_cache(model: Path | None, texts: tuple[str, ...], codecs: tuple[str, ...], threads: int | None, turns: int, output: str, **others: Any) -> None:
+    """Keep the rows of a long prompt in RAM, on a disk and on a shared server, and get them back for a prompt that goes on differently.
+
+    Mode exact; saved and loaded as by a server, without its HTTP. In each turn every place keeps the rows that were just read, then the
+    context is emptied for each and the prompt comes again. The columns:
+
+    \b
+    B/token        bytes of a token in the place
+    save s         until all rows are in RAM, on the disk and synced, or sent
+    first token s  from the prompt to the prediction behind its last 32
+                   tokens, which are new; a disk's page cache is emptied.
+                   In the row `none` the whole prompt is read
+    x reading      that time over that of row `none`
+    KLD            mean divergence of predictions from those behind the rows
+                   that were read; in row `none` that of stock's attention
+                   over the same rows
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.lab.questions.kept_rows import KeptBench, run
+    from edgekv.lab.texts.text import find_text
+
+    request = KeptBench(model_path(model), tuple(find_text(name) for name in texts), codecs=tuple(map(CacheCodec, codecs)), n_threads=threads,
+                        n_turns=turns, **others)
+    with progress_bar() as progress:
+        rows = run(request, progress)
+    print_measured(rows, COLUMNS, output)

@@ -36,7 +36,7 @@ def no_space(folder: Path, n_ctx: int, needed: int, free: int, instead: str) -> 
 def no_home(number: int, folder: Path) -> EdgeKVError:
     """The error for a file that could not be made there. number: an errno."""
     if number in _FULL:
-        return DoesNotFit(f"there is no room for the KV cache in {folder}; use a smaller --ctx, or another folder")
+        return DoesNotFit(f"there is no room for the KV cache in {folder}; use fewer tokens of context, or another folder")
     if number == errno.EOPNOTSUPP:
         return ConfigError(f"the file system of {folder} cannot reserve space for the KV home; name a folder on another")
     return ConfigError(f"no file can be made in {folder} for the KV home: {os.strerror(number)}; name another folder")

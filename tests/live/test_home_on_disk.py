@@ -250,7 +250,7 @@ def test_a_disk_that_is_full_when_the_space_is_taken(synthetic, tmp_path):
     """The disk had room when it was asked, and has none a moment later; here a limit on the size of files stands for that."""
     done = in_process(FULL, synthetic("llama", n_ctx_train=8192), tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"there is no room for the KV cache in {tmp_path}; use a smaller --ctx, or another folder", "2"]
+    assert done.stdout.splitlines() == [f"there is no room for the KV cache in {tmp_path}; use fewer tokens of context, or another folder", "2"]
     assert os.listdir(tmp_path) == []
 
 

@@ -8,14 +8,14 @@ class Copies:
 
     def __init__(self, handle: core.Handle, n_streams: int):
         self._handle = handle
-        self._n_copied = [core.cells(handle, stream).n_copied for stream in range(n_streams)]
+        self._copied = [core.cells(handle, stream).copied for stream in range(n_streams)]
 
     def since_last(self) -> tuple[tuple[int, int], ...]:
         """`Observation.copies`. A copy of a copy is left out: it is not known which of the two came first."""
         sources = {}
-        for stream, before in enumerate(self._n_copied):
-            cells = core.cells(self._handle, stream)
-            if cells.n_copied != before:
-                self._n_copied[stream] = cells.n_copied
-                sources[stream] = cells.copied_from
+        for stream, before in enumerate(self._copied):
+            copied = core.cells(self._handle, stream).copied
+            if copied != before:
+                self._copied[stream] = copied
+                sources[stream] = copied[1]
         return tuple((stream, source) for stream, source in sources.items() if source not in sources)

@@ -351,15 +351,15 @@ class NativeCells:
     changed: np.ndarray
     now: int
     labels: np.ndarray
+    copied: tuple[int, int]  # how often another stream's cells replaced all of these, and that stream, the last time
 
 
 def cells(handle: Handle, stream: int) -> NativeCells:
     out = ffi.new("edgekv_cells *")
     _check(lib.edgekv_get_cells(handle, stream, out))
-    return NativeCells(
-        out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
+    return NativeCells(out.n_cells, out.n_stream, out.n_used, out.used_end, _view(out.pos, np.int32, (out.n_cells,)),
         _view(out.seq, np.uint64, (out.n_cells, out.n_seq_words)), _view(out.changed, np.uint64, (out.n_cells,)), out.now,
-        _view(out.labels, np.uint8, (out.n_cells,)))
+        _view(out.labels, np.uint8, (out.n_cells,)), (out.n_copied, out.copied_from))
 
 
 def stream_of(handle: Handle, seq_id: int) -> int:

@@ -119,10 +119,22 @@ class Hierarchy:
             self._new = False
         empty = observation.page_positions[changed] < 0
         forgotten = self.table.change(changed, empty)
+        forgotten = self._take_over(observation, forgotten)
         if len(forgotten):
             self.policy.forget(forgotten)
-            self._user_pins[changed[empty]] = False
+        self._user_pins[changed[empty]] = False
         self.policy.update(observation)
+
+    def _take_over(self, observation: Observation, forgotten: np.ndarray) -> np.ndarray:
+        """Streams that were copied begin with what is known of their sources' pages; the pages (int [n]) that are forgotten all the same."""
+        for stream, source in observation.copies:
+            pages, theirs = (np.arange(one * self.shape.pages_per_stream, (one + 1) * self.shape.pages_per_stream) for one in (stream, source))
+            self.policy.take_over(stream, source)
+            self._user_pins[pages] = self._user_pins[theirs]
+            empty = pages[observation.page_positions[pages] < 0]  # not all that the source had came along
+            self._user_pins[empty] = False
+            forgotten = np.union1d(np.setdiff1d(forgotten, pages), empty)
+        return forgotten
 
     def score(self) -> None:
         """Take in the policy's pins; its scores are in priority already."""

@@ -15,6 +15,7 @@ from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
+from edgekv.live.copies import Copies
 from edgekv.live.device_arena import DeviceArena
 from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
@@ -139,6 +140,7 @@ class Tiering:
         self.hierarchy = Hierarchy(
             self.shape, self._device_arena or HostArena(pages),
             ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)
+        self._copies = Copies(handle, self.shape.n_streams) if settings.by_stream else None
         self._key_norms: KeyNorms | None = None
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
@@ -203,7 +205,7 @@ class Tiering:
             seen.mass_sum, seen.mass_max, n_observed or seen.n_tokens, n_observed > 0, seen.changed, self._newest,
             seen.newest, int(used[-1]) + 1 if len(used) else 0, self._budget_pages(len(used)),
             None if self._key_norms is None else self._key_norms.values, seen.n_tokens - n_observed if n_observed else 0,
-            seen.n_tokens_prompt > 0, seen.streams if len(seen.streams) else None)
+            seen.n_tokens_prompt > 0, seen.streams if len(seen.streams) else None, () if self._copies is None else self._copies.since_last())
 
     def _budget_pages(self, n_visible: int) -> int:
         n_slots = self.hierarchy.table.n_slots / max(1, self.shape.n_existing_heads)

@@ -36,6 +36,8 @@ class Observation:
     """Some tokens are a prompt's, as the server and the chat say."""
     streams: np.ndarray | None = None
     """int [stream, 3]: tokens of each stream, those that were observed, and those of a prompt. None: there is one stream."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(stream, its source): since the last run the cells of the source, whose own were no such copy, replaced all of the stream's."""
 
     def of_stream(self, stream: int, pages: slice) -> "Observation":
         """The run as this stream alone would see it; its pages count from 0."""
@@ -49,4 +51,4 @@ class Observation:
             observed=self.observed and n_observed > 0, changed=changed, page_positions=positions,
             position=int(positions[changed].max(initial=-1)), n_used_end=int(used[-1]) + 1 if len(used) else 0,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, pages], n_unobserved=n_tokens - n_observed if n_observed else 0,
-            in_prompt=n_prompt > 0, streams=None)
+            in_prompt=n_prompt > 0, streams=None, copies=())

@@ -88,6 +88,10 @@ class Policy:
         """The most pages of a head that the policy keeps, up to `n_budget`; fewer if its source fixes a number."""
         return n_budget
 
+    def take_over(self, stream: int, source: int) -> None:
+        """The tokens of `source` have replaced all of the stream's, as they were at the last run. A policy for all streams knows nothing of them."""
+        self.forget(np.arange(stream * self.shape.pages_per_stream, (stream + 1) * self.shape.pages_per_stream))
+
     def forget(self, pages: np.ndarray) -> None:
         """Forget these pages (int [n]) in all layers and heads: their cells hold other tokens now, or none."""
         for array in self._remembered:

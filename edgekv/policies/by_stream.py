@@ -1,5 +1,6 @@
 """A policy for each stream."""
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -23,7 +24,8 @@ class ByStream(Policy):
         one = PageShape(shape.n_layers, shape.n_heads, shape.pages_per_stream, shape.page_tokens, exists=shape.exists)
         all_scores = ops.zeros(shape.axes, np.float32) if scores is None else scores
         self._parts = [slice(first, first + one.n_pages) for first in range(0, shape.n_pages, one.n_pages)]
-        self.members = [make(one, all_scores[:, :, part]) for part in self._parts]
+        self._of_stream = [all_scores[:, :, part] for part in self._parts]
+        self.members = [make(one, scores) for scores in self._of_stream]
         first = self.members[0]
         self.scoring, self.adds_up, self.split = first.scoring, first.adds_up, first.split
         self.needs_keys, self.clairvoyant = first.needs_keys, first.clairvoyant
@@ -49,6 +51,13 @@ class ByStream(Policy):
             mine = observation.of_stream(stream, part)
             if len(mine.changed) or mine.n_tokens:
                 member.update(mine)
+
+    def take_over(self, stream: int, source: int) -> None:
+        """The stream's policy becomes one that knows all that its source's knows, scores, counts, draws, queues, and decides as that does."""
+        mine, theirs = self._of_stream[stream], self._of_stream[source]
+        mine[...] = theirs
+        both = (self.ops, self.members[source].shape)  # what is no state stays shared, and scores stay in their place
+        self.members[stream] = copy.deepcopy(self.members[source], {id(theirs): mine} | {id(one): one for one in both})
 
     def most(self, n_budget: int) -> int:
         return self.members[0].most(n_budget)

@@ -75,6 +75,8 @@ typedef struct {
     uint64_t now;             /* clock time */
     const uint8_t * labels;   /* [n_cells], bits: 1: the token was read by a sparse prompt, 2: by a decode step that sampled; either makes K and V
                                  after the first layer approximate. Copies in other streams have labels too; saved states keep only the first bit */
+    uint64_t n_copied;        /* times that another stream's cells and rows replaced all of this one's */
+    int copied_from;          /* that stream, the last time */
 } edgekv_cells;
 EDGEKV_API edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_cells * out);
 EDGEKV_API int edgekv_stream_of(const edgekv_context * ctx, int seq_id); /* -1: no cache */

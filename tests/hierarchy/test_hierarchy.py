@@ -12,6 +12,7 @@ from support.world import SHAPE, World, act
 from edgekv.errors import ConfigError, TierError
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
+from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
@@ -123,6 +124,26 @@ def test_replaced_tokens_are_forgotten():
     world.step(20, observed=False)  # other tokens in the same cells
     assert world.priority[0, 0, 3] == 0 and world.priority[0, 0, 2] > 0
     assert world.hierarchy.stats.n_invalidated > 0
+
+
+def test_a_copied_stream_begins_with_what_its_source_knows():
+    """Scores and a person's pins come along, but for a page whose tokens did not. The source, whose second page got other tokens since, forgets that one."""
+    shape = PageShape(1, 1, 8, page_tokens=4, pages_per_stream=4)
+    priority = np.zeros(shape.axes, np.float32)
+    hierarchy = Hierarchy(shape, FakeArena(shape), priority, HierarchySettings(page_bytes=100, policy="lfu", by_stream=True))
+
+    def step(mass: list[float], positions: list[int], changed: list[int], *copies: tuple[int, int]) -> None:
+        mass, positions = np.array(mass, np.float32).reshape(shape.axes), np.array(positions, np.int32)
+        streams = np.array([[1, 1, 0]] * 2, np.int32)
+        hierarchy.step(Observation(mass, mass, 1, True, np.array(changed, np.int64), positions, positions.max(), 8, streams=streams, copies=copies))
+
+    step([1, 1, 1, 0, 0, 0, 0, 1], [3, 7, 11, -1, 3, 7, 11, 15], [0, 1, 2, 4, 5, 6, 7])
+    step([0] * 8, [3, 7, 11, -1, 3, 7, 11, 15], [])
+    hierarchy.pin(0, 0), hierarchy.pin(2, 2), hierarchy.pin(5, 5)
+    assert (priority.ravel() > 0).tolist() == [True, True, True, False, False, False, False, True]
+    step([0] * 8, [3, 15, 11, -1, 3, 7, -1, -1], [1, 4, 5, 6, 7], (1, 0))
+    assert (priority.ravel() > 0).tolist() == [True, False, True, False, True, True, False, False]
+    assert hierarchy.pins.tolist() == [True, False, True, False, True, False, False, False]
 
 
 def test_a_context_that_was_in_use_before():

@@ -60,6 +60,59 @@ def test_streams_are_as_each_alone(name: str):
     assert (both.split, both.adds_up, both.sinks, both.most(7)) == (alone[0].split, alone[0].adds_up, alone[0].sinks, alone[0].most(7))
 
 
+@pytest.mark.parametrize("name", [*POLICIES, "ema+anchor+recent", "snapkv+lru+recent"])
+def test_a_copy_decides_as_its_source(name: str):
+    """A stream takes over another's state in place of its own; then both have the same tokens, and the same pages are forgotten. At last the source goes
+    on alone: what it learns is its own."""
+    scores = np.zeros(SHAPE.axes, np.float32)
+    both = make(name, SHAPE, {"recent_tokens": 9}, scores=scores, by_stream=True)
+    parts = [slice(0, SMALL.n_pages), slice(SMALL.n_pages, SHAPE.n_pages)]
+    positions = np.full(SHAPE.n_pages, -1, np.int32)
+
+    def step(*runs: Observation | None) -> None:
+        nonlocal positions
+        run = together(list(runs), positions)
+        positions = run.page_positions
+        both.update(run)
+
+    def forget(*pages: int) -> None:
+        both.forget(np.array(pages))
+
+    def pins(stream: int) -> np.ndarray:
+        return np.broadcast_to(False if both.pins is None else both.pins, SHAPE.axes)[:, :, parts[stream]]
+
+    source, other = growing(n_steps=40, seed=1), growing(n_steps=8, prompt=52, seed=2)
+    for mine, theirs in zip(source, other):
+        step(mine, theirs)
+    forget(2, SMALL.n_pages + 1)
+    before = scores[:, :, parts[0]].copy()
+    both.take_over(1, 0)
+    for run in (next(source), next(source), next(source)):
+        step(run, run)
+        np.testing.assert_array_equal(scores[:, :, parts[1]], scores[:, :, parts[0]])
+        np.testing.assert_array_equal(pins(1), pins(0))
+        forget(3, SMALL.n_pages + 3)
+    assert both.scores is None or both.scores is scores
+    assert before.any() or name in ("anchor", "recent", "none")
+
+    then, pinned = scores[:, :, parts[1]].copy(), pins(1).copy()
+    for run in source:
+        step(run, None)
+        forget(4)
+    np.testing.assert_array_equal(scores[:, :, parts[1]], then)
+    np.testing.assert_array_equal(pins(1), pinned)
+
+
+def test_a_policy_for_all_streams_knows_nothing_of_a_copy():
+    policy = make("ema", SHAPE)
+    run = together([list(growing())[-1]] * 2, np.full(SHAPE.n_pages, -1, np.int32))
+    policy.update(run)
+    mine = policy.scores[:, :, : SMALL.n_pages].copy()
+    policy.take_over(1, 0)
+    assert mine.any() and not policy.scores[:, :, SMALL.n_pages :].any()
+    np.testing.assert_array_equal(policy.scores[:, :, : SMALL.n_pages], mine)
+
+
 def test_a_stream_sees_its_tokens_alone():
     """Two tokens of one stream and a prompt of 40 of the other, of which the last 16 were observed."""
     run, other = list(growing())[1], next(growing())

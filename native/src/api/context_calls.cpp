@@ -179,7 +179,8 @@ edgekv_status edgekv_get_cells(const edgekv_context * ctx, int stream, edgekv_ce
                                                            : "there is no stream " + std::to_string(stream));
     }
     *out = { static_cast<int>(cells.n_cells), static_cast<int>(cells.n_stream), static_cast<int>(cells.n_used),
-             static_cast<int>(cells.used_end), static_cast<int>(cells.n_seq_words), cells.pos, cells.seq, cells.changed, cells.now, cells.labels };
+             static_cast<int>(cells.used_end), static_cast<int>(cells.n_seq_words), cells.pos, cells.seq, cells.changed, cells.now, cells.labels,
+             cells.n_copied, static_cast<int>(cells.copied_from) };
 
     return EDGEKV_OK;
 }

@@ -47,16 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _has_programs(item: pytest.Item) -> bool:
-    return hasattr(item.module, "begin")
+    return hasattr(item.module, "begin_programs")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    """Programs of native tests. `begin(beside, folder, items)` of a module adds what its selected tests need when the session starts."""
+    """Programs of native tests. `begin_programs(beside, folder, items)` of a module adds what its selected tests need when the session starts."""
     native = [item for item in request.session.items if _has_programs(item)]
     with Beside(alone=len(native) == len(request.session.items)) as running:
         for module in dict.fromkeys(item.module for item in native):
-            module.begin(running, tmp_path_factory.mktemp, [item for item in native if item.module is module])
+            module.begin_programs(running, tmp_path_factory.mktemp, [item for item in native if item.module is module])
         yield running
 
 

@@ -24,7 +24,7 @@ GPP = ("g++",)
 """The compiler of the emulated device."""
 
 
-def begin(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
+def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
     if compiler(GPP) is None:
         return
     programs = parameters(items, "test_program")

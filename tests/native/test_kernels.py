@@ -15,7 +15,7 @@ IN_ONE = ["expert_routes", "page_choice", "products", "prompt", "sketch", "sampl
 """Programs that test all instruction sets, or need none."""
 
 
-def begin(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
+def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
     isas, of = parameters(items, "test_attention"), parameters(items, "test_program")
     if not (isas or of) or compiler() is None:
         return

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, Semaphore
@@ -66,7 +67,9 @@ class Beside:
         with self._lock:
             self._left = True
             for process in self._running:
-                os.killpg(process.pid, signal.SIGTERM)  # a build has processes of its own
+                with suppress(ProcessLookupError):  # it ended, or has just begun and is no group yet
+                    os.killpg(process.pid, signal.SIGTERM)  # a build has processes of its own
+                process.terminate()
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, commands: Sequence[Sequence[str | Path]], after: Future[Ended] | None, environment: dict[str, str]) -> Ended:

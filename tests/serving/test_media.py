@@ -237,6 +237,7 @@ def test_slots_of_one_cache_share_the_cells_of_an_image(sees):
             np.testing.assert_allclose(said.best, first.best, rtol=0, atol=0.02)
 
 
+@pytest.mark.usefixtures("single_precision")
 @KINDS
 def test_two_that_ask_about_one_image_at_the_same_time_are_answered(sees, kind: str):
     seeing = sees(kind)

@@ -19,6 +19,7 @@ def test_each_slot_has_the_context_that_was_asked_for(tiny):
         assert server.runtime.memory().n_cells == 2 * 2048
 
 
+@pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 def test_every_slot_can_be_full(tiny, kv: dict):
     """All slots are filled to their last token at the same time; one of them that wants more is told so, and takes nothing from the others."""

@@ -126,6 +126,7 @@ def test_other_types_are_other_rows(tiny, tmp_path):
 # ---- slots -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("single_precision")
 def test_a_beginning_that_all_share_is_read_once(tiny):
     """Eight requests with the same system prompt come at the same time."""
     common = conversation(5, 1024)

@@ -184,6 +184,7 @@ def test_an_answer_outgrows_its_context(tiny):
     assert long["usage"]["completion_tokens"] == 300 and long["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.usefixtures("single_precision")
 def test_conversations_beside_each_other(tiny):
     """Each gets its own exchanges back, as it does alone."""
     others = tuple(topic[::-1] for topic in TOPICS)

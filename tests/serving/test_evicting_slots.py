@@ -40,8 +40,8 @@ def exposed(server: Server, name: str) -> dict[str, float]:
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"resolution": 1e9, "exact_tokens": 0}])
 def test_conversations_at_once_have_the_answers_of_each_alone(long_ones, more):
-    """Their answers run far over what is kept, and so do their next turns. Each prompt is read before the next conversation begins: pieces of prompts
-    would be shorter beside others, and tokens that leave depend on where a piece ends."""
+    """Their answers run far over what is kept, and so do their next turns. Each prompt is read, in both turns, before others are answered: pieces of
+    prompts would be shorter beside others (llama.cpp takes as many tokens of each stream), and tokens that leave depend on where a piece ends."""
     prompts = [conversation(seed, 120 + 23 * seed) for seed in range(3)]
 
     def turn(server: Server, i: int, said: list[int], n: int = 400) -> list[int]:
@@ -51,6 +51,7 @@ def test_conversations_at_once_have_the_answers_of_each_alone(long_ones, more):
     for prompt in prompts:
         with evicting(long_ones, more) as server:
             first = turn(server, 0, prompt)
+            turn(server, 0, [*prompt, *first, 300], 1)
             alone.append((first, turn(server, 0, [*prompt, *first, 300])))
     with evicting(long_ones, more, n_slots=3) as server, ThreadPoolExecutor(3) as pool:
         assert server.runtime.cells.n_stream == 3
@@ -58,6 +59,8 @@ def test_conversations_at_once_have_the_answers_of_each_alone(long_ones, more):
             turn(server, i, prompt, 1)
         first = list(pool.map(lambda i: turn(server, i, prompts[i]), range(3)))
         assert first == [one for one, _ in alone]
+        for i, prompt in enumerate(prompts):
+            turn(server, i, [*prompt, *first[i], 300], 1)
         second = list(pool.map(lambda i: turn(server, i, [*prompts[i], *first[i], 300]), range(3)))
         assert second == [two for _, two in alone]
         assert [slot["n_positions"] for slot in by_slot(server)] == [len(prompt) + 800 for prompt in prompts]

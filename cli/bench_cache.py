@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import tokens
+from edgekv.amounts import fixed, tokens
 from edgekv.cli.common.caches import parse_address
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
@@ -18,18 +18,14 @@ from edgekv.vocab import CacheCodec
 _CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
 
 
-def _number(digits: int, value: float) -> str:
-    return f"{value:,.{digits}f}"
-
-
 COLUMNS = [
     Column("place", "place", right=False),
     Column("codec", "codec", right=False),
     Column("n_tokens", "tokens", tokens),
-    Column("bytes_a_token", "B/token", partial(_number, 0)),
-    Column("save_s", "save s", partial(_number, 2)),
-    Column("first_s", "first token s", partial(_number, 2)),
-    Column("first_vs_reading", "x reading", partial(_number, 3)),
+    Column("bytes_a_token", "B/token", partial(fixed, digits=0)),
+    Column("save_s", "save s", partial(fixed, digits=2)),
+    Column("first_s", "first token s", partial(fixed, digits=2)),
+    Column("first_vs_reading", "x reading", partial(fixed, digits=3)),
     Column("kld", "KLD", "{:.1e}".format),
 ]
 

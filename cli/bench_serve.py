@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import tokens
+from edgekv.amounts import fixed, tokens
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
@@ -14,25 +14,20 @@ from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.vocab import STOCK_KERNELS, KvMode
 
-
-def _number(digits: int, value: float) -> str:
-    return f"{value:,.{digits}f}"
-
-
 COLUMNS = [
     Column("server", "server", right=False),
     Column("part", "part", right=False),
     Column("clients", "clients"),
     Column("n_prompt", "prompt", tokens),
-    Column("seconds", "s", partial(_number, 1)),
-    Column("seconds_vs_stock", "x stock", partial(_number, 2)),
-    Column("tokens_per_second", "tokens/s", partial(_number, 1)),
-    Column("speed_vs_stock", "x stock", partial(_number, 2)),
+    Column("seconds", "s", partial(fixed, digits=1)),
+    Column("seconds_vs_stock", "x stock", partial(fixed, digits=2)),
+    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1)),
+    Column("speed_vs_stock", "x stock", partial(fixed, digits=2)),
     Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s"),
     Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s"),
-    Column("gap_p50_ms", "gap ms", partial(_number, 0)),
-    Column("gap_p99_ms", "p99", partial(_number, 0)),
-    Column("gap_max_ms", "worst", partial(_number, 0)),
+    Column("gap_p50_ms", "gap ms", partial(fixed, digits=0)),
+    Column("gap_p99_ms", "p99", partial(fixed, digits=0)),
+    Column("gap_max_ms", "worst", partial(fixed, digits=0)),
 ]
 
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)

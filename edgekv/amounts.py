@@ -86,6 +86,11 @@ def tokens(n: int) -> str:
     return f"{n:,}"
 
 
+def fixed(value: float, digits: int) -> str:
+    """ "1,234.5": so many digits behind the point."""
+    return f"{value:,.{digits}f}"
+
+
 def percent(share: float, digits: int = 1) -> str:
     """ "12.3", without the sign: for a column in %."""
     return f"{100 * share:.{digits}f}"

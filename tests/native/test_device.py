@@ -34,11 +34,11 @@ def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequenc
         # a program that does not compile is its own test's failure
         beside.build(("device",), *steps(SOURCE, built, targets=targets, names=GPP, n_jobs=beside.n_compilers, tool=["--keep-going"]))
         for name in programs:
+            beside.add(("device", name), ["cmake", "--build", built, "--target", name], after=("device",))
             for seed in SEEDS:
                 # The seed draws the order of threads, blocks and streams, and whether the device runs ahead of those who wait for it.
                 # Device memory is out of the host's reach, as on a GPU, while no kernel runs.
-                beside.add(("device", name, seed), ["cmake", "--build", built, "--target", name], [built / name], after=("device",),
-                           EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
+                beside.add(("device", name, seed), [built / name], after=("device", name), EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
     racing = parameters(items, "test_kernels_do_not_race")
     planted = [PLANTED[name] for name in parameters(items, "test_a_missing_barrier_is_found")]
     if racing or planted:
@@ -65,24 +65,21 @@ def test_no_warnings(beside: Beside):
 @needs(GPP)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(beside: Beside, program: str):
-    for seed in SEEDS:
-        done = beside.end(("device", program, seed))
-        assert done.returncode == 0, f"seed {seed}:\n{done.said[-8000:]}"
+    beside.check(("device", program), *(("device", program, seed) for seed in SEEDS))
 
 
 @needs(GPP)
 @pytest.mark.parametrize("program", RACING)
 def test_kernels_do_not_race(beside: Beside, program: str):
-    for job in (("races",), ("races", program)):
-        done = beside.end(job)
-        assert done.returncode == 0, done.said[-8000:]
+    beside.check(("races",), ("races", program))
 
 
 @needs(GPP)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_missing_barrier_is_found(beside: Beside, name: str):
     """Each barrier or fence of a file in turn is left out."""
-    assert beside.end(("races",)).returncode == 0 and barriers(name)
+    beside.check(("races",))
+    assert barriers(name)
     for number in barriers(name):
         done = beside.end(("races", name, str(number)))
         assert done.returncode != 0, f"{name}:{number}"

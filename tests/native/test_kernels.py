@@ -28,12 +28,6 @@ def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequenc
         beside.add(("kernels", name), [built / f"test_{name}"], after=("kernels",))
 
 
-def check(beside: Beside, key: str) -> None:
-    for job in (("kernels",), ("kernels", key)):
-        done = beside.end(job)
-        assert done.returncode == 0, done.said[-8000:]
-
-
 def test_every_instruction_set_here_is_one_we_know():
     assert _native.info()["isa_available"][0] == "portable"
 
@@ -41,10 +35,10 @@ def test_every_instruction_set_here_is_one_we_know():
 @needs()
 @pytest.mark.parametrize("isa", ATTENDING)
 def test_attention(beside: Beside, isa: str):
-    check(beside, isa)
+    beside.check(("kernels",), ("kernels", isa))
 
 
 @needs()
 @pytest.mark.parametrize("of", IN_ONE)
 def test_program(beside: Beside, of: str):
-    check(beside, of)
+    beside.check(("kernels",), ("kernels", of))

@@ -60,6 +60,12 @@ class Beside:
             self._free.release(N_CORES - 1)
         return self._jobs[key].result()
 
+    def check(self, *keys: tuple[str, ...]) -> None:
+        """Waits for jobs, and fails a test with what the first of them said that ended badly."""
+        for key in keys:
+            done = self.end(key)
+            assert done.returncode == 0, f"{' '.join(key)}:\n{done.said[-8000:]}"
+
     def __enter__(self) -> "Beside":
         return self
 

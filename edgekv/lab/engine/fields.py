@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.amounts import MIB, percent, signed_percent
+from edgekv.amounts import MIB, fixed, percent, signed_percent
 from edgekv.lab.engine.modes import BenchMode
 from edgekv.lab.engine.taken import Taken
 from edgekv.lab.engine.tally import Tally
@@ -120,10 +120,6 @@ def _disk_pages(found: Found) -> float | None:
     return float(np.median(found.taken.disk_pages)) if found.taken.disk_pages else None
 
 
-def _fixed(digits: int, value: float) -> str:
-    return f"{value:,.{digits}f}"
-
-
 @dataclass(frozen=True)
 class Figure:
     key: str
@@ -131,7 +127,7 @@ class Figure:
     """Its formula; None: the row lacks the figure."""
     title: str = ""
     """Title of its column; empty: it has none."""
-    show: Callable[[Any], str] = partial(_fixed, 2)
+    show: Callable[[Any], str] = partial(fixed, digits=2)
     only: frozenset[str] = frozenset()
     """When to show its column: "md" in Markdown, "kld" with --kld, "prompts" if all tests are prompts; empty: always."""
 
@@ -145,20 +141,20 @@ FIGURES = (
     Figure("limit_ratio", _limit_ratio, "x limit"),
     Figure("limit_ms", lambda found: 1000 * found.limit if found.limit and found.taken.test.decodes else None, "limit ms", only=_WIDE),
     Figure("growth", lambda found: found.taken.typical / found.shallow - 1 if found.shallow else None, "growth %", partial(percent, digits=0), _WIDE),
-    Figure("ms_min", lambda found: 1000 * min(found.taken.seconds), "min ms", partial(_fixed, 0), _PROMPTS),
-    Figure("ms_max", lambda found: 1000 * max(found.taken.seconds), "max ms", partial(_fixed, 0), _PROMPTS),
+    Figure("ms_min", lambda found: 1000 * min(found.taken.seconds), "min ms", partial(fixed, digits=0), _PROMPTS),
+    Figure("ms_max", lambda found: 1000 * max(found.taken.seconds), "max ms", partial(fixed, digits=0), _PROMPTS),
     Figure("attention_fraction", _attention_share, "attention %", partial(percent, digits=0), _WIDE_PROMPTS),
     Figure("pair_ns", _pair_ns, "ns/pair", only=_WIDE_PROMPTS),
     Figure("tg_ts_p50", lambda found: found.tokens_per_s(50)),
     Figure("tg_ts_p5", lambda found: found.tokens_per_s(95), "slowest 5 %", only=_WIDE),
-    Figure("ttft_ms", lambda found: 1000 * float(np.median(found.taken.first)) if found.taken.first else None, "first ms", partial(_fixed, 0)),
-    Figure("rows_per_head", lambda found: found.selected("rows_per_head"), "rows", partial(_fixed, 0)),
+    Figure("ttft_ms", lambda found: 1000 * float(np.median(found.taken.first)) if found.taken.first else None, "first ms", partial(fixed, digits=0)),
+    Figure("rows_per_head", lambda found: found.selected("rows_per_head"), "rows", partial(fixed, digits=0)),
     Figure("attended_fraction", lambda found: found.of_mode("attended_fraction", found.selected("attended")), "read %", percent, _KLD),
     Figure("coverage", _coverage, "coverage %", percent, _KLD),
     Figure("error", lambda found: found.of_mode("error", found.selected("error")), "error %", partial(percent, digits=2), _KLD),
     Figure("hit_rate", lambda found: found.selected("hit_rate"), "hits %", percent, _KLD),
     Figure("hit_rate_mass", lambda found: found.selected("hit_rate_mass")),
-    Figure("disk_pages", _disk_pages, "disk pages", partial(_fixed, 0)),
+    Figure("disk_pages", _disk_pages, "disk pages", partial(fixed, digits=0)),
     Figure("bytes_moved", lambda found: found.for_each_token("moved_bytes")),
     Figure("stall_ms", lambda found: None if (s := found.for_each_token("stall_seconds")) is None else 1000 * s),
     Figure("overhead_fraction", _overhead, "overhead %", percent, _KLD),
@@ -169,8 +165,8 @@ FIGURES = (
     Figure("kld_exact", lambda found: found.compared("kld", "exact"), "KLD exact", _kld, _KLD),
     Figure("same_top", lambda found: found.compared("same_top", "stock")),
     Figure("same_top_exact", lambda found: found.compared("same_top", "exact"), "same top %", percent, _KLD),
-    Figure("kv_budget_mib", _arena, "arena MiB", partial(_fixed, 1)),
+    Figure("kv_budget_mib", _arena, "arena MiB", partial(fixed, digits=1)),
     Figure("sketch_mib", _sketches),
-    Figure("ram_peak_mib", lambda found: found.ram_mib, "RAM MiB", partial(_fixed, 0), _WIDE),
-    Figure("vram_peak_mib", lambda found: found.vram_mib, "VRAM MiB", partial(_fixed, 0), _WIDE),
+    Figure("ram_peak_mib", lambda found: found.ram_mib, "RAM MiB", partial(fixed, digits=0), _WIDE),
+    Figure("vram_peak_mib", lambda found: found.vram_mib, "VRAM MiB", partial(fixed, digits=0), _WIDE),
 )

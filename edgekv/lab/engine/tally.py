@@ -42,7 +42,7 @@ class Tally:
             self.nll.append(-float(log_q[target]))
             for name, rows in references.items():
                 log_p = log_softmax(rows[i])
-                self.kld.setdefault(name, []).append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
+                self.kld.setdefault(name, []).append(divergence(log_p, log_q))
                 self.same_top.setdefault(name, []).append(bool(np.argmax(log_p) == np.argmax(log_q)))
 
     def __add__(self, other: Tally) -> Tally:
@@ -73,6 +73,11 @@ class Tally:
 def added(one: T, other: T, sign: int = 1) -> T:
     """The sum of two sets of counters; with sign -1 the difference."""
     return type(one)(*(getattr(one, count.name) + sign * getattr(other, count.name) for count in fields(one)))
+
+
+def divergence(log_p: np.ndarray, log_q: np.ndarray) -> float:
+    """The Kullback-Leibler divergence of a prediction from the reference `log_p`, both [n_vocab] as of `log_softmax`."""
+    return float(np.sum(np.exp(log_p) * (log_p - log_q)))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

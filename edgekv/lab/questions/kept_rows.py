@@ -17,7 +17,7 @@ import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.tally import log_softmax
+from edgekv.lab.engine.tally import divergence, log_softmax
 from edgekv.lab.texts.text import Text
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
@@ -26,7 +26,7 @@ from edgekv.memory.fit import rounded
 from edgekv.models.geometry import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.steps import set_mode
+from edgekv.rates.measuring.steps import rotated, set_mode
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store.settings import StoreSettings
 from edgekv.vocab import CacheCodec, KvMode
@@ -119,17 +119,12 @@ def run(bench: KeptBench, progress: Progress = lambda what, done, total: None) -
         for turn in range(bench.n_turns):
             text = bench.texts[turn % len(bench.texts)]
             progress(f"turn {turn + 1}: {text.name}", turn, bench.n_turns)
-            _turn(_Turn(bench, decoder, text), found, again, _rotated(list(found), turn))
+            _turn(_Turn(bench, decoder, text), found, again, rotated(list(found), turn))
     common = {"kind": "cache", "model": bench.model.name, "n_tokens": bench.n_tokens, "texts": ", ".join(text.name for text in bench.texts),
               "turns": bench.n_turns, "threads": n_threads, **stamp(), "cores": n_cores()}
     rows: list[dict[str, Any]] = [{"place": "none", "codec": None, **_figures(again)}]
     rows += [{"place": way.place, "codec": way.codec.value, **_figures(one)} for way, one in found.items()]
     return [{**row, "first_vs_reading": row["first_s"] / rows[0]["first_s"], **common} for row in rows]
-
-
-def _rotated(of: list[Way], turn: int) -> list[Way]:
-    """Another begins each turn."""
-    return [*of[turn % len(of) :], *of[: turn % len(of)]]
 
 
 def _figures(found: _Found) -> dict[str, float | None]:
@@ -296,8 +291,4 @@ def _leave_page_cache(folder: Path) -> None:
 
 def _divergence(exact: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     """The mean divergence of predictions, logits [n_vocab] each."""
-    found = []
-    for a, b in zip(exact, other, strict=True):
-        log_p, log_q = log_softmax(a), log_softmax(b)
-        found.append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
-    return fmean(found)
+    return fmean(divergence(log_softmax(a), log_softmax(b)) for a, b in zip(exact, other, strict=True))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from edgekv.live.runtime import Runtime
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.vocab import KvMode
+
+T = TypeVar("T")
 
 LEAST_SAMPLES, PATIENCE_S, MOST_S = 3, 0.2, 1.0
 _NEAR = 1.05
@@ -26,8 +28,8 @@ def set_mode(decoder: Decoder, mode: KvMode, **changes: Any) -> Runtime:
     return runtime
 
 
-def rotated(names: Sequence[str], turn: int) -> tuple[str, ...]:
-    """The order of a turn. Another name begins each turn, for the first pass of a turn may meet another machine than the last one."""
+def rotated(names: Sequence[T], turn: int) -> tuple[T, ...]:
+    """The order of a turn. Another one begins each turn, for the first pass of a turn may meet another machine than the last one."""
     shift = turn % max(1, len(names))
     return (*names[shift:], *names[:shift])
 

@@ -31,8 +31,8 @@ public:
     };
 
     DecodedLayers(const LayersShape & shape, int n_sm)
-        : shape(shape), n_groups((shape.n_cells + 63) / 64), row(row_bytes(shape.type, shape.head_dim)), n_head(shape.n_head_kv * shape.group),
-          stride(static_cast<size_t>(n_groups) * 64), k(home_rows(1)), v(home_rows(2)), q(normal(3, n_head * shape.head_dim)),
+        : shape(shape), n_groups((shape.n_cells + kGroup - 1) / kGroup), row(row_bytes(shape.type, shape.head_dim)), n_head(shape.n_head_kv * shape.group),
+          stride(static_cast<size_t>(n_groups) * kGroup), k(home_rows(1)), v(home_rows(2)), q(normal(3, n_head * shape.head_dim)),
           arriving(normal(4, shape.n_head_kv * shape.head_dim)), own_cell(std::vector<int64_t>{shape.n_cells - 1}), out(n_head * shape.head_dim),
           open(static_cast<size_t>(n_groups)), pins(static_cast<size_t>(n_groups) * 2), sight(static_cast<size_t>(n_groups)),
           share_cells(n_head * stride), tops(static_cast<size_t>(n_head) * n_groups), sums(static_cast<size_t>(n_head) * n_groups),
@@ -77,7 +77,7 @@ public:
         p.pins = pins.data();
         p.groups_per_stream = n_groups;
         p.k_idxs = own_cell.data();
-        p.sink_tokens = 16, p.recent_tokens = 64, p.page_tokens = 16;
+        p.sink_tokens = 16, p.recent_tokens = 64, p.page_tokens = kPage;
         p.sight = sight.data();
         p.stride = static_cast<size_t>(n_groups);
         edgekv::gpu::launch_sight(p, stream);
@@ -96,10 +96,12 @@ public:
         edgekv::attend_reference(p);
         return result;
     }
+
     std::vector<int32_t> list_lengths() const { return n_rows.get(); }
 
 private:
     using AttendProblem = edgekv::AttendProblem;
+    static constexpr int kGroup = edgekv::kGroupCells, kPage = 16;  // of dense_problem()
 
     static std::vector<float> normal(uint64_t seed, int n) {
         Random rng(seed);
@@ -130,7 +132,7 @@ private:
     }
 
     edgekv::gpu::SketchHome sketch_home() const {
-        return {shape.type, k.data(), row * shape.n_head_kv, row, 0, shape.in_vram, nullptr, 0, nullptr, 0, 16, 4 * n_groups};
+        return {shape.type, k.data(), row * shape.n_head_kv, row, 0, shape.in_vram, nullptr, 0, nullptr, 0, kPage, n_groups * kGroup / kPage};
     }
 
     edgekv::gpu::StoreArgs store() const {
@@ -156,8 +158,8 @@ private:
     void build_sketches() {
         std::vector<edgekv::gpu::StaleGroup> all;
         for (int group = 0; group < n_groups; ++group) {
-            const int n = std::min(64, shape.n_cells - 64 * group);
-            all.push_back({0, group, n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1});
+            const int n = std::min(kGroup, shape.n_cells - kGroup * group);
+            all.push_back({0, group, n == kGroup ? ~uint64_t{0} : (uint64_t{1} << n) - 1});
         }
         stale.set(all);
         n_stale.set({n_groups});

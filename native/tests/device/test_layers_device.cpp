@@ -33,12 +33,16 @@ void enqueue(const DecodedLayers & layers, int n_layers, int left_out, Stream st
     }
 }
 
+void run(const DecodedLayers & layers, int n_layers, Stream stream) {
+    enqueue(layers, n_layers, -1, stream);
+    must(stream_sync(stream) && check());
+}
+
 void check_replay() {
     constexpr LayersShape kShape = {64, 2, 4, 2, 1000, CellType::q8_0, false, 50.0f};
     const DecodedLayers layers(kShape, 4);
     const TestStream stream;
-    enqueue(layers, kShape.n_layers, -1, stream);
-    must(stream_sync(stream) && check());
+    run(layers, kShape.n_layers, stream);
     const std::vector<float> told = layers.outputs();
     const std::vector<int32_t> lengths = layers.list_lengths();
     for (const int n : lengths) {
@@ -61,8 +65,7 @@ void check_all_rows() {
     constexpr LayersShape kShape = {128, 2, 2, 1, 700, CellType::f16, true, 1e9f};
     const DecodedLayers layers(kShape, 4);
     const TestStream stream;
-    enqueue(layers, kShape.n_layers, -1, stream);
-    must(stream_sync(stream) && check());
+    run(layers, kShape.n_layers, stream);
     for (const int n : layers.list_lengths()) {
         CHECK(n == kShape.n_cells, "%d rows are listed", n);
     }
@@ -113,8 +116,7 @@ int bench(int n_cells) {
     std::printf("%-28s %9.4f ms\n", "empty launches", empty);
     for (const bool in_vram : {true, false}) {
         const DecodedLayers layers({128, 8, 4, kLayers, n_cells, CellType::q8_0, in_vram, 500.0f}, std::max(device.n_sm, 1));
-        enqueue(layers, kLayers, -1, stream);
-        must(stream_sync(stream) && check());
+        run(layers, kLayers, stream);
         const float all = time_of(stream, [&] { enqueue(layers, kLayers, -1, stream); });
         const std::vector<int32_t> lengths = layers.list_lengths();
         const int n_read = std::accumulate(lengths.begin(), lengths.end(), 0) / static_cast<int>(lengths.size());

@@ -128,7 +128,7 @@ class Llama(llama_cpp.Llama):
         if not options.get("vocab_only"):
             shared = {name: options[name] for name in _OF_MACHINE if name in options}
             self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
-            _check_file(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
+            self._kv_options = _checked(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
@@ -146,8 +146,9 @@ class Llama(llama_cpp.Llama):
             raise
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call: this Llama is then of no use. Raises DoesNotFit
-        if there is no memory for K and V of more tokens; the tokens before stay, and the rest can follow when there is memory."""
+        """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call, and NativeError if the disk of a KV home
+        did: this Llama is then of no use. Raises DoesNotFit if there is no memory for K and V of more tokens; the tokens before stay, and the
+        rest can follow when there is memory."""
         try:
             super().eval(tokens)
         except RuntimeError as error:
@@ -236,21 +237,24 @@ def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p
     return not position or not window or first <= max(0, position - window + 1)
 
 
-def _check_file(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> None:
-    """Raise ConfigError if a cache type cannot hold the heads, or if the context is longer than the table of positions; on_host: and
-    DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
+def _checked(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> KvOptions:
+    """The options, on_host with the bytes for rows of a KV home on disk. Raises ConfigError if a cache type cannot hold the heads, or if the
+    context is longer than the table of positions; on_host: DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
     try:
         file = open_model(path)
     except ModelError:
-        return
+        return kv
     fit.check_types(file.geometry, kv.cache)
     n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
     most = next((tensor.shape[-1] for tensor in file.tensors if tensor.name == "position_embd.weight"), n_ctx)
     if n_ctx > most:
         raise ConfigError(f"{path} has {most:,} positions, and a context of {n_ctx:,} tokens needs more; ask for n_ctx={most} or less")
-    if on_host:
-        n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
-        check_context(ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk), n_ctx)
+    if not on_host:
+        return kv
+    n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
+    request = ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk)
+    check_context(request, n_ctx)
+    return request.with_hot_rows(n_ctx, kv)
 
 
 def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:

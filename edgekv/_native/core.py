@@ -167,13 +167,13 @@ def _params(options: KvOptions):
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
-    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; None if it is, or was not
-    to be."""
+    """The reason why a context that was to be placed on a device is not: DoesNotFit, NotPinned or CudaUnavailable; NativeError: the disk of its
+    home failed. None: neither."""
     sentence = ffi.new("char const **")
     status = lib.edgekv_device_problem(handle, sentence)
     if status == lib.EDGEKV_OK:
         return None
-    kind = {lib.EDGEKV_NO_MEMORY: DoesNotFit, lib.EDGEKV_NOT_PINNED: NotPinned}.get(status, CudaUnavailable)
+    kind = {lib.EDGEKV_NO_MEMORY: DoesNotFit, lib.EDGEKV_NOT_PINNED: NotPinned, lib.EDGEKV_DISK: NativeError}.get(status, CudaUnavailable)
     return kind(ffi.string(sentence[0]).decode())
 
 

@@ -70,6 +70,12 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
     _check(lib.edgekv_limit_arena(handle, n_slots))
 
 
+def set_hot_rows(handle: Handle, n_bytes: int) -> None:
+    """With K and V in a file: memory for copies of the rows that are read most lately, and a second file in which a head's rows lie together; 0: neither.
+    While nothing decodes. Raises NativeError if K and V lie in memory, DoesNotFit if there is no memory or no such file (`token_rows.home_failure`)."""
+    _check(lib.edgekv_set_hot_rows(handle, n_bytes))
+
+
 def selected(handle: Handle, n_layers: int, n_heads: int, sequence: int | None = None) -> np.ndarray:
     """SELECTED [layer, kv_head]: a copy. sequence: None: all; else see edgekv_get_selected."""
     out = np.zeros((n_layers, n_heads), SELECTED)

@@ -105,12 +105,9 @@ class KvOptions:
                               f"or {prompts} exact")
 
     def _check_device(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
-        mode, device, prompts, kv_vram, kv_budget, home = (
-            spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget", "home"))
+        mode, device, prompts, kv_vram, kv_budget = (
+            spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget"))
         chosen = self.placement.device
-        if "home" in named and "kv_budget" in named:
-            raise ConfigError(f"{kv_budget} is memory for copies of hot pages, and with {home} the kernel keeps those in memory that are read; "
-                              "leave one of the two out")
         if self.selection.prompts is PromptReading.SPARSE and chosen == DeviceKind.CUDA.value:
             raise ConfigError(f"{prompts} sparse works on the processor only, and the device is cuda; use {prompts} exact, or {device} cpu")
         if "kv_vram" in named and self.mode is KvMode.OFF:

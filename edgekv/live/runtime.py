@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.config import KvOptions, choice
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
@@ -328,9 +328,9 @@ class Runtime:
             self._pin(tiering, first, last, seq_id)
 
     def raise_failure(self) -> None:
-        """Raise CudaUnavailable if the context's GPU has failed: it decodes no more."""
+        """Raise CudaUnavailable if the context's GPU has failed, NativeError if the disk of its home has: it decodes no more."""
         problem = core.device_problem(self._native_handle())
-        if problem is not None and device_calls.plane(self._native_handle()) is not None:
+        if problem is not None and (type(problem) is NativeError or device_calls.plane(self._native_handle()) is not None):
             raise problem
 
     def detach(self) -> None:

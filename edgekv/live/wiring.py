@@ -159,7 +159,10 @@ class Tiering:
         self._use(options)
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
-        if options.mode is KvMode.EVICT:
+        if options.cache.home is not None:
+            native.set_hot_rows(self._handle, arena_bytes(options.placement.kv_budget, kv_bytes))
+            n_slots = 0  # rows are copied where they are read, not pages by a plan
+        elif options.mode is KvMode.EVICT:
             n_slots = 0  # home is within its bound already
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing

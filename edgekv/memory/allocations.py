@@ -8,7 +8,7 @@ from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
-from edgekv.memory.home import free_on_disk
+from edgekv.memory.home import free_on_disk, hot_rows_bytes
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -22,6 +22,8 @@ KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 """The source of a figure: the header and the options, a formula, or a measurement."""
 
 HOST, DISK = "host", "disk"
+
+_DISK_PAGE = 4096
 
 NATIVE_BYTES = 32 * MIB
 """Bytes of libraries, vocabulary and Python, which no part contains."""
@@ -91,8 +93,18 @@ class ContextRequest:
         return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
     def on_disk(self, n_ctx: int, kv: KvOptions) -> int:
-        """Bytes of a KV home on disk; 0: home is in memory."""
-        return 0 if kv.cache.home is None else home_bytes(self.shape, n_ctx, kv, self.slots)
+        """Bytes of a KV home on disk, with its second file; 0: home is in memory."""
+        if kv.cache.home is None:
+            return 0
+        home = home_bytes(self.shape, n_ctx, kv, self.slots)
+        return home + (by_head_bytes(self.shape, n_ctx, kv, self.slots) if self.with_hot_rows(n_ctx, kv).placement.kv_budget else 0)
+
+    def with_hot_rows(self, n_ctx: int, kv: KvOptions) -> KvOptions:
+        """The options with a `kv_budget` for rows that are read most lately, if K and V lie in a file and none was given."""
+        if kv.cache.home is None or kv.placement.kv_budget is not None or kv.mode is not KvMode.SPARSE:
+            return kv
+        free = self.available - self.needed(n_ctx, kv)
+        return kv.with_(kv_budget=hot_rows_bytes(free, home_bytes(self.shape, n_ctx, kv, self.slots)))
 
     @property
     def disk_free(self) -> int:
@@ -118,6 +130,13 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
     return n_caches * (plain + _only(model, sliding=True).kv_bytes(windowed, *types))
 
 
+def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
+    """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk."""
+    n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
+    n_cells = rounded(n_together * n_ctx)
+    return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * _DISK_PAGE for il in sparse_layers(model))
+
+
 def _only(model: Geometry, sliding: bool) -> Geometry:
     """The model with only its sliding layers, or only the others and the keys of an index, as layers without a window."""
     heads = tuple(n if slides is sliding else 0 for n, slides in zip(model.n_head_kv, model.swa, strict=True))
@@ -128,6 +147,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
     """The parts of a context on the processor."""
     shape, n_slots = request.shape, request.slots.n
     ours = _ours(request, n_ctx, kv)
+    hot = "copies of hot pages" if kv.cache.home is None else "copies of the rows that are read most lately"
     tables, scratch = _beside(shape, n_ctx, kv, request)
     where, note = (DISK, "read again for every token") if request.from_disk else (HOST, "mapped from the file")
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
@@ -138,7 +158,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
                    "K and V of all tokens"),
         MemoryPart("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
         MemoryPart("sketches", ours.sketches, KNOWN),
-        MemoryPart("arena", ours.arena, KNOWN, note="copies of hot pages"),
+        MemoryPart("arena", ours.arena, KNOWN, note=hot),
         MemoryPart("tables", ours.tables + tables, ESTIMATED),
         MemoryPart("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
         MemoryPart("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),

@@ -8,6 +8,10 @@ from pathlib import Path
 from edgekv.amounts import size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 
+HOT_SHARE = 0.75
+"""Of the memory that is free for K and V in a file, the share for copies of the rows that are read most lately. The system needs the rest for the pages that
+are written and read whole."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -21,6 +25,11 @@ def free_on_disk(folder: Path) -> int:
         raise ConfigError(f"no file can be made in the folder {folder} for the KV home: it is not writable; name another")
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def hot_rows_bytes(free: int, home: int) -> int:
+    """Bytes for copies of rows; free: memory for K and V beside everything else. 0 where all K and V fit there, which the system then keeps there."""
+    return 0 if home <= free else max(0, int(HOT_SHARE * free))
 
 
 def check_space(folder: Path, n_ctx: int, needed: int, instead: str) -> None:

@@ -105,6 +105,8 @@ class Server:
         if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:
             kv = kv.with_(kv_vram=choice.device.budget)
             self.options = replace(self.options, kv=kv)
+        if choice.device is None:
+            self.options = replace(self.options, kv=self.request.with_hot_rows(choice.n_ctx, kv))
         return choice
 
     def parts(self) -> list[MemoryPart]:

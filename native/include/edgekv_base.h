@@ -36,6 +36,7 @@ typedef enum {
     EDGEKV_DISABLED    = 4, /* EDGEKV=0 */
     EDGEKV_NO_MEMORY   = 5,
     EDGEKV_NOT_PINNED  = 6, /* a device should read host memory that is not pinned */
+    EDGEKV_DISK        = 7, /* a disk failed */
 } edgekv_status;
 
 EDGEKV_API const char * edgekv_last_error(void);

@@ -85,7 +85,8 @@ EDGEKV_API edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_
 EDGEKV_API edgekv_status edgekv_fill_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 EDGEKV_API edgekv_status edgekv_filled_pages(const edgekv_context * ctx, const edgekv_move * moves, int n, bool * over, bool * filled);
 /* The sentence says why a context meant for a device runs on the host plane or stock. For a context on a device it names the first
-   failure there and its node; from then on llama_decode fails, and the log says why. EDGEKV_OK and empty: neither happened. */
+   failure there and its node; from then on llama_decode fails, and the log says why. So it is where the disk of a home failed (EDGEKV_DISK).
+   EDGEKV_OK and empty: nothing of it happened. */
 EDGEKV_API edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence);
 
 /* cffi: end */

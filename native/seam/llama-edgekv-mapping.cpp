@@ -59,7 +59,8 @@ namespace {
 struct mapping {
     char * base;
     size_t n_bytes;
-    int    file;  // below 0: memory
+    int    file;         // below 0: memory
+    std::string folder;  // of the file
 };
 
 mapping & of(ggml_backend_buffer_t buffer) { return *static_cast<mapping *>(buffer->context); }
@@ -110,7 +111,7 @@ void unmap(mapping * made) {
 // In memory if `folder` is empty. Null: errno says why.
 mapping * map(size_t n_bytes, const std::string & folder) {
     const bool in_memory = folder.empty();
-    auto *     made      = new mapping{ nullptr, n_bytes, in_memory ? -1 : make_file(folder, n_bytes) };
+    auto *     made      = new mapping{ nullptr, n_bytes, in_memory ? -1 : make_file(folder, n_bytes), folder };
     if (in_memory || made->file >= 0) {
         made->base = map_memory(n_bytes);
     }
@@ -182,6 +183,12 @@ ggml_backend_buffer_type_t in_file() {
     return &type;
 }
 
+void has_no_file(size_t n_bytes, const std::string & folder, int why) {
+    LLAMA_LOG_ERROR("edgekv: a KV cache of %zu bytes has no file in %s: %s\n", n_bytes, folder.c_str(), std::strerror(why));
+    std::lock_guard<std::mutex> lock(home().mutex);
+    home().failure = why;
+}
+
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
     std::string folder;
     if (type == in_file()) {
@@ -190,10 +197,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_byt
     }
     mapping * made = map(llama_edgekv_huge(n_bytes), folder);
     if (!made && !folder.empty()) {
-        const int why = errno;
-        LLAMA_LOG_ERROR("edgekv: a KV cache of %zu bytes has no file in %s: %s\n", n_bytes, folder.c_str(), std::strerror(why));
-        std::lock_guard<std::mutex> lock(home().mutex);
-        home().failure = why;
+        has_no_file(n_bytes, folder, errno);
     } else if (!made) {
         LLAMA_LOG_ERROR("edgekv: there are no addresses for a KV cache of %zu bytes\n", n_bytes);
     }
@@ -224,6 +228,15 @@ bool llama_edgekv_grows(const ggml_tensor * rows) { return lies(rows, in_memory(
 
 bool llama_edgekv_on_disk(const ggml_tensor * rows) { return lies(rows, in_file()); }
 
+int llama_edgekv_file_beside(const ggml_tensor * rows, size_t n_bytes) {
+    const std::string & folder = of(rows->buffer).folder;
+    const int           file   = make_file(folder, n_bytes);
+    if (file < 0) {
+        has_no_file(n_bytes, folder, errno);
+    }
+    return file;
+}
+
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(of(buffer).base);
     return forget(of(buffer), first - base, end - first);
@@ -236,6 +249,8 @@ ggml_backend_buffer_type_t llama_edgekv_mapped(void) { return nullptr; }
 bool llama_edgekv_grows(const ggml_tensor *) { return false; }
 
 bool llama_edgekv_on_disk(const ggml_tensor *) { return false; }
+
+int llama_edgekv_file_beside(const ggml_tensor *, size_t) { return -1; }
 
 bool llama_edgekv_forget(ggml_backend_buffer_t, uintptr_t, uintptr_t) { return false; }
 

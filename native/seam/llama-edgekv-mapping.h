@@ -17,6 +17,9 @@ LLAMA_API void llama_edgekv_set_home(const char * folder);
 LLAMA_API int  llama_edgekv_home_failure(void);
 LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file
 
+// A file of so many bytes beside that of `rows`, which has no name either. Below 0: there is none, as llama_edgekv_home_failure() says. The caller closes it.
+LLAMA_API int  llama_edgekv_file_beside(const struct ggml_tensor * rows, size_t n_bytes);
+
 //
 // for the seam
 //

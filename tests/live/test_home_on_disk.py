@@ -73,12 +73,15 @@ def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kin
     path = synthetic("llama", n_layer=3, head_dim=64)
     arguments = {"n_ctx": 2048, "n_seq": 4, "unified": unified, "type_k": kind, "type_v": kind}
     found = []
-    for home, between in ((None, lambda: None), (tmp_path, lambda: None), (tmp_path, page_out)):
-        with attached(path, KvOptions(home=home, **mode), **arguments) as (context, run):
-            assert bool(homes()) == (home is not None)
+    for home, budget, between in ((None, 0, lambda: None), (tmp_path, 0, lambda: None), (tmp_path, 0, page_out), (tmp_path, 20_000, lambda: None),
+                                  (tmp_path, MIB, lambda: None)):
+        with attached(path, KvOptions(home=home, kv_budget=budget, **mode), **arguments) as (context, run):
+            assert len({file.st_ino for file in files_of_homes()}) == (home is not None) + (budget > 0 and mode is SPARSE)
             found.append(conversation(context, between))
             if mode is SPARSE:
                 assert run.selection().attended < 0.9, "rows were drawn"
+                assert (0.02 < run.selection().hit_rate) == (budget > 0)
+    assert files_of_homes() == []
     for other in found[1:]:
         assert all((a == b).all() for a, b in zip(found[0], other, strict=True))
 
@@ -95,6 +98,29 @@ def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
             pytest.skip("this file system keeps its pages in memory")
         context.decode([271], [4097], [0])
         assert n_resident() > before + 64
+
+
+def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
+    """The second file's pages are asked for and given back, so what of it stays in memory is the copies alone."""
+    options = KvOptions(home=tmp_path, kv_budget=8 * MIB, **SPARSE)
+    with attached(synthetic("llama", n_layer=2, head_dim=128), options, n_ctx=8192, n_seq=1) as (context, run):
+        assert run.memory().arena_bytes == pytest.approx(8 * MIB, rel=0.01)
+        for first in range(0, 4096, 512):
+            context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
+        rates = []
+        for i in range(24):
+            before = run.selection()
+            context.decode([270], [4096 + i], [0])
+            rates.append(run.selection().since(before).hit_rate)
+        assert rates[0] == 0 and np.median(rates[-8:]) > 0.6
+        run.configure(run.options.with_(kv_budget=0))
+        assert run.memory().arena_bytes == 0 and len(files_of_homes()) == 1
+        context.decode([270], [4120], [0])
+        run.configure(run.options.with_(kv_budget=MIB))
+        context.decode([270], [4121], [0])
+        before = run.selection()
+        context.decode([270], [4122], [0])
+        assert run.selection().since(before).hit_rate > 0.3, "the new file has the rows of before"
 
 
 def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
@@ -208,8 +234,6 @@ def test_options_that_exclude_a_home(synthetic, tmp_path):
         KvOptions(mode="evict", home=tmp_path)
     with pytest.raises(ConfigError, match="home works in modes sparse and exact only"):
         KvOptions(mode="off", home=tmp_path).check_effect({"home"})
-    with pytest.raises(ConfigError, match="kv_budget is memory for copies"):
-        KvOptions(mode="sparse", home=tmp_path, kv_budget=1 << 20).check_effect({"home", "kv_budget"})
     with pytest.raises(ConfigError, match="needs flash_attn"):
         Llama(str(synthetic("llama")), kv="exact", home=tmp_path, flash_attn=False, n_ctx=256, verbose=False)
 
@@ -278,6 +302,59 @@ def test_a_disk_that_fails_ends_the_process_with_a_sentence(synthetic, tmp_path)
     done = in_process(LOST, synthetic("llama", n_ctx_train=1024), tmp_path)
     assert done.returncode == -signal.SIGBUS and "read" not in done.stdout
     assert "a KV home on a disk that failed (SIGBUS)" in done.stderr
+
+
+FAILED = """
+    import os, sys
+    from edgekv.errors import EdgeKVError
+    from edgekv.llama import Llama
+
+    def make():
+        return Llama(sys.argv[2], kv="sparse", exact_tokens=0, resolution=60, home=sys.argv[3], kv_budget=1 << 20, n_ctx=1024, verbose=False)
+
+    def answers(one):
+        try:
+            one.eval([261])
+            return True
+        except EdgeKVError as error:
+            print(error)
+            return False
+
+    both = make(), make()
+    for one in both:
+        one.eval([260 + i % 90 for i in range(600)])
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split()[4] for line in maps if "edgekv-home-" in line}
+    second = [int(n) for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}") and "edgekv-home-" in os.readlink(f"/proc/self/fd/{n}")
+              and str(os.fstat(int(n)).st_ino) not in mapped]
+    os.ftruncate(second[0], 0)
+    print(len(second), [answers(one) for one in both])
+"""
+
+
+def test_a_second_file_that_cannot_be_read_ends_its_conversation_alone(synthetic, tmp_path):
+    done = in_process(FAILED, synthetic("llama", n_ctx_train=1024), tmp_path)
+    assert done.returncode == 0, done.stderr
+    *said, which = done.stdout.splitlines()
+    assert which == "2 [False, True]" and "the disk of the KV home failed while rows were read or written" in said[0]
+
+
+def test_memory_for_rows_is_what_is_free(synthetic, tmp_path, monkeypatch):
+    """Three quarters of what is free beside everything else; none where all of K and V fit there, then no second file either."""
+    file = open_model(synthetic("llama", n_ctx_train=1 << 17))
+    kv, n_ctx = KvOptions(mode="sparse", home=tmp_path), 1 << 16
+    beside = ContextRequest(file, kv, n_ctx, Slots(), 0).needed(n_ctx, kv)
+    home = file.geometry.kv_bytes_per_token() * n_ctx
+    some, all_of_it = (ContextRequest(file, kv, n_ctx, Slots(), beside + n_bytes) for n_bytes in (home // 2, home))
+    assert some.with_hot_rows(n_ctx, kv).placement.kv_budget == home // 2 * 3 // 4
+    assert all_of_it.with_hot_rows(n_ctx, kv).placement.kv_budget == 0
+    assert home * 2 <= some.on_disk(n_ctx, kv) < home * 2.1 and all_of_it.on_disk(n_ctx, kv) == home
+    for other in (kv.with_(kv_budget=MIB), kv.with_(mode="exact"), kv.with_(home=None)):
+        assert some.with_hot_rows(n_ctx, other) == other
+    monkeypatch.setattr(allocations, "free_on_disk", lambda folder: home * 3 // 2)
+    with pytest.raises(DoesNotFit, match="are free there; use --ctx"):
+        check_context(some, n_ctx)
+    check_context(all_of_it, n_ctx)
 
 
 def test_with_edgekv_0_there_is_no_home_on_disk(synthetic, tmp_path):

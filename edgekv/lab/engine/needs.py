@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from edgekv.amounts import size
 from edgekv.config import CacheOptions, KvOptions
-from edgekv.memory.allocations import home_bytes
+from edgekv.memory.allocations import by_head_bytes, home_bytes
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.fit import KvBytes, kv_bytes, rounded
-from edgekv.memory.home import check_space
+from edgekv.memory.home import check_space, hot_rows_bytes
 from edgekv.models.geometry import ModelFile
 
 _F32 = 4
@@ -38,8 +38,14 @@ class Room:
         kv = self.options[0]
         if kv.cache.home is not None:
             empty = home_bytes(self.model.geometry, self.n_empty, kv, n_ubatch=self.n_ubatch) if self.n_empty else 0
-            check_space(kv.cache.home, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + empty,
+            by_head = by_head_bytes(self.model.geometry, n_ctx, kv) if self.hot_rows(n_ctx) else 0
+            check_space(kv.cache.home, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + by_head + empty,
                         "use a smaller -d, or another folder")
+
+    def hot_rows(self, n_ctx: int) -> int:
+        """Bytes for copies of rows of a first context with K and V on a disk."""
+        home = home_bytes(self.model.geometry, n_ctx, self.options[0], n_ubatch=self.n_ubatch)
+        return hot_rows_bytes(self.free - self.first(n_ctx), home)
 
     def second(self, n_ctx: int) -> int:
         """Bytes of a context beside it without flash attention, whose work space holds the scores of all query heads."""

@@ -120,6 +120,7 @@ class Group:
         self.references = {**({first: "stock"} if first in STOCK_KERNELS else {}), **({FULL: "exact"} if FULL in self.members else {})}
         self.shallow: dict[tuple[str, int, str], float] = {}  # (member, threads, test without its depth): seconds at the smallest depth
         self.peak = Peak()
+        self.hot_rows: int | None = None  # bytes for copies of rows of a KV home on disk
 
     def rows(self) -> Iterator[list[Row]]:
         depths = sorted(set(self.request.depths))
@@ -128,6 +129,8 @@ class Group:
         left = list(fitting)
         if fitting:
             room.check_home(self._n_ctx(fitting[-1]))
+            if self.request.home is not None:
+                self.hot_rows = room.hot_rows(self._n_ctx(fitting[-1]))
         try:
             if fitting:
                 for depth, rows in self._measure(fitting, room):
@@ -146,7 +149,7 @@ class Group:
     def _cache(self) -> dict[str, Any]:
         """The options of a context's cache."""
         s = self.setting
-        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types, "home": self.request.home}
+        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types, "home": self.request.home, "kv_budget": self.hot_rows}
         return {"type_k": s.cache.type_k, "type_v": s.cache.type_v, **{name: value for name, value in named.items() if value}}
 
     def _n_empty(self) -> int:

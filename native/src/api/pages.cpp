@@ -90,6 +90,10 @@ edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots) {
     });
 }
 
+edgekv_status edgekv_set_hot_rows(edgekv_context * ctx, size_t n_bytes) {
+    return guarded([&] { return told(ctx->plane->set_hot_rows(n_bytes)); });
+}
+
 edgekv_status edgekv_get_page_arrays(const edgekv_context * ctx, edgekv_page_arrays * out) {
     const PageArrays arrays = ctx->plane->arrays();
     const Table &    table  = ctx->pages.table;

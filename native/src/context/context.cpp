@@ -59,7 +59,9 @@ const char * edgekv_context::failure() {
     }
     const char * sentence = plane->failure();
     if (sentence && problem.sentence.empty()) {
-        problem = { EDGEKV_UNSUPPORTED, std::string(sentence) + "; changes since then are lost: make the context anew" };
+        edgekv_device device;
+        const edgekv_status status = plane->describe(device) ? EDGEKV_UNSUPPORTED : EDGEKV_DISK;
+        problem = { status, std::string(sentence) + "; changes since then are lost: make the context anew" };
     }
     return sentence ? problem.sentence.c_str() : nullptr;
 }

@@ -60,6 +60,13 @@ Failure Plane::set_slots(int n_slots) {
     return do_set_slots(n_slots);
 }
 
+Failure Plane::set_hot_rows(size_t n_bytes) {
+    assert(!computes);
+    return do_set_hot_rows(n_bytes);
+}
+
+Failure Plane::do_set_hot_rows(size_t) { return { EDGEKV_UNSUPPORTED, "K and V of this context do not lie in a file" }; }
+
 Failure Plane::limit_slots(int n_slots) {
     assert(!computes && n_slots >= 0);
     return do_limit_slots(n_slots);

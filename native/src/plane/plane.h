@@ -86,6 +86,8 @@ public:
     Failure select(const edgekv_selection & selection);
     // No ubatch is under way, and n_slots is not negative. Gives the arena memory for so many slots.
     Failure set_slots(int n_slots);
+    // The same; see edgekv_set_hot_rows(). Only the host has a home on disk.
+    Failure set_hot_rows(size_t n_bytes);
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);
 
@@ -109,6 +111,9 @@ public:
     ggml_tensor * build_whole(const Layer & layer, const llama_edgekv_attend & args);
 
     State & ctx;
+
+protected:
+    virtual Failure do_set_hot_rows(size_t n_bytes);  // of a plane without such a home
 
 private:
     virtual void do_add_selected(edgekv_selected * out, int sequence) const = 0;

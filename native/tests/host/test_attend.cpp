@@ -10,6 +10,7 @@
 // by at most 2 * e * max |v| (its own chain has n_cells additions again), and the mass of a page by 2 * e per query. Lists of rows
 // are the same, as their weights scale a sum and its terms alike. The estimated error of a row is a root of a sum of squares, each off by
 // a relative 4 * e and what |v - o| is off by.
+#include <map>
 #include <thread>
 
 #include "attend_walk.h"
@@ -92,6 +93,44 @@ bool same(const std::vector<T> & a, const std::vector<T> & b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
+// Copies of two listed rows in three, which hold NaN at home.
+struct CopiedRows {
+    Bytes k, v;
+    std::vector<char> slots;
+    std::vector<int32_t> slot_of;  // as the lists' cells
+
+    // `placed`: where pages lie, none of them in an arena
+    CopiedRows(const AttendCase & c, AttendProblem & p, const PlacedPages & placed, uint64_t seed) : k(placed.k), v(placed.v) {
+        test::Random rng(seed + 311);
+        const size_t k_bytes = row_bytes(c.k_type, c.head_dim), v_bytes = c.v_in_k != 0 ? 0 : row_bytes(c.v_type, c.head_dim);
+        std::map<std::pair<int, int32_t>, int32_t> taken;  // head and cell
+        slot_of.assign(static_cast<size_t>(c.n_tokens) * c.n_head_kv * p.rows.stride, -1);
+        for (int list = 0; list < c.n_tokens * c.n_head_kv; ++list) {
+            const int head = list % c.n_head_kv;
+            for (size_t i = list * p.rows.stride; i < list * p.rows.stride + static_cast<size_t>(p.rows.n_rows[list]); ++i) {
+                const int32_t cell = p.rows.cells[i];
+                const auto [at, is_new] = taken.try_emplace({head, cell}, static_cast<int32_t>(slots.size() / (k_bytes + v_bytes)));
+                if (is_new && rng.one_of(3)) {
+                    at->second = -1;
+                } else if (is_new) {
+                    take(k.data() + cell * p.k_stride_cell + head * p.k_stride_head, k_bytes);
+                    take(v_bytes > 0 ? v.data() + cell * p.v_stride_cell + head * p.v_stride_head : nullptr, v_bytes);
+                }
+                slot_of[i] = at->second;
+            }
+        }
+        p.k = k.data();
+        p.v = v.data();
+        p.copies = {slots.empty() ? nullptr : slots.data(), k_bytes + v_bytes, k_bytes, slot_of.data()};
+    }
+
+private:
+    void take(char * from, size_t n) {
+        slots.insert(slots.end(), from, from + n);
+        std::fill(from, from + n, static_cast<char>(0xff));
+    }
+};
+
 void check_case(const AttendCase & c, uint64_t seed, const std::vector<const char *> & all_kernels) {
     const AttendTest test(c, seed, static_cast<int>(seed / 4 % 5));
     const AttendInstance & instance = test.instance;
@@ -101,6 +140,10 @@ void check_case(const AttendCase & c, uint64_t seed, const std::vector<const cha
         p.k = test.placed.k.data();
         p.v = test.placed.v.data();
         p.arena = test.placed.in(c, test.placed.arena.data(), test.placed.slots.data());
+    }
+    std::unique_ptr<CopiedRows> copied;
+    if (test.lists && !c.arena) {
+        copied = std::make_unique<CopiedRows>(c, p, test.placed, seed);
     }
     const double tolerance = tolerance_of(c, instance), mass_tolerance = tolerance * c.group * c.n_tokens;
     // |v - o| is off by what o is, in channels that err apart from each other, and is divided by |o|

@@ -44,6 +44,13 @@ struct AttendArena {
     size_t slots_stride;
 };
 
+// Copies of single rows of lists, where home is a file: a slot holds a row of K, and its row of V at `v_offset`.
+struct AttendCopies {
+    const char * data;  // null: there are none
+    size_t slot_bytes, v_offset;
+    const int32_t * slots;  // as AttendRows::cells: the slot of each row; below 0: home
+};
+
 // Sums over the rows that one KV head read. A run adds to them.
 struct AttendHits {
     double n_read, n_hits;   // rows read, summed over query tokens, and the part of them in the arena
@@ -92,6 +99,7 @@ struct AttendProblem {
     // consistent estimate of the mass of all cells.
     AttendRows rows;
     AttendArena arena;
+    AttendCopies copies;  // beside no arena
     AttendHits * hits;  // [n_head_kv], or null
     // The relative error of an output o, |o - the output over all cells| / |o|, is estimated from the rows themselves, as the standard
     // deviation of the ratio of two sampled sums: sqrt(sum of (1 - p) (w e |v - o|)^2) / (sum of w e) / |o|. It is estimated for KV heads h

@@ -48,10 +48,11 @@ public:
     RowList list;
 };
 
-// Finds the rows of a tile: in the arena if their page has a slot, else at home.
+// Finds the rows of a tile: among the copies if they have a slot there, in the arena if their page has one, else at home.
 template <int D>
 void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
     const int32_t * cells = at.list.cells + at.in_list * kTileCells;
+    const int32_t * copies = p.copies.data != nullptr ? p.copies.slots + (cells - p.rows.cells) : nullptr;
     const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
     const char * home_k = p.k + static_cast<size_t>(at.list.head) * p.k_stride_head;
     const char * home_v = p.v + static_cast<size_t>(at.list.head) * p.v_stride_head;
@@ -60,6 +61,10 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
         const size_t cell = static_cast<size_t>(cells[i]);
         k[i] = home_k + cell * p.k_stride_cell;
         v[i] = home_v + cell * p.v_stride_cell;
+        if (copies != nullptr && copies[i] >= 0) {
+            k[i] = p.copies.data + static_cast<size_t>(copies[i]) * p.copies.slot_bytes;
+            v[i] = k[i] + p.copies.v_offset;
+        }
         if (slots == nullptr) {
             continue;
         }

@@ -309,6 +309,7 @@ inline void process(const AttendProblem & given, const AttendPlan & plan, char *
         problem.v_stride_cell = problem.k_stride_cell;
         problem.v_stride_head = problem.k_stride_head;
         problem.arena.v_offset = 0;
+        problem.copies.v_offset = 0;
     }
     const bool usual = problem.v_in_k == 0 || (problem.head_dim == kLatent && problem.v_in_k == kLatentV);
     for_head_dim(usual ? problem.head_dim : kAny, [&](auto dim) { process_of<decltype(dim)::n>(problem, plan, workspace, ith); });

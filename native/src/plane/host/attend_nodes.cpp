@@ -113,6 +113,10 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.arena.slots        = ctx.pages.table.slots(layer.index, stream, 0);
     p.arena.slots_stride = ctx.shape.n_pages;
 
+    if (plane.disk.keeps(layer.index)) {
+        p.copies = plane.disk.copies(layer.index, lists.slots_of(0));
+    }
+
     p.hits = layer.hits.data() + static_cast<size_t>(stream) * p.n_head_kv;
 }
 
@@ -127,7 +131,9 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
         AttendProblem problem = make_problem(layer, dst, run);
         add_rows(layer, dst, run, problem);
         const int stream = run.stream + first_stream(dst->src[ATTEND_K]);
-        plane.ahead.rows(layer.index, stream, problem.rows, problem.n_tokens, problem.n_head_kv, ith, nth);
+        if (!problem.copies.data) {
+            plane.ahead.rows(layer.index, stream, problem.rows, problem.n_tokens, problem.n_head_kv, ith, nth);
+        }
         attend_run(problem, plane.workspaces[run.workspace].data(), ith, nth, selected_isa());
     }
     for (const TokenRun & run : layer.nodes().reading.whole) {
@@ -144,6 +150,25 @@ void run_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     if (ith == 0) {
         plane.attended.store(Attended::decode, std::memory_order_relaxed);
     }
+}
+
+// Behind the select node: a home on disk brings the rows that memory lacks.
+void run_bring(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    HostLayer & layer = *static_cast<HostLayer *>(userdata);
+    HostPlane & plane = *layer.plane;
+
+    for (const TokenRun & run : layer.nodes().reading.selected) {
+        const int    stream = run.stream + first_stream(dst->src[1]);
+        AttendHits * hits   = layer.hits.data() + static_cast<size_t>(stream) * layer.layer->info.n_head_kv;
+        plane.disk.bring(layer.index, stream, plane.lists_of(layer, run), hits, plane.n_ubatch, ith, nth);
+    }
+}
+
+ggml_tensor * build_bring(HostLayer & layer, const llama_edgekv_attend & args, ggml_tensor * select) {
+    ggml_tensor * sources[] = { select, args.k };
+    ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, 2, run_bring, GGML_N_TASKS_MAX, &layer);
+    ggml_format_name(node, "edgekv_bring-%d", args.il);
+    return node;
 }
 
 // The node runs after its attend node, before another node uses the workspace.
@@ -189,6 +214,9 @@ ggml_tensor * HostPlane::do_build_attend(Layer & served, const llama_edgekv_atte
     nodes.n_listed = args.top_k ? static_cast<int>(args.top_k->ne[0]) : 0;
     if (!nodes.reading.selected.empty()) {
         sources[ATTEND_SELECTED] = build_select(layer, args);
+        if (sources[ATTEND_SELECTED] && disk.keeps(layer.index)) {
+            sources[ATTEND_SELECTED] = build_bring(layer, args, sources[ATTEND_SELECTED]);
+        }
     }
     if (args.top_k) {
         sources[ATTEND_LISTED] = build_list(args);

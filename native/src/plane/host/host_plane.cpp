@@ -9,15 +9,15 @@
 
 namespace edgekv {
 
-bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows) {
+bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows, bool copied) {
     n_tokens = n_tokens_run;
     stride   = most_rows;
     const size_t n_lists = static_cast<size_t>(n_tokens) * n_head_kv;
     return cells.reserve(n_lists * stride * sizeof(int32_t)) && weights.reserve(n_lists * stride * sizeof(float)) &&
-           n_rows.reserve(n_lists * sizeof(int32_t));
+           n_rows.reserve(n_lists * sizeof(int32_t)) && (!copied || slots.reserve(n_lists * stride * sizeof(int32_t)));
 }
 
-HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes), ahead(ctx) {
+HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes), ahead(ctx), disk(ctx) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -116,6 +116,17 @@ Failure HostPlane::do_set_slots(int n_slots) {
     return {};
 }
 
+Failure HostPlane::do_set_hot_rows(size_t n_bytes) {
+    if (!disk.on_disk()) {
+        return Plane::do_set_hot_rows(n_bytes);
+    }
+    if (!disk.reserve(n_bytes)) {
+        return { EDGEKV_NO_MEMORY, "there is no memory for " + std::to_string(n_bytes) + " bytes of rows, or no room on the disk for a file of them" };
+    }
+    llama_edgekv_invalidate_graph(ctx.lctx);
+    return {};
+}
+
 Failure HostPlane::do_limit_slots(int) {
     return { EDGEKV_UNSUPPORTED, "this context runs on the processor: edgekv_set_arena() sets the size of its arena" };
 }
@@ -159,6 +170,10 @@ Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
         }
     }
     return {};
+}
+
+const char * HostPlane::failure() const {
+    return disk.failure() ? "the disk of the KV home failed while rows were read or written" : nullptr;
 }
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------
@@ -361,7 +376,7 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     }
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
-    out.arena_bytes       += arena.bytes();
+    out.arena_bytes       += arena.bytes() + disk.bytes();
     out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes() + gone.bytes();
 }
 

@@ -8,6 +8,7 @@
 #include "pages/gone.h"
 #include "pages/sketches.h"
 #include "plane/host/claims.h"
+#include "plane/host/disk_rows.h"
 #include "plane/host/host_graph.h"
 #include "plane/host/read_ahead.h"
 #include "plane/plane.h"
@@ -23,15 +24,17 @@ struct State;
 // The lists of selected rows for one run of tokens: [n_tokens][n_head_kv], as in AttendRows.
 struct RowLists {
     Buffer cells, weights, n_rows;
+    Buffer slots;  // of copies (disk_rows.h), if there are any
     size_t stride = 0;
     int n_tokens = 0;
     bool weighted = false;  // the rows are a sample
 
-    size_t bytes() const { return cells.size() + weights.size() + n_rows.size(); }
-    bool reserve(int n_tokens, int n_head_kv, size_t stride);  // false: out of memory
+    size_t bytes() const { return cells.size() + weights.size() + n_rows.size() + slots.size(); }
+    bool reserve(int n_tokens, int n_head_kv, size_t stride, bool copied);  // false: out of memory
 
     int32_t * cells_of(size_t list) const { return reinterpret_cast<int32_t *>(cells.data()) + list * stride; }
     float * weights_of(size_t list) const { return reinterpret_cast<float *>(weights.data()) + list * stride; }
+    int32_t * slots_of(size_t list) const { return reinterpret_cast<int32_t *>(slots.data()) + list * stride; }
     int32_t & n_rows_of(size_t list) const { return reinterpret_cast<int32_t *>(n_rows.data())[list]; }
 };
 
@@ -64,7 +67,7 @@ public:
     explicit HostPlane(State & ctx);  // throws std::bad_alloc
     bool reserve();  // allocates the memory that the context's mode needs; false: out of memory
 
-    const char * failure() const override { return nullptr; }
+    const char * failure() const override;
     bool waits_for_rows() const override { return true; }
     bool brings_pages() const override { return false; }
     bool plans_graphs() const override { return false; }
@@ -103,6 +106,7 @@ public:
     Drops drops;
     Gone gone;
     ReadAhead ahead;
+    DiskRows disk;
     bool evicts = false;   // mode evict: some head has a dropped page during this ubatch
 
     uint64_t n_ubatch = 0;
@@ -130,6 +134,7 @@ private:
     Failure do_enter(edgekv_mode mode) override;
     Failure do_select(const edgekv_selection & selection) override;
     Failure do_set_slots(int n_slots) override;
+    Failure do_set_hot_rows(size_t n_bytes) override;
     Failure do_limit_slots(int n_slots) override;
     Failure do_copy_pages(const edgekv_move * moves, int n) override;
     Failure do_drop_pages(const edgekv_move * moves, int n) override;

@@ -123,7 +123,7 @@ ggml_tensor * build_select(HostLayer & layer, const llama_edgekv_attend & args) 
         const SelectPlan plan(layer, args.k, run, plane.n_threads);
         if (!plane.select_workspaces[run.workspace].reserve(plan.bytes) ||
             !plane.sights[run.workspace].reserve(plan.sight_bytes) ||
-            !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride)) {
+            !plane.lists_of(layer, run).reserve(plan.n_tokens, plan.n_head_kv, plan.cell_stride, plane.disk.keeps(layer.index))) {
             return nullptr;
         }
         plane.lists_of(layer, run).weighted = plan.scans;

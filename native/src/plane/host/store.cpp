@@ -94,6 +94,12 @@ void run_store(ggml_tensor * dst, int ith, int nth, void * userdata) {
     }
 }
 
+// Behind the store node, because a group's rows of all heads are there then.
+void run_write(ggml_tensor *, int ith, int nth, void * userdata) {
+    const HostLayer & layer = *static_cast<const HostLayer *>(userdata);
+    layer.plane->disk.write(layer.index, ith, nth);
+}
+
 }  // namespace
 
 bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) {
@@ -114,6 +120,11 @@ bool HostPlane::do_build_store(Layer & served, const llama_edgekv_store & args) 
         ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, sources, N_STORE_SOURCES, run_store, GGML_N_TASKS_MAX, &layer);
     ggml_format_name(node, "edgekv_store-%d", args.il);
     ggml_build_forward_expand(args.gf, node);
+    if (disk.keeps(layer.index)) {
+        ggml_tensor * write = ggml_custom_4d(args.ctx, GGML_TYPE_F32, 1, 1, 1, 1, &node, 1, run_write, GGML_N_TASKS_MAX, &layer);
+        ggml_format_name(write, "edgekv_write-%d", args.il);
+        ggml_build_forward_expand(args.gf, write);
+    }
     build(layer).k_idxs = args.k_idxs;
     return true;
 }

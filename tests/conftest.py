@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,3 +113,14 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = build(NATIVE / "emulator", tmp_path_factory.mktemp("emulated"), names=("g++",)) / "libedgekv-emulated.so"
     os.environ["EDGEKV_EMULATOR"] = str(library)
     return library
+
+
+@pytest.fixture(scope="session")
+def emulated_backend(emulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the emulated device's ggml backend, built once."""
+    from edgekv import _native
+
+    upstream = tmp_path_factory.mktemp("upstream") / "llama.cpp"  # for ggml's own headers
+    subprocess.run([sys.executable, _ROOT / "patches" / "apply.py", "--prepare", upstream], check=True, capture_output=True)
+    return build(NATIVE / "tests" / "backend", tmp_path_factory.mktemp("backend"), f"-DGGML_SOURCE={upstream / 'ggml'}",
+                 f"-DLIBRARIES={_native.lib_dir()}", f"-DEMULATOR={emulator}", names=("g++",)) / "libggml-emulated.so"

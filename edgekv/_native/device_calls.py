@@ -87,7 +87,7 @@ class Plane:
     kind: DeviceKind
     index: int
     stream: int
-    """Address of the stream that ubatches run on; 0 on an emulated device."""
+    """Address of the stream that ubatches run on."""
     arena: int
     slot_bytes: int
     n_slots: int

@@ -45,6 +45,9 @@ namespace emulator {
 
 void enqueue(void * stream, dim3 grid, unsigned threads, size_t shared_bytes, std::function<void()> kernel);
 
+// A function of the host in the stream's order, as cudaLaunchHostFunc: recordings hold it too. It must not call the device.
+void enqueue_host(void * stream, std::function<void()> run);
+
 // ---- for tests ---------------------------------------------------------------------------------------------------------------
 
 constexpr long kNever = -1;

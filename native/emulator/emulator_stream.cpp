@@ -253,6 +253,11 @@ void queue(void * stream, std::function<void()> run) {
     push(stream, *s, Operation{std::move(run), nullptr, nullptr, nullptr});
 }
 
+void enqueue_host(void * stream, std::function<void()> run) {
+    std::lock_guard<std::recursive_mutex> guard(lock());
+    queue(stream, std::move(run));
+}
+
 void drain() {
     const Opened opened;
     while (run_any()) {

@@ -30,11 +30,11 @@ def steps(source: Path, into: Path, *options: str, targets: Sequence[str] = (), 
     return [configure, compile_]
 
 
-def build(source: Path, into: Path, names: Sequence[str] = COMPILERS) -> Path:
+def build(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> Path:
     """Builds all of `source` in `into`, which is returned. Skips the test where nothing can build it."""
     if compiler(names) is None:
         pytest.skip(f"cmake and a C++ compiler ({' or '.join(names)}) are needed to build what this tests")
-    for command in steps(source, into, names=names):
+    for command in steps(source, into, *options, names=names):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return into

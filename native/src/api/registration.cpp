@@ -134,7 +134,7 @@ bool on_home(ggml_backend_dev_t device) {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
     return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
-           lib.defaults.placement.kind == EDGEKV_DEVICE_CUDA && cuda_usable(device);
+           runs_nodes(lib.defaults.placement.kind, device);
 }
 
 bool on_plans(llama_context * lctx) {

@@ -138,12 +138,14 @@ void check_graphs() {
         CHECK(event_record(fork.e, main.s) && event_wait(side.s, fork.e) && stream_capturing(side.s, &id), "seed %d", static_cast<int>(seed));
         launch(append, Grid{}, 1, 0, side.s, list.data(), 2);
         CHECK(event_record(join.e, side.s) && event_wait(main.s, join.e), "seed %d", static_cast<int>(seed));
+        int n_called = 0;
+        emulator::enqueue_host(main.s, [&n_called, p = list.data()] { n_called += p[p[0]] == 2; });  // behind what was joined
         launch(append, Grid{}, 1, 0, main.s, list.data(), 3);
         void * graph = emulator::capture_end(main.s);
         CHECK(graph && !stream_capturing(side.s, &id) && emulator::n_queued() <= 1 && list.get()[0] == 0, "seed %d", static_cast<int>(seed));
         CHECK(emulator::graph_launch(graph, main.s) && emulator::graph_launch(graph, main.s) && stream_sync(main.s),
               "seed %d", static_cast<int>(seed));
-        CHECK((list.get() == std::vector<int>{6, 1, 2, 3, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0}), "seed %d", static_cast<int>(seed));
+        CHECK((list.get() == std::vector<int>{6, 1, 2, 3, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0}) && n_called == 2, "seed %d", static_cast<int>(seed));
         emulator::graph_destroy(graph);
     }
 }

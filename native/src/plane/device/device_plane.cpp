@@ -164,6 +164,9 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
 
 UbatchDone DevicePlane::do_end(bool ok) {
     engine->end();
+    if (on_backend && ctx.params.placement.kind == EDGEKV_DEVICE_EMULATED) {
+        engine->wait_for_step();  // Python's arrays are NumPy's there, which know no stream; failure() reports an error
+    }
     const PageShape &  shape  = ctx.shape;
     const EngineView & staged = graph.staged;
     const bool         all    = ok && graph.n_staged == shape.n_layers;
@@ -198,7 +201,7 @@ void DevicePlane::add_memory(edgekv_memory & out) const {
     out.arena_bytes       += bytes.arena;
     out.table_bytes       += bytes.tables;
     out.device_bytes      += bytes.fixed + bytes.arena;
-    out.pinned             = ctx.params.placement.kind == EDGEKV_DEVICE_CUDA;
+    out.pinned             = on_backend;
 }
 
 bool DevicePlane::describe(edgekv_device & out) const {

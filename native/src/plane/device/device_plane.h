@@ -43,10 +43,11 @@ public:
 
     // ---- for its nodes ----
     DeviceLayer & of(const Layer & layer) const { return *layers[layer.info.index]; }
-    bool serves_cuda(int index) const;
+    bool serves(int index) const;  // the nodes of the backend's device of this number
     int next_layer(const Layer & layer) const;  // the next hooked layer, -1: none
 
     const DeviceLibrary * library = nullptr;
+    bool on_backend = false;  // nodes run on the ggml backend of the device; else, emulated, on the CPU's
     Staging staging;  // outlives the engine, which waits for the copies into it
     std::unique_ptr<Engine> engine;
 
@@ -70,7 +71,7 @@ private:
 
     // ---- placement ----
     Failure no_memory() const { return { EDGEKV_NO_MEMORY, library->last_error() }; }
-    Failure why_not(bool emulated) const;
+    Failure why_not() const;
     Failure reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info);
     Failure make_engine(ggml_backend_dev_t device);
     Failure reserve_widest();

@@ -6,6 +6,7 @@
 #include "llama-edgekv.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -71,7 +72,7 @@ const DeviceLibrary * open_device_library(edgekv_device_kind kind) {
     return libraries[kind];
 }
 
-int cuda_index(ggml_backend_dev_t device) {
+int backend_index(ggml_backend_dev_t device) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
     int i = 0;
     while (i < static_cast<int>(ggml_backend_reg_dev_count(reg)) - 1 && ggml_backend_reg_dev_get(reg, i) != device) {
@@ -80,13 +81,17 @@ int cuda_index(ggml_backend_dev_t device) {
     return i;
 }
 
-bool cuda_usable(ggml_backend_dev_t device) {
-    const DeviceLibrary * library = open_device_library(EDGEKV_DEVICE_CUDA);
+bool runs_nodes(edgekv_device_kind kind, ggml_backend_dev_t device) {
+    const bool emulates = std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "EMULATED") == 0;
+    if (emulates != (kind == EDGEKV_DEVICE_EMULATED)) {
+        return false;
+    }
+    const DeviceLibrary * library = open_device_library(kind);
     edgekv_device_info info;
-    return library && library->info(cuda_index(device), &info) && info.usable;
+    return library && library->info(backend_index(device), &info) && info.usable;
 }
 
-void * cuda_stream(llama_context * lctx, ggml_backend_dev_t device) {
+void * backend_stream(llama_context * lctx, ggml_backend_dev_t device) {
     ggml_backend_reg_t reg     = ggml_backend_dev_backend_reg(device);
     ggml_backend_t     backend = llama_edgekv_backend(lctx, device);
     auto set    = reinterpret_cast<ggml_edgekv_cuda_set_custom_t>(ggml_backend_reg_get_proc_address(reg, GGML_EDGEKV_CUDA_SET_CUSTOM));

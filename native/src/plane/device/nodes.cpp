@@ -1,6 +1,7 @@
 // The nodes of a plane on a device. The kernels' arguments depend only on a node's sources and parameters, so that a recorded CUDA graph
 // is replayed only for an equal graph. K and V are not sources: they lie in host memory, and the scheduler would copy
-// them. For an emulated device the CPU backend runs the nodes, on one thread, and waits for each.
+// them. For an emulated device the CPU backend runs the nodes, on one thread, and waits for each; or the backend of native/tests/backend does, as
+// ggml's CUDA backend.
 #include "state/state.h"
 #include "plane/device/cuda_nodes.h"
 #include "plane/device/device_plane.h"
@@ -111,7 +112,7 @@ void run_node(Run run, const DeviceLayer & layer, const ggml_tensor * node, void
     }
 }
 
-// The CPU backend calls these functions; the CUDA backend knows the nodes by their addresses.
+// The CPU backend calls these functions; the device's backend knows the nodes by their addresses.
 template <Run run>
 void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
     const DeviceLayer & layer = *static_cast<const DeviceLayer *>(userdata);
@@ -136,7 +137,7 @@ bool device_node_supported(int device, const ggml_tensor * node) {
     if (params.fun != kStore && params.fun != kAttend) {
         return false;
     }
-    return static_cast<const DeviceLayer *>(params.userdata)->plane->serves_cuda(device);
+    return static_cast<const DeviceLayer *>(params.userdata)->plane->serves(device);
 }
 
 bool device_graph_begin(int device, ggml_cgraph * graph) {

@@ -53,7 +53,7 @@ EngineShape DevicePlane::engine_shape() const {
 }
 
 // Why the plane cannot take a device, as far as known before any allocation.
-Failure DevicePlane::why_not(bool emulated) const {
+Failure DevicePlane::why_not() const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
     if (ctx.hooked.empty()) {
         return refuse("none of its layers can be served");
@@ -67,15 +67,15 @@ Failure DevicePlane::why_not(bool emulated) const {
         if (layer->info.index < 0) {
             continue;
         }
-        if (on_gpu(*layer) == emulated) {
-            return refuse(emulated ? "the emulated device serves models on the CPU only"
-                                   : "its layers run on the CPU: offload them to the GPU (--gpu-layers)");
+        if (on_gpu(*layer) != on_backend) {
+            return refuse(on_backend ? "its layers run on the CPU: offload them to the GPU (--gpu-layers)"
+                                     : "the emulated device serves models on the CPU only");
         }
         if (device && layer->seam.device != device) {
             return refuse("its layers lie on several GPUs; EdgeKV serves one");
         }
         device = layer->seam.device;
-        if (!emulated && !library->is_pinned(layer->seam.k->data)) {
+        if (on_backend && !library->is_pinned(layer->seam.k->data)) {
             return { EDGEKV_NOT_PINNED, "the system refused to pin the KV cache in host memory, and the GPU can only read pinned memory (free "
                                         "memory, raise the limit on locked memory with ulimit -l, and unset GGML_CUDA_NO_PINNED)" };
         }
@@ -89,10 +89,9 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
                                              [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
 
-    const auto & placement = ctx.params.placement;
-    const size_t once      = bytes(widest, 1);
-    auto *       buft      = placement.kind == EDGEKV_DEVICE_CUDA ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
-    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, engine_staged(once, placement.vram_bytes, info.free_bytes))) {
+    const size_t once = bytes(widest, 1);
+    auto *       buft = on_backend ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
+    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, engine_staged(once, ctx.params.placement.vram_bytes, info.free_bytes))) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend one layer; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 or q4_0 cache, or offload fewer layers" };
     }
@@ -101,8 +100,8 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
 
 Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
     void * stream = nullptr;
-    if (ctx.params.placement.kind == EDGEKV_DEVICE_CUDA) {
-        stream = cuda_stream(ctx.lctx, device);
+    if (on_backend) {
+        stream = backend_stream(ctx.lctx, device);
         if (!stream) {
             return { EDGEKV_UNSUPPORTED, "the CUDA backend that is loaded is not the one EdgeKV was built with; reinstall edgekv" };
         }
@@ -135,12 +134,13 @@ Failure DevicePlane::place() {
     }
     ggml_backend_dev_t device = nullptr;  // the device that holds the model
     for (const auto & layer : ctx.layers) {
-        if (!device && (!cuda || on_gpu(*layer))) {
+        if (!device && on_gpu(*layer)) {
             device = layer->seam.device;
         }
     }
-    if (cuda && device) {
-        placement.index = cuda_index(device);
+    on_backend = cuda || (device && runs_nodes(placement.kind, device));
+    if (on_backend && device) {
+        placement.index = backend_index(device);
     }
     edgekv_device_info info;
     if (!library->info(placement.index, &info)) {
@@ -149,7 +149,7 @@ Failure DevicePlane::place() {
     if (!info.usable) {
         return { EDGEKV_UNSUPPORTED, info.problem };
     }
-    if (Failure failure = why_not(!cuda)) {
+    if (Failure failure = why_not()) {
         return failure;
     }
     // What llama.cpp reserved is for stock graphs, which copy K and V of a layer to the device; it would lie there beside all of ours.
@@ -175,9 +175,7 @@ Failure DevicePlane::place() {
     return ctx.params.mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
 }
 
-bool DevicePlane::serves_cuda(int index) const {
-    return ctx.params.placement.kind == EDGEKV_DEVICE_CUDA && ctx.params.placement.index == index;
-}
+bool DevicePlane::serves(int index) const { return on_backend && ctx.params.placement.index == index; }
 
 int DevicePlane::next_layer(const Layer & layer) const {
     for (int next = layer.info.index + 1; next < ctx.shape.n_layers; ++next) {

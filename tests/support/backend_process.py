@@ -1,0 +1,133 @@
+"""Decodes on the emulated device: in this process on llama.cpp's CPU backend, or, as a script, on the device's own ggml backend
+(native/tests/backend), which a process has from its first model on.
+
+    backend_process.py BACKEND SCENARIO.json OUT.npz"""
+
+import ctypes
+import json
+import logging
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+SCRIPT = Path(__file__).resolve()
+COUNTS = ("graphs", "refused", "direct", "recorded", "replayed", "known", "custom", "served")
+"""`Counts` of native/tests/backend/backend.h."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Calls of llama_decode: of `steps`, each the number of tokens that every sequence reads."""
+
+    model: str
+    options: dict[str, Any]
+    steps: list[int]
+    n_ctx: int = 512
+    """Of all sequences."""
+    n_seq: int = 1
+    unified: bool = True
+    leave_out: str = ""
+    """An operation of ggml that the backend leaves to the CPU."""
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options that change before the step of this number."""
+    beside: list[dict[str, Any]] = field(default_factory=list)
+    """Options of further contexts, which decode the same tokens in turns with the first."""
+    tiers: bool = True
+    """Policies move pages. They are NumPy's here, which reads and writes the device's memory as its own."""
+    asks: bool = False
+    """Before each step another library asks the device's runtime for something that is not ready, and leaves the answer standing."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    logits: list[np.ndarray]
+    """Of each step, and of each context in it, float32 [sequence, token, n_vocab]."""
+    counts: dict[str, np.ndarray]
+    """What each step added to them; empty on the CPU backend."""
+    n_hooked: int
+    """Ubatches that were attended on the plane."""
+
+
+def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
+    """Run it, on the backend where one is given. Pages are checked against home."""
+    if backend is not None:
+        _load(backend)
+    from support.contexts import attached, n_hooked
+    from support.events import check
+
+    from edgekv.config import KvOptions
+    from edgekv.live import runtime
+
+    library = None if backend is None else ctypes.CDLL(str(backend))
+    if library is not None:
+        library.emulated_leave_out.restype = ctypes.c_bool
+        assert library.emulated_leave_out(scenario.leave_out.encode())
+    opened = partial(attached, Path(scenario.model), n_ctx=scenario.n_ctx, n_seq=scenario.n_seq, unified=scenario.unified, n_threads=1,
+                     model_params={"n_gpu_layers": 0 if backend is None else -1})
+    rng, n_read, logits, seen = np.random.default_rng(0), 0, [], []
+    with ExitStack() as stack:
+        if not scenario.tiers:
+            stack.enter_context(patch.object(runtime, "has_tiers", lambda *_: False))
+        contexts = [stack.enter_context(opened(KvOptions(device="emulated", **options))) for options in (scenario.options, *scenario.beside)]
+        assert all(run is not None for _, run in contexts), "the plane is on the device"
+        seen.append(_counts(library))
+        for step, n in enumerate(scenario.steps):
+            tokens = rng.integers(260, 350, (scenario.n_seq, n))
+            for context, run in contexts:
+                if changes := scenario.changes.get(str(step)):
+                    run.configure(run.options.with_(**changes))
+                if scenario.asks and library is not None:
+                    library.emulated_leave_not_ready()
+                found = context.decode(tokens.ravel(), [n_read + i for _ in range(scenario.n_seq) for i in range(n)],
+                                       [seq for seq in range(scenario.n_seq) for _ in range(n)])
+                logits.append(found.reshape(scenario.n_seq, n, -1))
+            n_read += n
+            seen.append(_counts(library))
+        for _, run in contexts:
+            check(run)
+        hooked = sum(n_hooked(run) for _, run in contexts)
+    added = np.diff(np.array(seen), axis=0)
+    return Decoded(logits, {} if library is None else dict(zip(COUNTS, added.T)), hooked)
+
+
+def on_the_backend(backend: Path, scenario: Scenario, folder: Path, **environment: str) -> Decoded:
+    """`decode` in a process of its own."""
+    given, out = folder / "scenario.json", folder / "decoded.npz"
+    given.write_text(json.dumps(asdict(scenario)))
+    done = subprocess.run([sys.executable, str(SCRIPT), str(backend), str(given), str(out)], capture_output=True, text=True,
+                          env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    found = np.load(out)
+    n_logits = len(scenario.steps) * (1 + len(scenario.beside))
+    return Decoded([found[f"logits{i}"] for i in range(n_logits)], {name: found[name] for name in COUNTS}, int(found["n_hooked"]))
+
+
+def _load(backend: Path) -> None:
+    from edgekv import _native
+
+    _native.prepare()
+    library = ctypes.CDLL(str(_native.lib_dir() / "libggml.so"))
+    library.ggml_backend_load.restype = ctypes.c_void_p
+    assert library.ggml_backend_load(str(backend).encode()), f"ggml does not take {backend}"
+
+
+def _counts(library: ctypes.CDLL | None) -> list[int]:
+    out = (ctypes.c_int64 * len(COUNTS))()
+    if library is not None:
+        library.emulated_counts(out)
+    return list(out)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(SCRIPT.parents[1])  # the tests' folder
+    logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # llama.cpp says much
+    one = decode(Scenario(**json.loads(Path(sys.argv[2]).read_text())), Path(sys.argv[1]))
+    np.savez(sys.argv[3], **{f"logits{i}": found for i, found in enumerate(one.logits)}, **one.counts, n_hooked=one.n_hooked)

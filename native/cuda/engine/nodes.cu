@@ -35,16 +35,15 @@ void GpuEngine::store(int layer, const EngineView & view, const EngineStore & ar
     store.head_dim  = r.head_dim;
     store.n_head_kv = r.n_head_kv;
     store.n_tokens  = view.n_tokens*view.n_streams;
+    store.cells_per_stream = shape.n_cells;
     store.k = { args.k, args.k_stride_token, args.k_stride_head, args.k_idxs, r.k_type, r.k, r.k_stride_cell, r.k_stride_head, args.k_staging };
     store.v = { args.v, args.v_stride_token, args.v_stride_head, args.v_idxs, r.v_type, r.v, r.v_stride_cell, r.v_stride_head, args.v_staging };
     if (slots_memory.size()) {
         store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(layer, 0), slots_stride(), shape.page_tokens,
-                        shape.n_cells, shape.pages_per_stream };
+                        shape.pages_per_stream };
     }
-    launch_store(store, stream);
-
     if (args.sketch) {
-        SketchBuildArgs build = {};
+        SketchBuild & build = store.build;
         build.sketches     = sketch_array(layer, 0);
         build.home         = sketch_home(layer, 0);
         build.stale        = stale.as<StaleGroup>();
@@ -54,8 +53,8 @@ void GpuEngine::store(int layer, const EngineView & view, const EngineStore & ar
             build.home.k       = args.k_staging;
             build.home.brought = true;
         }
-        launch_sketch_build(build, stream);
     }
+    launch_store(store, stream);
 
     // the next layer's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
     if (args.k_next && comes(args.next_layer, graph.stores)) {

@@ -1,5 +1,5 @@
-// Sketches on the device: they are built for stale groups, and scanned for the shares of all cells for a step's queries. Their layout and
-// values are those of kernels/sketch/sketch.h, the specification.
+// Sketches on the device: launch_store() builds them for stale groups, and they are scanned for the shares of all cells for a step's queries. Their
+// layout and values are those of kernels/sketch/sketch.h, the specification.
 #pragma once
 
 #include "cuda/gpu.h"
@@ -36,17 +36,15 @@ struct StaleGroup {
     uint64_t valid;  // a bit for each cell that holds a key; 0: the group becomes zeros
 };
 
-struct SketchBuildArgs {
+// Stale groups that a launch_store() builds too. The bytes are those of sketch_build(). Every float operation is a separate IEEE one (the _rn intrinsics,
+// which are never contracted); the source must not be compiled with -ftz=true or -use_fast_math.
+struct SketchBuild {
     SketchArray sketches;
-    SketchHome home;
+    SketchHome home;           // all keys but those that the same launch stores
     const StaleGroup * stale;  // device memory, each group at most once
-    const int * n_stale;       // device memory: StepState::n_stale
+    const int * n_stale;       // device memory: StepState::n_stale; null: nothing is built
     int n_expected;            // stale groups that a step of this shape usually has; it sizes the launch, which serves any number
 };
-
-// Writes the same bytes as sketch_build(). Every float operation is a separate IEEE one (the _rn intrinsics, which are
-// never contracted); the source must not be compiled with -ftz=true or -use_fast_math.
-void launch_sketch_build(const SketchBuildArgs & args, Stream stream);
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
 

@@ -68,8 +68,8 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
 // Loads the rows of n_rows cells from `first` on whose bit is set in `valid`; the others become zeros. A block of at least n_rows threads calls it.
 // Barriers before and after the copy: no warp still uses the old rows, and all see the new ones. Addresses lie beside the rows, and the last of them
 // was read before the previous call's end. Returns the rows' address.
-__device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int first, uint64_t valid,
-                                         char * shared) {
+__device__ inline char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int first, uint64_t valid,
+                                   char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);
     char * const to = shared + rows.n_rows * sizeof(const char *);
     if (static_cast<int>(threadIdx.x) < rows.n_rows) {

@@ -1,9 +1,10 @@
 // Stores the K and V rows of a ubatch into home (pinned host memory, written through the link), and on request into a second
-// place and into the arena's slots. One launch serves K and V of all tokens and heads.
+// place and into the arena's slots, and builds the sketches of groups that filled up or changed. One launch serves K and V of all tokens and heads,
+// and all such groups.
 #pragma once
 
+#include "cuda/kernels/sketch_device.h"
 #include "kernels/layout.h"
-#include "cuda/gpu.h"
 
 namespace edgekv::gpu {
 
@@ -25,14 +26,16 @@ struct StoreSlots {
     size_t slot_bytes, v_offset;
     const int32_t * slots;  // [n_head_kv][slots_stride], page p of stream s at s * pages_per_stream + p; -1: no slot
     size_t slots_stride;
-    int page_tokens, cells_per_stream, pages_per_stream;
+    int page_tokens, pages_per_stream;
 };
 
 struct StoreArgs {
     int head_dim, n_head_kv;  // as attend_supports(); in blocks: head_dim a multiple of 32
     int n_tokens;             // any number; of all streams
+    int cells_per_stream;     // of home
     StoreRows k, v;
     StoreSlots arena;
+    SketchBuild build;
 };
 
 // Writes the same bits as ggml-cuda's GGML_OP_SET_ROWS. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in

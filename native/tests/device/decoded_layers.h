@@ -57,8 +57,7 @@ public:
     std::vector<Launch> launches() const {
         using edgekv::gpu::Stream;
         return {
-            {"store", [this](int, Stream s) { edgekv::gpu::launch_store(store(), s); }},
-            {"build", [this](int layer, Stream s) { edgekv::gpu::launch_sketch_build(build(layer), s); }},
+            {"store", [this](int layer, Stream s) { edgekv::gpu::launch_store(store(layer), s); }},
             {"scan", [this](int layer, Stream s) { edgekv::gpu::launch_sketch_scan(scan(layer), s); }},
             {"sample", [this](int layer, Stream s) { edgekv::gpu::launch_sample(sample(layer), s); }},
             {"attend", [this](int layer, Stream s) { edgekv::gpu::launch_attend(problem(layer), part(), workspace.data(), n_splits, s); }},
@@ -135,9 +134,10 @@ private:
         return {shape.type, k.data(), row * shape.n_head_kv, row, 0, shape.in_vram, nullptr, 0, nullptr, 0, kPage, n_groups * kGroup / kPage};
     }
 
-    edgekv::gpu::StoreArgs store() const {
+    // Sketches as for most tokens: no group has filled up.
+    edgekv::gpu::StoreArgs store(int layer) const {
         edgekv::gpu::StoreArgs a = {};
-        a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1;
+        a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1, a.cells_per_stream = shape.n_cells;
         const auto rows_of = [&](char * home) {
             edgekv::gpu::StoreRows r = {};
             r.src = reinterpret_cast<const char *>(arriving.data());
@@ -147,12 +147,8 @@ private:
             return r;
         };
         a.k = rows_of(k.data()), a.v = rows_of(v.data());
+        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1};
         return a;
-    }
-
-    // As for most tokens: no group has filled up.
-    edgekv::gpu::SketchBuildArgs build(int layer) const {
-        return {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1};
     }
 
     void build_sketches() {
@@ -165,9 +161,10 @@ private:
         n_stale.set({n_groups});
         const TestStream stream;
         for (int layer = 0; layer < shape.n_layers; ++layer) {
-            edgekv::gpu::SketchBuildArgs args = build(layer);
-            args.n_expected = n_groups;
-            edgekv::gpu::launch_sketch_build(args, stream);
+            edgekv::gpu::StoreArgs args = store(layer);
+            args.n_tokens = 0;
+            args.build.n_expected = n_groups;
+            edgekv::gpu::launch_store(args, stream);
         }
         must(edgekv::gpu::stream_sync(stream) && edgekv::gpu::check());
         n_stale.set({0});

@@ -190,7 +190,7 @@ private:
 
     DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
-    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, choose_keys, sample_words, attend_workspace;
     std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0;

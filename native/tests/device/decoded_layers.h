@@ -38,7 +38,7 @@ public:
           share_cells(n_head * stride), tops(static_cast<size_t>(n_head) * n_groups), sums(static_cast<size_t>(n_head) * n_groups),
           rows(shape.n_head_kv * stride), n_rows(static_cast<size_t>(shape.n_head_kv)), weights(shape.n_head_kv * stride),
           totals(static_cast<size_t>(shape.n_head_kv)), hits(static_cast<size_t>(shape.n_head_kv)),
-          select_scratch(edgekv::gpu::sample_device_scratch_bytes(shape.n_head_kv, n_groups, shape.group)), n_stale(1), n_ubatch(1),
+          sample_words(edgekv::gpu::sample_words(static_cast<size_t>(shape.n_head_kv), n_groups, shape.group).n), n_stale(1), n_ubatch(1),
           tickets(static_cast<size_t>(shape.n_head_kv)) {
         std::vector<int32_t> of_cells(static_cast<size_t>(shape.n_cells));
         std::iota(of_cells.begin(), of_cells.end(), 0);
@@ -192,7 +192,7 @@ private:
         b.n_streams = b.n_tokens = 1;
         b.n_head_kv = shape.n_head_kv;
         b.sight = sight.data(), b.sight_stride = static_cast<size_t>(n_groups);
-        b.rows = rows.data(), b.stride = stride, b.n_rows = n_rows.data(), b.totals = totals.data(), b.scratch = select_scratch.data();
+        b.rows = rows.data(), b.stride = stride, b.n_rows = n_rows.data(), b.totals = totals.data(), b.words = sample_words.data();
         b.group = shape.group, b.n_groups = n_groups;
         b.shares = shares();
         b.resolution = shape.resolution;
@@ -238,7 +238,7 @@ private:
     DeviceArray<float> weights;
     DeviceArray<edgekv::gpu::SampleTotals> totals;
     DeviceArray<edgekv::AttendHits> hits;
-    DeviceArray<char> select_scratch;
+    DeviceArray<unsigned long long> sample_words;
     DeviceArray<int32_t> n_stale;
     DeviceArray<uint32_t> n_ubatch, tickets;
     DeviceArray<edgekv::gpu::StaleGroup> stale{static_cast<size_t>(n_groups)};

@@ -149,6 +149,7 @@ private:
 
     SketchArray sketch_array(int layer, int first_stream) const;
     SketchHome sketch_home(int layer, int first_stream) const;
+    PageSlots page_slots(int layer, int first_stream) const;  // data is null without an arena
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     EngineRing ring() const { return { ring_memory.size(), ring_held.size() }; }

@@ -84,9 +84,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     scan.n_tokens       = view.n_tokens;
     scan.group          = r.n_head/r.n_head_kv;
     scan.n_groups       = groups_in_view(view);
-    scan.q              = args.q;
-    scan.q_stride_token = args.q_stride_token;
-    scan.q_stride_head  = args.q_stride_head;
+    scan.q              = { args.q, args.q_stride_token, args.q_stride_head };
     scan.scale          = args.scale;
     scan.softcap        = args.softcap;
     scan.sight          = sights_of(group.first);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/kernels/sketch_keys.cuh"
+#include "cuda/kernels/store_device.h"
 #include "cuda/kernels/store_round.cuh"
 
 namespace edgekv::gpu {
@@ -163,7 +164,7 @@ __device__ inline void round_arriving(const StoreArgs & args, int head, uint64_t
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) {
             const int cell = (first + j) / per_row, d = (first + j) % per_row * kWarp + lane;
-            x[j] = (arriving >> cell & 1) != 0 && d < args.head_dim ? arriving_head(args.k, tokens[cell], head)[d] : 0.0f;
+            x[j] = (arriving >> cell & 1) != 0 && d < args.head_dim ? args.k.src.at(static_cast<size_t>(tokens[cell]), static_cast<size_t>(head))[d] : 0.0f;
         }
 #pragma unroll
         for (int j = 0; j < kLoads; ++j) {

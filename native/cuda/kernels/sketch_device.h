@@ -2,7 +2,7 @@
 // layout and values are those of kernels/sketch/sketch.h, the specification.
 #pragma once
 
-#include "cuda/gpu.h"
+#include "cuda/kernels/places.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv::gpu {
@@ -18,14 +18,10 @@ struct SketchArray {
 // Where keys lie: a page with a slot is read from the arena, any other from home.
 struct SketchHome {
     CellType type;
-    const char * k;  // cell 0 of the first stream, head 0: home, read through the link, or a copy of the same layout
-    size_t stride_cell, stride_head, stride_stream;  // bytes
-    bool brought;        // k lies on the device
-    const char * arena;  // null: none
-    size_t slot_bytes;
-    const int32_t * slots;  // [n_head_kv][slots_stride], the page p of stream s at s * pages_per_stream + p; negative: no slot
-    size_t slots_stride;
-    int page_tokens, pages_per_stream;
+    CellRows k;  // of the first stream: home, read through the link, or a copy of the same layout
+    size_t stride_stream;
+    bool brought;  // k lies on the device
+    PageSlots arena;
 };
 
 // ---- build -------------------------------------------------------------------------------------------------------------------
@@ -54,8 +50,7 @@ struct SketchScanArgs {
     const int32_t * open;  // [n_streams][sketches.n_groups] not 0: the group has no sketch; its shares come from the keys themselves
     int n_streams, n_tokens, group;
     int n_groups;   // in view
-    const char * q;  // f32 [n_streams * n_tokens][n_head_kv * group][head_dim], device memory; strides in bytes
-    size_t q_stride_token, q_stride_head;
+    HeadRows q;     // [n_streams * n_tokens][n_head_kv * group][head_dim], device memory
     float scale, softcap;  // as in AttendProblem
     const Sight * sight;   // [n_streams][n_tokens][sight_stride]
     size_t sight_stride;

@@ -30,13 +30,15 @@ __device__ inline void copy_out(char * dst, const char * src, int n_bytes) {
     }
 }
 
-__device__ inline void copy_heads(char * dst, size_t stride_head, const char * staged, int n_heads, int row_bytes) {
-    if (stride_head == static_cast<size_t>(row_bytes)) {
+// Heads of a cell, from `first` on.
+__device__ inline void copy_heads(const CellRows & to, int64_t cell, int first, const char * staged, int n_heads, int row_bytes) {
+    char * const dst = to.at(static_cast<size_t>(cell), static_cast<size_t>(first));
+    if (to.stride_head == static_cast<size_t>(row_bytes)) {
         copy_out(dst, staged, n_heads * row_bytes);
         return;
     }
     for (int h = 0; h < n_heads; ++h) {
-        copy_out(dst + h * stride_head, staged + h * row_bytes, row_bytes);
+        copy_out(dst + h * to.stride_head, staged + h * row_bytes, row_bytes);
     }
 }
 
@@ -59,28 +61,20 @@ __device__ inline void store_heads(const StoreArgs & args, int token, int first,
     char * const staged = shared.bytes;
     for (int i = threadIdx.x / kWarp; i < n_heads * per_row; i += kStoreThreads / kWarp) {
         const int head = i / per_row, d = i % per_row * kWarp + static_cast<int>(threadIdx.x) % kWarp;
-        const float x = d < args.head_dim ? arriving_head(rows, token, first + head)[d] : 0.0f;
+        const float x = d < args.head_dim ? rows.src.at(static_cast<size_t>(token), static_cast<size_t>(first + head))[d] : 0.0f;
         round_value(rows.type, x, d, args.head_dim, staged + head * row_bytes);
     }
     __syncthreads();
 
-    const int64_t row = rows.rows[token];
-    const size_t offset = static_cast<size_t>(row) * rows.stride_cell + first * rows.stride_head;
-    copy_heads(rows.home + offset, rows.stride_head, staged, n_heads, row_bytes);
-    if (rows.second != nullptr) {
-        copy_heads(rows.second + offset, rows.stride_head, staged, n_heads, row_bytes);
+    const int64_t row = rows.rows[token], stream = row / args.cells_per_stream, cell = row % args.cells_per_stream;
+    const CellRows second = {rows.second, rows.home.stride_cell, rows.home.stride_head};
+    copy_heads(rows.home, row, first, staged, n_heads, row_bytes);
+    if (second.data != nullptr) {
+        copy_heads(second, row, first, staged, n_heads, row_bytes);
     }
-    if (args.arena.data != nullptr) {
-        const StoreSlots & arena = args.arena;
-        const int64_t cell = row % args.cells_per_stream;
-        const int64_t page = row / args.cells_per_stream * arena.pages_per_stream + cell / arena.page_tokens;
-        for (int h = 0; h < n_heads; ++h) {
-            const int slot = arena.slots[(first + h) * arena.slots_stride + page];
-            if (slot >= 0) {
-                char * const place = arena.data + static_cast<size_t>(slot) * arena.slot_bytes + (is_v ? arena.v_offset : 0) +
-                                     static_cast<size_t>(cell % arena.page_tokens) * row_bytes;
-                copy_out(place, staged + h * row_bytes, row_bytes);
-            }
+    for (int h = 0; h < n_heads && args.arena.data != nullptr; ++h) {
+        if (char * const place = args.arena.row(stream, cell, first + h, is_v ? args.arena.v_offset : 0, row_bytes)) {
+            copy_out(place, staged + h * row_bytes, row_bytes);
         }
     }
 }

@@ -1,7 +1,8 @@
 // K and V as the cache stores them, rounded as ggml-cuda rounds: see store_device.h. A warp rounds 32 neighbouring values of a row at a time.
 #pragma once
 
-#include "cuda/kernels/store_device.h"
+#include "kernels/layout.h"
+#include "cuda/gpu.h"
 
 namespace edgekv::gpu {
 namespace {
@@ -62,11 +63,6 @@ __device__ inline void quantise_q8(float x, int lane, char * block) {
     if (lane == 0) {
         *reinterpret_cast<__half *>(block) = __float2half_rn(d);
     }
-}
-
-// The values of one head of a token.
-__device__ inline const float * arriving_head(const StoreRows & rows, int token, int head) {
-    return reinterpret_cast<const float *>(rows.src + token * rows.src_stride_token + head * rows.src_stride_head);
 }
 
 // A lane has value `d` of a row; the warp's first lane a multiple of 32. What lies past the row's end is left out. All lanes call it.

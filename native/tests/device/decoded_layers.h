@@ -130,8 +130,13 @@ private:
         return {shape.head_dim, shape.n_head_kv, n_groups, sketches[static_cast<size_t>(layer)].data(), sketch_stride()};
     }
 
+    edgekv::gpu::HeadRows head_rows(const DeviceArray<float> & of, int n_heads) const {
+        const size_t bytes = shape.head_dim * sizeof(float);
+        return {reinterpret_cast<const char *>(of.data()), bytes * n_heads, bytes};
+    }
+
     edgekv::gpu::SketchHome sketch_home() const {
-        return {shape.type, k.data(), row * shape.n_head_kv, row, 0, shape.in_vram, nullptr, 0, nullptr, 0, kPage, n_groups * kGroup / kPage};
+        return {shape.type, {k.data(), row * shape.n_head_kv, row}, 0, shape.in_vram, {}};
     }
 
     // Sketches as for most tokens: no group has filled up.
@@ -140,10 +145,9 @@ private:
         a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1, a.cells_per_stream = shape.n_cells;
         const auto rows_of = [&](char * home) {
             edgekv::gpu::StoreRows r = {};
-            r.src = reinterpret_cast<const char *>(arriving.data());
-            r.src_stride_head = shape.head_dim * sizeof(float), r.src_stride_token = r.src_stride_head * shape.n_head_kv;
+            r.src = head_rows(arriving, shape.n_head_kv);
             r.rows = own_cell.data();
-            r.type = shape.type, r.home = home, r.stride_head = row, r.stride_cell = row * shape.n_head_kv;
+            r.type = shape.type, r.home = {home, row * shape.n_head_kv, row};
             return r;
         };
         a.k = rows_of(k.data()), a.v = rows_of(v.data());
@@ -177,8 +181,7 @@ private:
         a.open = open.data();
         a.n_streams = a.n_tokens = 1;
         a.group = shape.group, a.n_groups = n_groups;
-        a.q = reinterpret_cast<const char *>(q.data());
-        a.q_stride_head = shape.head_dim * sizeof(float), a.q_stride_token = a.q_stride_head * n_head;
+        a.q = head_rows(q, n_head);
         a.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
         a.sight = sight.data(), a.sight_stride = static_cast<size_t>(n_groups);
         a.out = shares();

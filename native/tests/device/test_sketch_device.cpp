@@ -82,8 +82,11 @@ struct PlacedKeys {
         open = DeviceArray<int32_t>(is_open);
     }
     gpu::SketchHome at(const SketchCase & c, const SketchInstance & in) const {
-        return {c.type, home.data(), in.stride_cell, in.stride_head, in.stride_stream, false, arena.data(), slot_bytes,
-                slots.data(), static_cast<size_t>(c.n_streams) * pages_per_stream, kPageTokens, pages_per_stream};
+        return {c.type, {home.data(), in.stride_cell, in.stride_head}, in.stride_stream, false, page_slots(c, in)};
+    }
+    gpu::PageSlots page_slots(const SketchCase & c, const SketchInstance & in) const {
+        return {arena.data(), slot_bytes, kPageTokens * in.key_bytes, slots.data(), static_cast<size_t>(c.n_streams) * pages_per_stream, kPageTokens,
+                pages_per_stream};
     }
 };
 
@@ -149,14 +152,11 @@ void build_arriving(const SketchCase & c, const SketchInstance & in, const Place
 
     gpu::StoreArgs args = no_tokens(c);
     args.n_tokens = static_cast<int>(cells.size());
-    args.k = {reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float), rows.data(), c.type, placed.home.data(),
-              in.stride_cell, in.stride_head, nullptr};
+    args.k = {{reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float)}, rows.data(), c.type,
+              {placed.home.data(), in.stride_cell, in.stride_head}, nullptr};
     args.v = args.k;
-    args.v.home = values.data();
-    if (c.arena) {
-        args.arena = {placed.arena.data(), placed.slot_bytes, PlacedKeys::kPageTokens * in.key_bytes, placed.slots.data(),
-                      static_cast<size_t>(c.n_streams) * placed.pages_per_stream, PlacedKeys::kPageTokens, placed.pages_per_stream};
-    }
+    args.v.home.data = values.data();
+    args.arena = placed.page_slots(c, in);
     Bytes keys = in.k;
     build(c, placed, in, sketches, stale, 1, stream, args, [&, stored = false](int s) mutable {
         const std::vector<char> home = stored ? std::vector<char>() : placed.home.get();
@@ -215,9 +215,7 @@ ScanOut scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys &
     args.n_tokens = c.n_tokens;
     args.group = c.group;
     args.n_groups = n_groups;
-    args.q = reinterpret_cast<const char *>(q.data());
-    args.q_stride_head = in.q_stride_head;
-    args.q_stride_token = in.q_stride_token;
+    args.q = {reinterpret_cast<const char *>(q.data()), in.q_stride_token, in.q_stride_head};
     args.scale = c.scale;
     args.softcap = c.softcap;
     args.sight = sight.data();

@@ -182,9 +182,8 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     for (int which = 0; which < 2; ++which) {
         const Side & side = sides[which];
         const size_t head_bytes = static_cast<size_t>(c.head_dim + pad) * 4;
-        (which == 0 ? args.k : args.v) = {reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes,
-                                          side.cells_at.data(), side.type, side.home_at.data(),
-                                          side.stride_cell, side.stride_head, side.second_at.or_null(c.second)};
+        (which == 0 ? args.k : args.v) = {{reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes}, side.cells_at.data(),
+                                          side.type, {side.home_at.data(), side.stride_cell, side.stride_head}, side.second_at.or_null(c.second)};
     }
     if (c.arena) {
         args.arena = {arena_at.data(), slot_bytes, v_offset, slots_at.data(),

@@ -10,7 +10,7 @@
 //                          reference (and take them as `const __grid_constant__`, or else each thread would copy them first)
 //   what others write now  look(p)
 // The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, __syncthreads,
-// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Or/Inc,
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Or/Inc/Exch,
 // __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
 // forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn), __expf and __logf. Warps have 32 threads; blocks are one-dimensional.
 //
@@ -85,10 +85,12 @@ void launch(void (*kernel)(P...), Grid grid, unsigned threads, size_t shared_byt
 #if defined(__CUDACC__)
 #    define EDGEKV_APART __noinline__
 // The word as another block left it, now or at some time before: for loops that wait. It orders nothing else.
-__device__ __forceinline__ uint32_t look(const uint32_t * p) { return *static_cast<const volatile uint32_t *>(p); }
+template <class T>
+__device__ __forceinline__ T look(const T * p) { return *static_cast<const volatile T *>(p); }
 #else
 #    define EDGEKV_APART __attribute__((noinline))
-inline uint32_t look(const uint32_t * p) { return emulator::look(p); }
+template <class T>
+inline T look(const T * p) { return emulator::look(p); }
 #endif
 
 // A kernel counts the bytes of home that it reads in place: on a card they cross the link. The emulated device adds them up.

@@ -194,4 +194,5 @@ EDGEKV_ATOMIC(atomicAdd, unsigned, old + value)
 EDGEKV_ATOMIC(atomicAdd, unsigned long long, old + value)
 EDGEKV_ATOMIC(atomicOr, unsigned, old | value)
 EDGEKV_ATOMIC(atomicInc, unsigned, old >= value ? 0u : old + 1u)
+EDGEKV_ATOMIC(atomicExch, unsigned long long, (static_cast<void>(old), value))
 #undef EDGEKV_ATOMIC

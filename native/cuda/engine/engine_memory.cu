@@ -195,7 +195,7 @@ size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
     for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &tickets, &state, &stale, &ring_memory,
                                     &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
-                                    &list_lengths, &select_scratch, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
+                                    &list_lengths, &choose_keys, &sample_words, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }
     for (const auto & s : layer_sketches) {
@@ -281,8 +281,8 @@ bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind
     const EngineWorkspace w = has_lists ? engine_list_workspace(shape, layer, whole, kind, together_bytes, card.n_sm)
                                         : engine_whole_workspace(shape, layer, whole, ring(), card.n_sm);
     return grow(shares, w.shares) && grow(share_tops, w.share_tops) && grow(share_sums, w.share_sums) && grow(list_weights, w.list_weights) &&
-           grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(select_scratch, w.select_scratch) && grow(sights, w.sights) &&
-           grow(attend_workspace, w.attend);
+           grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(choose_keys, w.choose_keys) && grow(sample_words, w.sample_words) &&
+           grow(sights, w.sights) && grow(attend_workspace, w.attend);
 }
 
 }  // namespace edgekv::gpu

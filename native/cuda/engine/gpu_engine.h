@@ -149,6 +149,7 @@ private:
 
     SketchArray sketch_array(int layer, int first_stream) const;
     SketchHome sketch_home(int layer, int first_stream) const;
+    PageSlots page_slots(int layer, int first_stream) const;  // data is null without an arena
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     EngineRing ring() const { return { ring_memory.size(), ring_held.size() }; }
@@ -190,7 +191,7 @@ private:
 
     DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
-    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, attend_workspace;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, choose_keys, sample_words, attend_workspace;
     std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
     size_t budget = 0;

@@ -35,27 +35,23 @@ void GpuEngine::store(int layer, const EngineView & view, const EngineStore & ar
     store.head_dim  = r.head_dim;
     store.n_head_kv = r.n_head_kv;
     store.n_tokens  = view.n_tokens*view.n_streams;
-    store.k = { args.k, args.k_stride_token, args.k_stride_head, args.k_idxs, r.k_type, r.k, r.k_stride_cell, r.k_stride_head, args.k_staging };
-    store.v = { args.v, args.v_stride_token, args.v_stride_head, args.v_idxs, r.v_type, r.v, r.v_stride_cell, r.v_stride_head, args.v_staging };
-    if (slots_memory.size()) {
-        store.arena = { slots_memory.data(), shape.slot_bytes, r.v_offset, slots_of(layer, 0), slots_stride(), shape.page_tokens,
-                        shape.n_cells, shape.pages_per_stream };
-    }
-    launch_store(store, stream);
-
+    store.cells_per_stream = shape.n_cells;
+    store.k = { { args.k, args.k_stride_token, args.k_stride_head }, args.k_idxs, r.k_type, { r.k, r.k_stride_cell, r.k_stride_head }, args.k_staging };
+    store.v = { { args.v, args.v_stride_token, args.v_stride_head }, args.v_idxs, r.v_type, { r.v, r.v_stride_cell, r.v_stride_head }, args.v_staging };
+    store.arena = page_slots(layer, 0);
     if (args.sketch) {
-        SketchBuildArgs build = {};
+        SketchBuild & build = store.build;
         build.sketches     = sketch_array(layer, 0);
         build.home         = sketch_home(layer, 0);
         build.stale        = stale.as<StaleGroup>();
         build.n_stale      = &state.as<StepState>()->n_stale;
         build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
         if (args.k_staging && view.n_streams == shape.n_stream) {
-            build.home.k       = args.k_staging;
+            build.home.k.data  = args.k_staging;
             build.home.brought = true;
         }
-        launch_sketch_build(build, stream);
     }
+    launch_store(store, stream);
 
     // the next layer's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
     if (args.k_next && comes(args.next_layer, graph.stores)) {
@@ -75,8 +71,13 @@ SketchArray GpuEngine::sketch_array(int layer, int first_stream) const {
 
 SketchHome GpuEngine::sketch_home(int layer, int first_stream) const {
     const EngineLayer & r = shape.layers[layer];
-    return { r.k_type, r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head, r.k_stride_stream, false, slots_memory.data(),
-             shape.slot_bytes, slots_of(layer, first_stream), slots_stride(), shape.page_tokens, shape.pages_per_stream };
+    return { r.k_type, { r.k + first_stream*r.k_stride_stream, r.k_stride_cell, r.k_stride_head }, r.k_stride_stream, false,
+             page_slots(layer, first_stream) };
+}
+
+PageSlots GpuEngine::page_slots(int layer, int first_stream) const {
+    return { slots_memory.data(), shape.slot_bytes, shape.layers[layer].v_offset, slots_of(layer, first_stream), slots_stride(), shape.page_tokens,
+             shape.pages_per_stream };
 }
 
 // ---- attend ------------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,6 @@ ListBatch GpuEngine::batch_of(int layer, const Group & group) const {
     batch.stride           = list_stride();
     batch.n_rows           = list_lengths.as<int32_t>();
     batch.totals           = totals.as<SampleTotals>() + static_cast<size_t>(layer)*shape.n_heads;
-    batch.scratch          = select_scratch.data();
     return batch;
 }
 
@@ -72,7 +71,8 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     n_last_lists = view.n_streams*view.n_tokens*r.n_head_kv;
     if (layer_sketches[layer].kind == SketchKind::none) {
         launch_choose({ batch_of(layer, group), view.n_cells, shape.page_tokens, shape.pages_per_stream, slots_stride(),
-                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share, options.exact_tokens }, stream);
+                        prior.as<float>() + layer*n_layer_entries(), options.tokens, options.share, options.exact_tokens,
+                        choose_keys.as<uint32_t>() }, stream);
         return;
     }
 
@@ -84,9 +84,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     scan.n_tokens       = view.n_tokens;
     scan.group          = r.n_head/r.n_head_kv;
     scan.n_groups       = groups_in_view(view);
-    scan.q              = args.q;
-    scan.q_stride_token = args.q_stride_token;
-    scan.q_stride_head  = args.q_stride_head;
+    scan.q              = { args.q, args.q_stride_token, args.q_stride_head };
     scan.scale          = args.scale;
     scan.softcap        = args.softcap;
     scan.sight          = sights_of(group.first);
@@ -109,6 +107,7 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     sample.positions  = mirror(mirrors.positions);
     sample.n_cells_stream = shape.n_cells;
     sample.weights    = list_weights.as<float>();
+    sample.words      = sample_words.as<unsigned long long>();
     launch_sample(sample, stream);
 }
 

@@ -64,21 +64,21 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
     float variance[kErrorHeads] = {};
     for (int first = warp*kErrorLoads*n_at_once; first < n; first += kErrorWarps*kErrorLoads*n_at_once) {
         uint4 words[kErrorLoads];
-        bool odd[kErrorLoads];
+        unsigned offset[kErrorLoads];
         float weight[kErrorLoads];
 #pragma unroll
         for (int r = 0; r < kErrorLoads; ++r) {
             const int at = first + r*n_at_once + mine;
             weight[r] = at < n ? weights[at] : 1.0f;
             words[r] = make_uint4(0, 0, 0, 0);
-            odd[r] = false;
+            offset[r] = 0;
             if (weight[r] > 1.0f) {
                 bool home;
                 const Place place = place_of(p, kv, cells[at], &home);
                 if (active) {
-                    const Eight eight = eight_of<kTypeV>(place.v, of_row);
+                    const char * const eight = eight_of<kTypeV>(place.v, of_row);
                     words[r] = load_eight<kTypeV>(eight);
-                    odd[r] = in_blocks(kTypeV) && straddles(eight.at, 0);
+                    offset[r] = offset_of(eight);
                 }
                 if (of_row == 0 && home && !part.brought && first_head == 0) {
                     reads_home(row_bytes(kTypeV, p.head_dim));
@@ -87,12 +87,12 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
         }
 #pragma unroll
         for (int r = 0; r < kErrorLoads; ++r) {
+            float v[8];
+            const float factor = unpack_eight<kTypeV>(words[r], offset[r], lane, v);
             if (!(weight[r] > 1.0f)) {
                 continue;
             }
             const int at = first + r*n_at_once + mine;
-            float v[8];
-            const float factor = unpack_eight<kTypeV>(words[r], odd[r], v);
 #pragma unroll
             for (int h = 0; h < kErrorHeads; ++h) {
                 if (h >= n_heads) {

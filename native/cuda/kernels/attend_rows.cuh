@@ -47,12 +47,12 @@ struct RowMath {
     // The rows of a strip that a lane reads: the first, and the bytes from each to the next.
     template <CellType T>
     struct Rows {
-        Eight first;
+        const char * first;
         unsigned step;
         __device__ __forceinline__ Rows(const char * rows, size_t stride, int lane)
             : first(eight_of<T>(rows + lane/kLanes*stride, lane%kLanes)), step(static_cast<unsigned>(stride)*kRowsAtOnce) {}
-        __device__ __forceinline__ Eight at(int row) const { return {first.at + row*step, first.before, first.shift}; }
-        __device__ __forceinline__ bool odd(int row) const { return in_blocks(T) && straddles(first.at, row*step); }
+        __device__ __forceinline__ const char * at(int row) const { return first + row*step; }
+        __device__ __forceinline__ unsigned offset(int row) const { return in_blocks(T) ? offset_of(first, row*step) : 0; }
     };
 
     // The same for a strip whose rows lie anywhere.
@@ -60,10 +60,10 @@ struct RowMath {
     struct Scattered {
         const char * const * rows;  // shared memory, kPlaceWords apart
         int lane;
-        __device__ __forceinline__ Eight at(int row) const {
+        __device__ __forceinline__ const char * at(int row) const {
             return eight_of<T>(rows[(row*kRowsAtOnce + lane/kLanes)*kPlaceWords], lane%kLanes);
         }
-        __device__ __forceinline__ bool odd(int row) const { return in_blocks(T) && straddles(at(row).at, 0); }
+        __device__ __forceinline__ unsigned offset(int row) const { return in_blocks(T) ? offset_of(at(row)) : 0; }
     };
 
     template <CellType T, class R>
@@ -90,7 +90,7 @@ struct RowMath {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     const int r = first + pair + j;
-                    factor[j] = unpack_eight<kTypeK>(words[r], rows.odd(batch*kBatch + r), x[j]);
+                    factor[j] = unpack_eight<kTypeK>(words[r], rows.offset(batch*kBatch + r), lane, x[j]);
                 }
 #pragma unroll
                 for (int h = 0; h < kHeads; ++h) {
@@ -130,7 +130,7 @@ struct RowMath {
         for (int r = 0; r < kBatch; ++r) {
             const int cell = (batch*kBatch + r)*kRowsAtOnce + lane/kLanes;
             float x[8];
-            const float factor = unpack_eight<kTypeV>(words[r], rows.odd(batch*kBatch + r), x);
+            const float factor = unpack_eight<kTypeV>(words[r], rows.offset(batch*kBatch + r), lane, x);
             const float * w = reinterpret_cast<const float *>(weights) + cell*kHeads;
             float weight[kHeads];
             if constexpr (kHeads == 2) {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseBatch b, i
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     const Sight * const sight = b.sight + query * static_cast<int64_t>(b.sight_stride);
     const int64_t first_page = head * static_cast<int64_t>(b.head_stride) + static_cast<int64_t>(stream) * b.pages_per_stream;
-    uint32_t * const keys = reinterpret_cast<uint32_t *>(b.scratch) + list * n_keys;
+    uint32_t * const keys = b.keys + list * n_keys;
     int32_t * const rows = b.rows + list * static_cast<int64_t>(b.stride);
 
     if (threadIdx.x == 0) {

@@ -6,7 +6,7 @@
 
 namespace edgekv::gpu {
 
-// Needs choose_device_scratch_bytes() of scratch and a stride of at least n_cells.
+// The stride is at least n_cells.
 struct ChooseBatch : ListBatch {
     int n_cells;  // in view of one stream
     int page_tokens, pages_per_stream;
@@ -15,6 +15,7 @@ struct ChooseBatch : ListBatch {
     int tokens;   // the budget: see page_choice.h
     float share;
     int exact_tokens;
+    uint32_t * keys;  // choose_device_keys_bytes(), 16-byte aligned; the next launch on the stream may use them
 };
 
 void launch_choose(const ChooseBatch & batch, Stream stream);

@@ -20,7 +20,6 @@ struct ListBatch {
     size_t stride;     // at least the cells in view
     int32_t * n_rows;  // out [list]
     SampleTotals * totals;  // [n_head_kv] added to; or null
-    char * scratch;         // 16-byte aligned; the next launch on the stream may use it
 };
 
 }  // namespace edgekv::gpu

@@ -18,27 +18,43 @@ struct Norm {
     float most, factor;
 };
 
-// What all walks of a list share: the token's turn, and the floor under its cells' chances.
-struct Draw {
-    uint32_t turn, least;
+// What all blocks of a list need to know of the whole list: the floor under its cells' chances, and the norms of its query heads. All words are told.
+struct Norms {
+    uint32_t least;
+    Norm of[kMaxHeads];
+};
+static_assert(sizeof(Norms) == (2 * kMaxHeads + 1) * sizeof(uint32_t), "a word each");
+
+// ---- words ---------------------------------------------------------------------------------------------------------------------
+
+// Blocks tell each other numbers by words of 64 bits, which hold the number and that of the launch. So nobody need clear them, and no fence is needed:
+// whoever finds the launch's number has the other with it. The first word counts blocks as they begin and, in its upper half, launches.
+struct Words {
+    unsigned long long * at;
+    uint32_t launch;  // odd, so that no word is told before the first launch
+
+    __device__ void tell(size_t i, uint32_t number) const { atomicExch(at + i, static_cast<unsigned long long>(launch) << 32 | number); }
+    __device__ uint32_t hear(size_t i) const {
+        unsigned long long told = 0;
+        while (static_cast<uint32_t>(told >> 32) != launch) {
+            told = look(at + i);
+        }
+        return static_cast<uint32_t>(told);
+    }
 };
 
-struct Scratch {
-    Norm * norms;        // [list][group]
-    Draw * draws;        // [list]
-    uint32_t * n_begun;  // chunks of the launch
-    uint32_t * counts;   // [list][chunk] one more than its rows; 0: not counted yet
-    size_t n_counts;     // those and n_begun, which lies before them
-};
-
-static_assert(sizeof(Norm) == kSampleNormBytes && sizeof(Draw) == kSampleDrawBytes && sizeof(uint32_t) == kSampleCountBytes, "sample_scratch()");
-
-__host__ __device__ inline Scratch scratch_of(const SampleBatch & b) {
-    const size_t n_lists = static_cast<size_t>(b.n_streams) * b.n_tokens * b.n_head_kv;
-    const SampleScratch at = sample_scratch(n_lists, b.n_groups, b.group);
-    uint32_t * const counts = reinterpret_cast<uint32_t *>(b.scratch + at.counts);
-    return {reinterpret_cast<Norm *>(b.scratch), reinterpret_cast<Draw *>(b.scratch + at.draws), counts, counts + 1, at.n_counts};
+// A thread of each block calls it once. Returns the block's number in the order in which blocks begin.
+__device__ inline uint32_t begin_block(unsigned long long * words, uint32_t & launch) {
+    const unsigned long long before = atomicAdd(words, 1ull);
+    const uint32_t number = static_cast<uint32_t>(before);
+    launch = static_cast<uint32_t>(before >> 32) * 2 + 1;
+    if (number + 1 == gridDim.x) {  // the next launch begins at 0
+        atomicAdd(words, (1ull << 32) - gridDim.x);
+    }
+    return number;
 }
+
+// ---- norms ---------------------------------------------------------------------------------------------------------------------
 
 // The resolution of the list's KV head.
 __device__ inline float resolution_of(const SampleBatch & b, int list) {
@@ -46,54 +62,94 @@ __device__ inline float resolution_of(const SampleBatch & b, int list) {
     return own > 0.0f ? own : b.resolution;
 }
 
-// One warp per query row finds the top and the sum of all cells that it sees, and for each list what its walks share. Clears the counts.
-__global__ void __launch_bounds__(kThreads) sample_norms(const SampleBatch b, int n_rows) {
-    const Scratch scratch = scratch_of(b);
-    for (size_t i = blockIdx.x * kThreads + threadIdx.x; i < scratch.n_counts; i += gridDim.x * kThreads) {
-        scratch.n_begun[i] = 0;
-    }
-    const int lane = threadIdx.x % kWarp, row = blockIdx.x * kWarps + threadIdx.x / kWarp;
-    if (row >= n_rows) {
-        return;
-    }
-    const float * const tops = b.shares.tops + row * b.shares.group_stride;
-    const float * const sums = b.shares.sums + row * b.shares.group_stride;
-    const float sink = b.sinks != nullptr ? b.sinks[row % (b.n_head_kv * b.group)] : -INFINITY;
-    float most = sink;
-    for (int i = lane; i < b.n_groups; i += kWarp) {
-        most = fmaxf(most, tops[i]);
-    }
+__device__ inline float most_of_warp(float x) {
     for (int step = kWarp / 2; step > 0; step /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(kAll, most, step));
+        x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
     }
-    float total = 0.0f;
-    for (int i = lane; i < b.n_groups; i += kWarp) {
-        total += tops[i] == -INFINITY ? 0.0f : sums[i] * expf(tops[i] - most);
-    }
+    return x;
+}
+
+__device__ inline float sum_of_warp(float x) {
     for (int step = kWarp / 2; step > 0; step /= 2) {
-        total += __shfl_xor_sync(kAll, total, step);
+        x += __shfl_xor_sync(kAll, x, step);
     }
-    total += sink == -INFINITY ? 0.0f : expf(sink - most);
+    return x;
+}
+
+// A block finds the list's norms in the tops and sums of all groups, and tells them. Bound by latency: 12 bytes a group and query row, and 8 a group.
+// The threads that leave the numbers are the first of the block.
+__device__ inline void find_norms(const SampleBatch & b, int list, const Words & words, size_t first_word, Norms & norms) {
+    EDGEKV_SHARED(float[kMaxHeads][kWarps], tops_of);
+    EDGEKV_SHARED(float[kMaxHeads * kWarps], sums_of);
+    EDGEKV_SHARED(int[kWarps], seen_of);
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    const float * const tops = b.shares.tops + static_cast<int64_t>(list) * b.group * b.shares.group_stride;
+    const float * const sums = b.shares.sums + static_cast<int64_t>(list) * b.group * b.shares.group_stride;
+    const Sight * const sight = b.sight + list / b.n_head_kv * static_cast<int64_t>(b.sight_stride);
+    const auto sink_of = [&](int g) { return b.sinks != nullptr ? b.sinks[list % b.n_head_kv * b.group + g] : -INFINITY; };
+
+    for (int g = 0; g < b.group; ++g) {
+        float most = -INFINITY;
+        for (int i = threadIdx.x; i < b.n_groups; i += kThreads) {
+            most = fmaxf(most, tops[g * b.shares.group_stride + i]);
+        }
+        most = most_of_warp(most);
+        if (lane == 0) {
+            tops_of[g][warp] = most;
+        }
+    }
+    int n_seen = 0;
+    for (int i = threadIdx.x; i < b.n_groups; i += kThreads) {
+        const uint64_t seen = sight[i].visible;
+        n_seen += __popc(static_cast<unsigned>(seen)) + __popc(static_cast<unsigned>(seen >> 32));
+    }
+    n_seen = __reduce_add_sync(kAll, n_seen);
     if (lane == 0) {
-        scratch.norms[row] = {most, total > 0.0f ? resolution_of(b, row / b.group) / (static_cast<float>(b.group) * total) : 0.0f};
+        seen_of[warp] = n_seen;
     }
-    if (row % b.group != 0) {
-        return;
+    __syncthreads();
+    const auto most_of = [&](int g) {
+        float most = sink_of(g);
+        for (int w = 0; w < kWarps; ++w) {
+            most = fmaxf(most, tops_of[g][w]);
+        }
+        return most;
+    };
+    for (int g = 0; g < b.group; ++g) {
+        const float most = most_of(g);
+        float total = 0.0f;
+        for (int i = threadIdx.x; i < b.n_groups; i += kThreads) {
+            const float top = tops[g * b.shares.group_stride + i];
+            total += top == -INFINITY ? 0.0f : sums[g * b.shares.group_stride + i] * expf(top - most);
+        }
+        total = sum_of_warp(total);
+        if (lane == 0) {
+            sums_of[g * kWarps + warp] = total;
+        }
     }
-    const int list = row / b.group, query = list / b.n_head_kv;
-    int n_visible = 0;
-    for (int i = lane; i < b.n_groups; i += kWarp) {
-        const uint64_t seen = b.sight[static_cast<int64_t>(query) * b.sight_stride + i].visible;
-        n_visible += __popc(static_cast<unsigned>(seen)) + __popc(static_cast<unsigned>(seen >> 32));
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < b.group) {
+        const int g = threadIdx.x;
+        const float most = most_of(g), sink = sink_of(g);
+        float total = sink == -INFINITY ? 0.0f : expf(sink - most);
+        for (int w = 0; w < kWarps; ++w) {
+            total += sums_of[g * kWarps + w];
+        }
+        norms.of[g] = {most, total > 0.0f ? resolution_of(b, list) / (static_cast<float>(b.group) * total) : 0.0f};
+        words.tell(first_word + 1 + 2 * g, __float_as_uint(norms.of[g].most));
+        words.tell(first_word + 2 + 2 * g, __float_as_uint(norms.of[g].factor));
     }
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        n_visible += __shfl_xor_sync(kAll, n_visible, step);
-    }
-    if (lane == 0) {
-        scratch.draws[list] = {page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[query]]),
-                               static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible, b.exact_tokens))};
+    if (threadIdx.x == 0) {
+        int n_visible = 0;
+        for (int w = 0; w < kWarps; ++w) {
+            n_visible += seen_of[w];
+        }
+        norms.least = static_cast<uint32_t>(least_chance(resolution_of(b, list), n_visible, b.exact_tokens));
+        words.tell(first_word, norms.least);
     }
 }
+
+// ---- chances -------------------------------------------------------------------------------------------------------------------
 
 // The chances of a thread's cells in steps of 2^-20, with and without the floor. All threads of the block construct it.
 // `factors`: [kMaxHeads][kChunkGroups], shared.
@@ -102,16 +158,15 @@ struct Chunk {
     int group, cell;        // of the thread: its group, and its first cell
     Sight sight;            // of its cells, from bit 0 on
 
-    __device__ Chunk(const SampleBatch & b, int list, int number, float * factors)
+    __device__ Chunk(const SampleBatch & b, int list, int number, const Norms & norms, float * factors)
         : list(list), first_group(number * kChunkGroups), group(first_group + threadIdx.x * kEach / kGroupCells),
           cell(first_group * kGroupCells + threadIdx.x * kEach), sight{0, 0} {
-        const Norm * const norms = scratch_of(b).norms + static_cast<int64_t>(list) * b.group;
         for (int i = threadIdx.x; i < b.group * kChunkGroups; i += kThreads) {
             const int g = i / kChunkGroups, of = first_group + i % kChunkGroups;
             float factor = 0.0f;
             if (of < b.n_groups) {
                 const float top = b.shares.tops[(static_cast<int64_t>(list) * b.group + g) * b.shares.group_stride + of];
-                factor = top == -INFINITY ? 0.0f : norms[g].factor * expf(top - norms[g].most);
+                factor = top == -INFINITY ? 0.0f : norms.of[g].factor * expf(top - norms.of[g].most);
             }
             factors[i] = factor;
         }
@@ -123,7 +178,7 @@ struct Chunk {
         }
     }
 
-    __device__ void chances(const SampleBatch & b, const float * factors, uint32_t (&chance)[kEach], uint32_t (&by_share)[kEach]) const {
+    __device__ void chances(const SampleBatch & b, uint32_t least, const float * factors, uint32_t (&chance)[kEach], uint32_t (&by_share)[kEach]) const {
         if (group >= b.n_groups || (sight.visible & ((1u << kEach) - 1)) == 0) {
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
@@ -131,7 +186,6 @@ struct Chunk {
             }
             return;
         }
-        const uint32_t least = scratch_of(b).draws[list].least;
         float x[kEach] = {};
         for (int g = 0; g < b.group; ++g) {
             const float factor = factors[g * kChunkGroups + (group - first_group)];
@@ -172,7 +226,8 @@ struct Chunk {
         }
         const int64_t stream = b.first_stream + list / (b.n_tokens * b.n_head_kv);
         const int32_t first = b.positions[stream * b.n_cells_stream + cell / kWalkCells * kWalkCells];
-        uint32_t at = static_cast<uint32_t>(walk_offset(scratch_of(b).draws[list].turn, first)) + through - sum, rows = 0;
+        const uint32_t turn = page_turn(b.layer, list % b.n_head_kv, b.positions[b.k_idxs[list / b.n_head_kv]]);
+        uint32_t at = static_cast<uint32_t>(walk_offset(turn, first)) + through - sum, rows = 0;
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
             rows |= static_cast<uint32_t>((at + chance[i]) >> kChanceBits != at >> kChanceBits) << i;
@@ -187,23 +242,33 @@ struct Sums {
     uint32_t n_rows, n_visible, n_certain, missed;
 };
 
-// A block lists the rows of a chunk behind those of the chunks before. It waits until these are counted: blocks take chunks in the order in which they
-// begin, so whoever counts them runs already, and counts before it waits itself.
+// A block lists the rows of a chunk behind those of the chunks before. It waits until the list's norms are known, which the block of its first chunk
+// finds, and until the chunks before are counted: blocks take chunks in the order in which they begin, so whoever tells these runs already, and waits for
+// nobody behind itself.
 __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
+    EDGEKV_SHARED(Norms, norms);
     EDGEKV_SHARED(float[kMaxHeads * kChunkGroups], factors);
     EDGEKV_SHARED(Sums[kWarps], warps);
     EDGEKV_SHARED(uint32_t, begun);
+    EDGEKV_SHARED(uint32_t, of_launch);
     EDGEKV_SHARED(uint32_t, before_block);
-    const Scratch scratch = scratch_of(b);
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     if (threadIdx.x == 0) {
-        begun = atomicAdd(scratch.n_begun, 1u);
+        begun = begin_block(b.words, of_launch);
     }
     __syncthreads();
-    const int n_chunks = sample_chunks(b.n_groups), number = static_cast<int>(begun) % n_chunks;
-    const Chunk chunk(b, static_cast<int>(begun) / n_chunks, number, factors);
+    const int n_chunks = sample_chunks(b.n_groups), list = static_cast<int>(begun) / n_chunks, number = static_cast<int>(begun) % n_chunks;
+    const Words words = {b.words, of_launch};
+    const size_t first_word = sample_words(gridDim.x / n_chunks, b.n_groups, b.group).norms + list * (2 * static_cast<size_t>(b.group) + 1);
+    if (number == 0) {
+        find_norms(b, list, words, first_word, norms);
+    } else if (static_cast<int>(threadIdx.x) < 2 * b.group + 1) {
+        reinterpret_cast<uint32_t *>(&norms)[threadIdx.x] = words.hear(first_word + threadIdx.x);
+    }
+    __syncthreads();
+    const Chunk chunk(b, list, number, norms, factors);
     uint32_t chance[kEach], by_share[kEach];
-    chunk.chances(b, factors, chance, by_share);
+    chunk.chances(b, norms.least, factors, chance, by_share);
     const uint32_t drawn = chunk.drawn(b, chance), n_drawn = static_cast<uint32_t>(__popc(drawn));
     uint32_t through = n_drawn;  // of the warp's threads up to this one
     for (unsigned step = 1; step < kWarp; step *= 2) {
@@ -231,22 +296,18 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         for (int w = 0; w < kWarps; ++w) {
             own += warps[w].n_rows;
         }
-        uint32_t * const counts = scratch.counts + static_cast<int64_t>(chunk.list) * n_chunks;
+        const size_t counts = 1 + static_cast<size_t>(list) * n_chunks;
         if (lane == 0) {
-            atomicAdd(&counts[number], own + 1);
+            words.tell(counts + number, own);
         }
         for (int i = lane; i < number; i += kWarp) {
-            uint32_t told = 0;
-            while (told == 0) {
-                told = look(&counts[i]);
-            }
-            before += told - 1;
+            before += words.hear(counts + i);
         }
         before = __reduce_add_sync(kAll, before);
         if (lane == 0) {
             before_block = before;
             if (last) {
-                b.n_rows[chunk.list] = static_cast<int32_t>(before + own);
+                b.n_rows[list] = static_cast<int32_t>(before + own);
             }
         }
     }
@@ -255,8 +316,8 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     for (int w = 0; w < warp; ++w) {
         row += warps[w].n_rows;
     }
-    int32_t * const rows = b.rows + static_cast<int64_t>(chunk.list) * b.stride;
-    float * const weights = b.weights + static_cast<int64_t>(chunk.list) * b.stride;
+    int32_t * const rows = b.rows + static_cast<int64_t>(list) * b.stride;
+    float * const weights = b.weights + static_cast<int64_t>(list) * b.stride;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         if ((drawn >> i & 1) != 0) {
@@ -273,12 +334,12 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
             sums[1] += warps[w].n_certain;
             sums[2] += warps[w].missed;
         }
-        SampleTotals & totals = b.totals[chunk.list % b.n_head_kv];
+        SampleTotals & totals = b.totals[list % b.n_head_kv];
         atomicAdd(&totals.n_visible, sums[0]);
         atomicAdd(&totals.n_certain, sums[1]);
         if (sums[2] != 0) {
             atomicAdd(&totals.missed, static_cast<unsigned long long>(static_cast<double>(sums[2]) * (kShareSteps / kOne) /
-                                                                      resolution_of(b, chunk.list)));
+                                                                      resolution_of(b, list)));
         }
         if (last) {
             atomicAdd(&totals.n_tokens, 1ull);
@@ -290,8 +351,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
 }  // namespace
 
 void launch_sample(const SampleBatch & b, Stream stream) {
-    const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv, n_rows = n_lists * b.group;
-    launch(sample_norms, {static_cast<unsigned>((n_rows + kWarps - 1) / kWarps)}, kThreads, 0, stream, b, n_rows);
+    const int n_lists = b.n_streams * b.n_tokens * b.n_head_kv;
     launch(sample_emit, {static_cast<unsigned>(sample_chunks(b.n_groups) * n_lists)}, kThreads, 0, stream, b);
 }
 

@@ -1,5 +1,4 @@
-// Sampling on the device: sample_rows() of sample.h for all streams, query tokens and KV heads of a layer at once. The host never
-// waits: one kernel sums up the shares, the next lists the rows. A probability is rounded to
+// Sampling on the device: sample_rows() of sample.h for all streams, query tokens and KV heads of a layer in one launch. A probability is rounded to
 // the nearest step of 2^-20, so a row may differ from the specification's if its page's sum comes that close to a mark. The same inputs
 // give the same bytes.
 #pragma once
@@ -8,7 +7,7 @@
 
 namespace edgekv::gpu {
 
-// Needs sample_device_scratch_bytes() of scratch and a stride of at least 64 * n_groups.
+// The stride is at least 64 * n_groups.
 struct SampleBatch : ListBatch {
     int group;
     int n_groups;  // in view of one stream
@@ -24,6 +23,8 @@ struct SampleBatch : ListBatch {
     const int32_t * positions;  // [stream of the cache][n_cells_stream]
     int n_cells_stream;         // of the cache
     float * weights;     // out, one for each row
+    // sample_device_words_bytes() that no other kernel writes: zeros at first, then as the last launch on the stream left them, whatever its shape was
+    unsigned long long * words;
 };
 
 void launch_sample(const SampleBatch & batch, Stream stream);

@@ -1,8 +1,8 @@
-// Sketches on the device: they are built for stale groups, and scanned for the shares of all cells for a step's queries. Their layout and
-// values are those of kernels/sketch/sketch.h, the specification.
+// Sketches on the device: launch_store() builds them for stale groups, and they are scanned for the shares of all cells for a step's queries. Their
+// layout and values are those of kernels/sketch/sketch.h, the specification.
 #pragma once
 
-#include "cuda/gpu.h"
+#include "cuda/kernels/places.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv::gpu {
@@ -18,14 +18,10 @@ struct SketchArray {
 // Where keys lie: a page with a slot is read from the arena, any other from home.
 struct SketchHome {
     CellType type;
-    const char * k;  // cell 0 of the first stream, head 0: home, read through the link, or a copy of the same layout
-    size_t stride_cell, stride_head, stride_stream;  // bytes
-    bool brought;        // k lies on the device
-    const char * arena;  // null: none
-    size_t slot_bytes;
-    const int32_t * slots;  // [n_head_kv][slots_stride], the page p of stream s at s * pages_per_stream + p; negative: no slot
-    size_t slots_stride;
-    int page_tokens, pages_per_stream;
+    CellRows k;  // of the first stream: home, read through the link, or a copy of the same layout
+    size_t stride_stream;
+    bool brought;  // k lies on the device
+    PageSlots arena;
 };
 
 // ---- build -------------------------------------------------------------------------------------------------------------------
@@ -36,17 +32,15 @@ struct StaleGroup {
     uint64_t valid;  // a bit for each cell that holds a key; 0: the group becomes zeros
 };
 
-struct SketchBuildArgs {
+// Stale groups that a launch_store() builds too. The bytes are those of sketch_build(). Every float operation is a separate IEEE one (the _rn intrinsics,
+// which are never contracted); the source must not be compiled with -ftz=true or -use_fast_math.
+struct SketchBuild {
     SketchArray sketches;
-    SketchHome home;
+    SketchHome home;           // all keys but those that the same launch stores
     const StaleGroup * stale;  // device memory, each group at most once
-    const int * n_stale;       // device memory: StepState::n_stale
+    const int * n_stale;       // device memory: StepState::n_stale; null: nothing is built
     int n_expected;            // stale groups that a step of this shape usually has; it sizes the launch, which serves any number
 };
-
-// Writes the same bytes as sketch_build(). Every float operation is a separate IEEE one (the _rn intrinsics, which are
-// never contracted); the source must not be compiled with -ftz=true or -use_fast_math.
-void launch_sketch_build(const SketchBuildArgs & args, Stream stream);
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
 
@@ -56,8 +50,7 @@ struct SketchScanArgs {
     const int32_t * open;  // [n_streams][sketches.n_groups] not 0: the group has no sketch; its shares come from the keys themselves
     int n_streams, n_tokens, group;
     int n_groups;   // in view
-    const char * q;  // f32 [n_streams * n_tokens][n_head_kv * group][head_dim], device memory; strides in bytes
-    size_t q_stride_token, q_stride_head;
+    HeadRows q;     // [n_streams * n_tokens][n_head_kv * group][head_dim], device memory
     float scale, softcap;  // as in AttendProblem
     const Sight * sight;   // [n_streams][n_tokens][sight_stride]
     size_t sight_stride;

@@ -30,10 +30,10 @@ inline KeyRows key_rows(const SketchHome & home, int head_dim, int n_rows) {
     rows.n_rows = n_rows;
     rows.row_bytes = bytes_of_row(home.type, head_dim);
     rows.row_stride = (rows.row_bytes + 15) / 16 * 16 + 16;
-    uintptr_t places = reinterpret_cast<uintptr_t>(home.k) | home.stride_cell | home.stride_head | home.stride_stream |
+    uintptr_t places = reinterpret_cast<uintptr_t>(home.k.data) | home.k.stride_cell | home.k.stride_head | home.stride_stream |
                        static_cast<uintptr_t>(rows.row_bytes);
-    if (home.arena != nullptr) {
-        places |= reinterpret_cast<uintptr_t>(home.arena) | home.slot_bytes;
+    if (home.arena.data != nullptr) {
+        places |= reinterpret_cast<uintptr_t>(home.arena.data) | home.arena.slot_bytes;
     }
     rows.word_bytes = places % 16 == 0 ? 16 : places % 8 == 0 ? 8 : places % 4 == 0 ? 4 : 2;
     return rows;
@@ -68,22 +68,17 @@ __device__ inline void load_rows(const char * const * from, const KeyRows & rows
 // Loads the rows of n_rows cells from `first` on whose bit is set in `valid`; the others become zeros. A block of at least n_rows threads calls it.
 // Barriers before and after the copy: no warp still uses the old rows, and all see the new ones. Addresses lie beside the rows, and the last of them
 // was read before the previous call's end. Returns the rows' address.
-__device__ inline const char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int first, uint64_t valid,
-                                         char * shared) {
+__device__ inline char * load_keys(const SketchHome & home, const KeyRows & rows, int stream, int head, int first, uint64_t valid,
+                                   char * shared) {
     const char ** const from = reinterpret_cast<const char **>(shared);
     char * const to = shared + rows.n_rows * sizeof(const char *);
     if (static_cast<int>(threadIdx.x) < rows.n_rows) {
         const char * row = nullptr;
         if ((valid >> threadIdx.x & 1) != 0) {
-            const size_t cell = static_cast<size_t>(first) + threadIdx.x;
-            int slot = -1;
-            if (home.arena != nullptr) {
-                slot = home.slots[head * home.slots_stride + static_cast<size_t>(stream) * home.pages_per_stream + cell / home.page_tokens];
-            }
-            if (slot >= 0) {
-                row = home.arena + static_cast<size_t>(slot) * home.slot_bytes + cell % home.page_tokens * rows.row_bytes;
-            } else {
-                row = home.k + stream * home.stride_stream + cell * home.stride_cell + head * home.stride_head;
+            const int cell = first + static_cast<int>(threadIdx.x);
+            row = home.arena.row(stream, cell, head, 0, rows.row_bytes);
+            if (row == nullptr) {
+                row = home.k.at(static_cast<size_t>(cell), static_cast<size_t>(head)) + stream * home.stride_stream;
                 if (!home.brought) {
                     reads_home(rows.row_bytes);
                 }

@@ -30,8 +30,7 @@ __device__ inline int64_t row_of(const SketchScanArgs & args, int stream, int he
 }
 
 __device__ inline const float * query_of(const SketchScanArgs & args, int stream, int head, int i) {
-    return reinterpret_cast<const float *>(args.q + (static_cast<size_t>(stream) * args.n_tokens + i / args.group) * args.q_stride_token +
-                                           (static_cast<size_t>(head) * args.group + i % args.group) * args.q_stride_head);
+    return args.q.at(static_cast<size_t>(stream) * args.n_tokens + i / args.group, static_cast<size_t>(head) * args.group + i % args.group);
 }
 
 __device__ inline Sight sight_of(const SketchScanArgs & args, int stream, int token, int group) {

@@ -1,79 +1,12 @@
-#include "cuda/kernels/store_device.h"
+#include "cuda/kernels/sketch_build.cuh"
+
+#include <algorithm>
 
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBlockValues = 1024;  // values of a block at most: whole heads of one token
-
-// ---- as ggml-cuda rounds -----------------------------------------------------------------------------------------------------
-
-// The card's fast division, which takes subnormal numbers as zero, as with fast maths. The emulated device rounds correctly.
-#if defined(__CUDACC__)
-__device__ inline float quotient(float a, float b) {
-    float x;
-    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(b));
-    return x;
-}
-
-__device__ inline float by_minus_eighth(float a) {
-    float x;
-    asm("mul.ftz.f32 %0, %1, %2;" : "=f"(x) : "f"(a), "f"(-0.125f));
-    return x;
-}
-
-__device__ inline float reciprocal(float a) {
-    float x;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(x) : "f"(a));
-    return x;
-}
-#else
-inline float without_subnormal(float x) { return fabsf(x) < 0x1p-126f ? 0.0f : x; }
-inline float quotient(float a, float b) { return without_subnormal(without_subnormal(a) / b); }
-inline float by_minus_eighth(float a) { return without_subnormal(without_subnormal(a) * -0.125f); }
-inline float reciprocal(float a) { return without_subnormal(1.0f / a); }
-#endif
-
-__device__ inline float largest_of_warp(float x) {
-    for (int step = kWarp / 2; step > 0; step /= 2) {
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    }
-    return x;
-}
-
-// Each lane has one value of the block.
-__device__ inline void quantise_q4(float x, int lane, char * block) {
-    const unsigned most = __ballot_sync(0xffffffffu, fabsf(x) == largest_of_warp(fabsf(x)));
-    const float d = by_minus_eighth(__shfl_sync(0xffffffffu, x, most != 0 ? __ffs(static_cast<int>(most)) - 1 : 0));
-    const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
-    const int code = min(15, static_cast<int>(fmaf(x, inverse, 8.5f)));
-    const int upper = __shfl_xor_sync(0xffffffffu, code, kQuantBlock / 2);
-    if (lane < kQuantBlock / 2) {
-        block[2 + lane] = static_cast<char>(code | upper << 4);
-    }
-    if (lane == 0) {
-        *reinterpret_cast<__half *>(block) = __float2half_rn(d);
-    }
-}
-
-__device__ inline void quantise_q8(float x, int lane, char * block) {
-    const float amax = largest_of_warp(fabsf(x));
-    const float d = quotient(amax, 127.0f);
-    const float inverse = d != 0.0f ? reciprocal(d) : 0.0f;
-    block[2 + lane] = static_cast<char>(static_cast<int8_t>(roundf(__fmul_rn(x, inverse))));
-    if (lane == 0) {
-        *reinterpret_cast<__half *>(block) = __float2half_rn(d);
-    }
-}
-
-// ---- writing -----------------------------------------------------------------------------------------------------------------
-
-struct alignas(16) Bytes16 {
-    uint32_t x[4];
-};
-struct alignas(8) Bytes8 {
-    uint32_t x[2];
-};
+constexpr int kBlockValues = 1024;  // values of a storing block at most: whole heads of one token
+constexpr unsigned kMostBuilders = 2048;
 
 template <class T>
 __device__ inline void copy_as(char * dst, const char * src, int n_bytes) {
@@ -97,86 +30,86 @@ __device__ inline void copy_out(char * dst, const char * src, int n_bytes) {
     }
 }
 
-__device__ inline void copy_heads(char * dst, size_t stride_head, const char * staged, int n_heads, int row_bytes) {
-    if (stride_head == static_cast<size_t>(row_bytes)) {
+// Heads of a cell, from `first` on.
+__device__ inline void copy_heads(const CellRows & to, int64_t cell, int first, const char * staged, int n_heads, int row_bytes) {
+    char * const dst = to.at(static_cast<size_t>(cell), static_cast<size_t>(first));
+    if (to.stride_head == static_cast<size_t>(row_bytes)) {
         copy_out(dst, staged, n_heads * row_bytes);
         return;
     }
     for (int h = 0; h < n_heads; ++h) {
-        copy_out(dst + h * stride_head, staged + h * row_bytes, row_bytes);
+        copy_out(dst + h * to.stride_head, staged + h * row_bytes, row_bytes);
     }
 }
 
-#if !defined(EDGEKV_STORE_GRID)  // tokens that have blocks of their own; tests take fewer
-#    define EDGEKV_STORE_GRID 65535
-#endif
-
-struct alignas(16) Staged {
-    char bytes[kBlockValues * 2];
+// How a launch's blocks are shared out: those that build sketches come first, as their work takes longest where there is any; then come blocks for
+// the parts of a token's heads, for tokens, for K and for V.
+struct StoreBlocks {
+    unsigned n_builders, n_parts;
+    int heads_of_part;
 };
 
-// A block converts some heads of one token, of K or of V.
-__global__ void __launch_bounds__(kThreads) store_rows(StoreArgs args, int heads_per_block) {
-    EDGEKV_SHARED(Staged, staged);
+struct alignas(16) Staged {
+    char bytes[kBlockValues * sizeof(__half)];
+};
 
-    const bool is_v = blockIdx.z != 0;
+// Converts some heads of one token, of K or of V.
+__device__ inline void store_heads(const StoreArgs & args, int token, int first, int n_heads, bool is_v) {
     const StoreRows & rows = is_v ? args.v : args.k;
-    const int dim = args.head_dim;
-    const int first = static_cast<int>(blockIdx.x) * heads_per_block;
-    const int n_heads = min(heads_per_block, args.n_head_kv - first);
-    const int row_bytes = bytes_of_row(rows.type, dim);
-
-    for (size_t token = blockIdx.y; token < static_cast<size_t>(args.n_tokens); token += gridDim.y) {
-        const char * src = rows.src + token * rows.src_stride_token;
-        if (rows.type == CellType::f16) {
-            for (int i = threadIdx.x; i < n_heads * dim; i += blockDim.x) {
-                const float * head = reinterpret_cast<const float *>(src + (first + i / dim) * rows.src_stride_head);
-                reinterpret_cast<__half *>(staged.bytes)[i] = __float2half_rn(head[i % dim]);
-            }
-        } else {
-            const int lane = threadIdx.x % kWarp;
-            for (int b = threadIdx.x / kWarp; b < n_heads * dim / kQuantBlock; b += blockDim.x / kWarp) {
-                const int i = b * kQuantBlock + lane;
-                const float * head = reinterpret_cast<const float *>(src + (first + i / dim) * rows.src_stride_head);
-                char * block = staged.bytes + b * block_bytes(rows.type);
-                rows.type == CellType::q8_0 ? quantise_q8(head[i % dim], lane, block) : quantise_q4(head[i % dim], lane, block);
-            }
-        }
-        __syncthreads();
-
-        const int64_t row = rows.rows[token];
-        const size_t offset = static_cast<size_t>(row) * rows.stride_cell + first * rows.stride_head;
-        copy_heads(rows.home + offset, rows.stride_head, staged.bytes, n_heads, row_bytes);
-        if (rows.second != nullptr) {
-            copy_heads(rows.second + offset, rows.stride_head, staged.bytes, n_heads, row_bytes);
-        }
-        if (args.arena.data != nullptr) {
-            const StoreSlots & arena = args.arena;
-            const int64_t cell = row % arena.cells_per_stream;
-            const int64_t page = row / arena.cells_per_stream * arena.pages_per_stream + cell / arena.page_tokens;
-            for (int h = 0; h < n_heads; ++h) {
-                const int slot = arena.slots[(first + h) * arena.slots_stride + page];
-                if (slot >= 0) {
-                    char * place = arena.data + static_cast<size_t>(slot) * arena.slot_bytes + (is_v ? arena.v_offset : 0) +
-                                   static_cast<size_t>(cell % arena.page_tokens) * row_bytes;
-                    copy_out(place, staged.bytes + h * row_bytes, row_bytes);
-                }
-            }
-        }
-        __syncthreads();  // the next token's values overwrite these
+    const int row_bytes = bytes_of_row(rows.type, args.head_dim), per_row = (args.head_dim + kWarp - 1) / kWarp;
+    EDGEKV_SHARED(Staged, shared);
+    char * const staged = shared.bytes;
+    for (int i = threadIdx.x / kWarp; i < n_heads * per_row; i += kStoreThreads / kWarp) {
+        const int head = i / per_row, d = i % per_row * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+        const float x = d < args.head_dim ? rows.src.at(static_cast<size_t>(token), static_cast<size_t>(first + head))[d] : 0.0f;
+        round_value(rows.type, x, d, args.head_dim, staged + head * row_bytes);
     }
+    __syncthreads();
+
+    const int64_t row = rows.rows[token], stream = row / args.cells_per_stream, cell = row % args.cells_per_stream;
+    const CellRows second = {rows.second, rows.home.stride_cell, rows.home.stride_head};
+    copy_heads(rows.home, row, first, staged, n_heads, row_bytes);
+    if (second.data != nullptr) {
+        copy_heads(second, row, first, staged, n_heads, row_bytes);
+    }
+    for (int h = 0; h < n_heads && args.arena.data != nullptr; ++h) {
+        if (char * const place = args.arena.row(stream, cell, first + h, is_v ? args.arena.v_offset : 0, row_bytes)) {
+            copy_out(place, staged + h * row_bytes, row_bytes);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(kStoreThreads)
+store_rows(const __grid_constant__ StoreArgs args, StoreBlocks blocks, SketchLayout layout, KeyRows key_rows) {
+    if (blockIdx.x < blocks.n_builders) {
+        build_groups(args, layout, key_rows, blockIdx.x, blocks.n_builders);
+        return;
+    }
+    const unsigned i = blockIdx.x - blocks.n_builders, of_tokens = i / blocks.n_parts;
+    const int first = static_cast<int>(i % blocks.n_parts) * blocks.heads_of_part;
+    store_heads(args, static_cast<int>(of_tokens % static_cast<unsigned>(args.n_tokens)), first, min(blocks.heads_of_part, args.n_head_kv - first),
+                of_tokens >= static_cast<unsigned>(args.n_tokens));
 }
 
 }  // namespace
 
 void launch_store(const StoreArgs & args, Stream stream) {
-    if (args.n_tokens == 0) {
-        return;
-    }
     const int per_block = kBlockValues / args.head_dim;
-    const unsigned parts = static_cast<unsigned>((args.n_head_kv + per_block - 1) / per_block);
-    const unsigned tokens = args.n_tokens < EDGEKV_STORE_GRID ? static_cast<unsigned>(args.n_tokens) : EDGEKV_STORE_GRID;
-    launch(store_rows, {parts, tokens, 2}, kThreads, 0, stream, args, per_block);
+    StoreBlocks blocks = {0, static_cast<unsigned>((args.n_head_kv + per_block - 1) / per_block), per_block};
+    size_t shared = 0;  // of the builders
+    SketchLayout layout = {};
+    KeyRows keys = {};
+    if (args.build.n_stale != nullptr) {
+        const int64_t n_units = static_cast<int64_t>(args.build.n_expected) * args.n_head_kv;
+        blocks.n_builders = static_cast<unsigned>(std::clamp<int64_t>(n_units, 1, kMostBuilders));
+        layout = sketch_layout(args.head_dim, args.build.sketches.n_groups);
+        keys = key_rows(args.build.home, args.head_dim, kGroupCells);
+        shared = key_shared_bytes(keys);
+    }
+    const unsigned n_blocks = blocks.n_builders + 2 * blocks.n_parts * static_cast<unsigned>(args.n_tokens);
+    if (n_blocks != 0) {
+        launch(store_rows, {n_blocks}, kStoreThreads, shared, stream, args, blocks, layout, keys);
+    }
 }
 
 }  // namespace edgekv::gpu

@@ -1,38 +1,28 @@
 // Stores the K and V rows of a ubatch into home (pinned host memory, written through the link), and on request into a second
-// place and into the arena's slots. One launch serves K and V of all tokens and heads.
+// place and into the arena's slots, and builds the sketches of groups that filled up or changed. One launch serves K and V of all tokens and heads,
+// and all such groups.
 #pragma once
 
-#include "kernels/layout.h"
-#include "cuda/gpu.h"
+#include "cuda/kernels/sketch_device.h"
 
 namespace edgekv::gpu {
 
-// K or V. Strides are in bytes; home's rows are counted through all streams.
+// K or V. Home's rows are counted through all streams.
 struct StoreRows {
-    const char * src;  // f32 [n_tokens][n_head_kv][head_dim]
-    size_t src_stride_token, src_stride_head;
+    HeadRows src;
     const int64_t * rows;  // [n_tokens] in device memory: each token's row in home; no two are equal
     CellType type;
-    char * home;  // row 0, head 0
-    size_t stride_cell, stride_head;
-    char * second;  // another place of the same layout (staging), or null
-};
-
-// The arena's slots. The store also writes rows whose page has a slot. A slot holds page_tokens rows of K and, at
-// v_offset, of V, without gaps.
-struct StoreSlots {
-    char * data;  // null: none
-    size_t slot_bytes, v_offset;
-    const int32_t * slots;  // [n_head_kv][slots_stride], page p of stream s at s * pages_per_stream + p; -1: no slot
-    size_t slots_stride;
-    int page_tokens, cells_per_stream, pages_per_stream;
+    CellRows home;
+    char * second;  // another place of home's layout (staging), or null
 };
 
 struct StoreArgs {
     int head_dim, n_head_kv;  // as attend_supports(); in blocks: head_dim a multiple of 32
     int n_tokens;             // any number; of all streams
+    int cells_per_stream;     // of home
     StoreRows k, v;
-    StoreSlots arena;
+    PageSlots arena;  // rows whose page has a slot are written there too
+    SketchBuild build;
 };
 
 // Writes the same bits as ggml-cuda's GGML_OP_SET_ROWS. f16: rounded to nearest, ties to even. q8_0: d = max |x| / 127 in

@@ -89,7 +89,7 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
     EngineWorkspace most = {};
     const auto grow = [&](const EngineWorkspace & w) {
         for (const auto part : { &EngineWorkspace::shares, &EngineWorkspace::share_tops, &EngineWorkspace::share_sums, &EngineWorkspace::lists,
-                                 &EngineWorkspace::list_weights, &EngineWorkspace::list_lengths, &EngineWorkspace::select_scratch,
+                                 &EngineWorkspace::list_weights, &EngineWorkspace::list_lengths, &EngineWorkspace::choose_keys, &EngineWorkspace::sample_words,
                                  &EngineWorkspace::sights, &EngineWorkspace::attend }) {
             most.*part = std::max(most.*part, w.*part);
         }
@@ -102,7 +102,7 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
             }
         }
     }
-    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_lengths, most.select_scratch,
+    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_lengths, most.choose_keys, most.sample_words,
                      most.sights, most.attend });
 }
 

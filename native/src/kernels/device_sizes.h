@@ -86,32 +86,27 @@ struct SampleTotals {
     unsigned long long missed;     // the estimated shares of attention on the rows that these tokens did not read, in steps of 2^-40
 };
 
-// The scratch of sampling: numbers for each query head, for each list, and for each chunk of its cells.
+// The words by which the blocks of a sampling launch tell each other numbers (see sample_device.cu): one of the launch's, one for each chunk of a
+// list's cells, from `norms` on two for each query row and one for each list.
 constexpr int kSampleChunkGroups = 16;
-constexpr size_t kSampleNormBytes = 8, kSampleDrawBytes = 8, kSampleCountBytes = 4;
 
-struct SampleScratch {
-    size_t draws, counts, bytes;  // the offsets of two parts, and the whole size
-    size_t n_counts;              // one for each chunk, and one of the launch's
+struct SampleWords {
+    size_t norms, n;
 };
 
 EDGEKV_HOST_AND_DEVICE inline int sample_chunks(int n_groups) { return (n_groups + kSampleChunkGroups - 1) / kSampleChunkGroups; }
 
-EDGEKV_HOST_AND_DEVICE inline SampleScratch sample_scratch(size_t n_lists, int n_groups, int group) {
-    SampleScratch s;
-    s.draws = (n_lists * group + 1) / 2 * 2 * kSampleNormBytes;
-    s.counts = s.draws + (n_lists + 1) / 2 * 2 * kSampleDrawBytes;
-    s.n_counts = n_lists * sample_chunks(n_groups) + 1;
-    s.bytes = s.counts + s.n_counts * kSampleCountBytes;
-    return s;
+EDGEKV_HOST_AND_DEVICE inline SampleWords sample_words(size_t n_lists, int n_groups, int group) {
+    const size_t norms = 1 + n_lists * sample_chunks(n_groups);
+    return {norms, norms + n_lists * (2 * static_cast<size_t>(group) + 1)};
 }
 
-inline size_t sample_device_scratch_bytes(int n_lists, int n_groups, int group) {
-    return sample_scratch(static_cast<size_t>(n_lists), n_groups, group).bytes;
+inline size_t sample_device_words_bytes(int n_lists, int n_groups, int group) {
+    return sample_words(static_cast<size_t>(n_lists), n_groups, group).n * sizeof(unsigned long long);
 }
 
-// The scratch of choosing pages: a key for each page and list.
+// Choosing pages takes a key for each page and list.
 inline int choose_keys(int n_pages) { return (n_pages + 3) / 4 * 4; }
-inline size_t choose_device_scratch_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * choose_keys(n_pages) * sizeof(uint32_t); }
+inline size_t choose_device_keys_bytes(int n_lists, int n_pages) { return static_cast<size_t>(n_lists) * choose_keys(n_pages) * sizeof(uint32_t); }
 
 }  // namespace edgekv::gpu

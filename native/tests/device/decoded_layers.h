@@ -38,7 +38,7 @@ public:
           share_cells(n_head * stride), tops(static_cast<size_t>(n_head) * n_groups), sums(static_cast<size_t>(n_head) * n_groups),
           rows(shape.n_head_kv * stride), n_rows(static_cast<size_t>(shape.n_head_kv)), weights(shape.n_head_kv * stride),
           totals(static_cast<size_t>(shape.n_head_kv)), hits(static_cast<size_t>(shape.n_head_kv)),
-          select_scratch(edgekv::gpu::sample_device_scratch_bytes(shape.n_head_kv, n_groups, shape.group)), n_stale(1), n_ubatch(1),
+          sample_words(edgekv::gpu::sample_words(static_cast<size_t>(shape.n_head_kv), n_groups, shape.group).n), n_stale(1), n_ubatch(1),
           tickets(static_cast<size_t>(shape.n_head_kv)) {
         std::vector<int32_t> of_cells(static_cast<size_t>(shape.n_cells));
         std::iota(of_cells.begin(), of_cells.end(), 0);
@@ -57,8 +57,7 @@ public:
     std::vector<Launch> launches() const {
         using edgekv::gpu::Stream;
         return {
-            {"store", [this](int, Stream s) { edgekv::gpu::launch_store(store(), s); }},
-            {"build", [this](int layer, Stream s) { edgekv::gpu::launch_sketch_build(build(layer), s); }},
+            {"store", [this](int layer, Stream s) { edgekv::gpu::launch_store(store(layer), s); }},
             {"scan", [this](int layer, Stream s) { edgekv::gpu::launch_sketch_scan(scan(layer), s); }},
             {"sample", [this](int layer, Stream s) { edgekv::gpu::launch_sample(sample(layer), s); }},
             {"attend", [this](int layer, Stream s) { edgekv::gpu::launch_attend(problem(layer), part(), workspace.data(), n_splits, s); }},
@@ -131,28 +130,29 @@ private:
         return {shape.head_dim, shape.n_head_kv, n_groups, sketches[static_cast<size_t>(layer)].data(), sketch_stride()};
     }
 
-    edgekv::gpu::SketchHome sketch_home() const {
-        return {shape.type, k.data(), row * shape.n_head_kv, row, 0, shape.in_vram, nullptr, 0, nullptr, 0, kPage, n_groups * kGroup / kPage};
+    edgekv::gpu::HeadRows head_rows(const DeviceArray<float> & of, int n_heads) const {
+        const size_t bytes = shape.head_dim * sizeof(float);
+        return {reinterpret_cast<const char *>(of.data()), bytes * n_heads, bytes};
     }
 
-    edgekv::gpu::StoreArgs store() const {
+    edgekv::gpu::SketchHome sketch_home() const {
+        return {shape.type, {k.data(), row * shape.n_head_kv, row}, 0, shape.in_vram, {}};
+    }
+
+    // Sketches as for most tokens: no group has filled up.
+    edgekv::gpu::StoreArgs store(int layer) const {
         edgekv::gpu::StoreArgs a = {};
-        a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1;
+        a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1, a.cells_per_stream = shape.n_cells;
         const auto rows_of = [&](char * home) {
             edgekv::gpu::StoreRows r = {};
-            r.src = reinterpret_cast<const char *>(arriving.data());
-            r.src_stride_head = shape.head_dim * sizeof(float), r.src_stride_token = r.src_stride_head * shape.n_head_kv;
+            r.src = head_rows(arriving, shape.n_head_kv);
             r.rows = own_cell.data();
-            r.type = shape.type, r.home = home, r.stride_head = row, r.stride_cell = row * shape.n_head_kv;
+            r.type = shape.type, r.home = {home, row * shape.n_head_kv, row};
             return r;
         };
         a.k = rows_of(k.data()), a.v = rows_of(v.data());
+        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1};
         return a;
-    }
-
-    // As for most tokens: no group has filled up.
-    edgekv::gpu::SketchBuildArgs build(int layer) const {
-        return {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1};
     }
 
     void build_sketches() {
@@ -165,9 +165,10 @@ private:
         n_stale.set({n_groups});
         const TestStream stream;
         for (int layer = 0; layer < shape.n_layers; ++layer) {
-            edgekv::gpu::SketchBuildArgs args = build(layer);
-            args.n_expected = n_groups;
-            edgekv::gpu::launch_sketch_build(args, stream);
+            edgekv::gpu::StoreArgs args = store(layer);
+            args.n_tokens = 0;
+            args.build.n_expected = n_groups;
+            edgekv::gpu::launch_store(args, stream);
         }
         must(edgekv::gpu::stream_sync(stream) && edgekv::gpu::check());
         n_stale.set({0});
@@ -180,8 +181,7 @@ private:
         a.open = open.data();
         a.n_streams = a.n_tokens = 1;
         a.group = shape.group, a.n_groups = n_groups;
-        a.q = reinterpret_cast<const char *>(q.data());
-        a.q_stride_head = shape.head_dim * sizeof(float), a.q_stride_token = a.q_stride_head * n_head;
+        a.q = head_rows(q, n_head);
         a.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
         a.sight = sight.data(), a.sight_stride = static_cast<size_t>(n_groups);
         a.out = shares();
@@ -195,7 +195,7 @@ private:
         b.n_streams = b.n_tokens = 1;
         b.n_head_kv = shape.n_head_kv;
         b.sight = sight.data(), b.sight_stride = static_cast<size_t>(n_groups);
-        b.rows = rows.data(), b.stride = stride, b.n_rows = n_rows.data(), b.totals = totals.data(), b.scratch = select_scratch.data();
+        b.rows = rows.data(), b.stride = stride, b.n_rows = n_rows.data(), b.totals = totals.data(), b.words = sample_words.data();
         b.group = shape.group, b.n_groups = n_groups;
         b.shares = shares();
         b.resolution = shape.resolution;
@@ -241,7 +241,7 @@ private:
     DeviceArray<float> weights;
     DeviceArray<edgekv::gpu::SampleTotals> totals;
     DeviceArray<edgekv::AttendHits> hits;
-    DeviceArray<char> select_scratch;
+    DeviceArray<unsigned long long> sample_words;
     DeviceArray<int32_t> n_stale;
     DeviceArray<uint32_t> n_ubatch, tickets;
     DeviceArray<edgekv::gpu::StaleGroup> stale{static_cast<size_t>(n_groups)};

@@ -50,12 +50,12 @@ void check_case(const Case & c, uint64_t seed, Stream stream) {
     const DeviceArray<float> priority_device(priority);
     const DeviceArray<int32_t> rows(std::vector<int32_t>(n_lists * stride, -7)), n_rows(std::vector<int32_t>(n_lists, -7));
     const DeviceArray<SampleTotals> totals(std::vector<SampleTotals>(static_cast<size_t>(c.n_head_kv), SampleTotals{1, 2, 3, 0, 0}));
-    const DeviceArray<char> scratch(choose_device_scratch_bytes(static_cast<int>(n_lists), n_pages));
+    const DeviceArray<uint32_t> keys(choose_device_keys_bytes(static_cast<int>(n_lists), n_pages) / sizeof(uint32_t));
     const ListBatch lists = {c.n_streams, first_stream, c.n_tokens, c.n_head_kv, sight_device.data(), sight_stride,
                              rows.data(), stride, n_rows.data(),
-                             totals.data(), scratch.data()};
+                             totals.data()};
     launch_choose({lists, c.n_cells, c.page_tokens, pages_per_stream, static_cast<size_t>(n_pages_all), priority_device.data(), c.tokens, c.share,
-                   c.exact_tokens}, stream);
+                   c.exact_tokens, keys.data()}, stream);
     must(stream_sync(stream) && check());
 
     const std::vector<int32_t> got = rows.get(), n_got = n_rows.get();

@@ -14,6 +14,7 @@ using namespace test;
 
 namespace {
 
+constexpr size_t kWords = 4096;
 constexpr int kLayer = 11, kFirstStream = 1;
 constexpr SampleTotals kTotalsBefore = {1, 2, 3, 4, 5};
 long n_rows_all = 0, n_chance_rows = 0;
@@ -24,7 +25,7 @@ struct Got {
     std::vector<SampleTotals> totals;
 
     Got(const SampleCase & c, const SampleInstance & in, size_t stride, const std::vector<int64_t> & k_idxs, const std::vector<int32_t> & positions,
-        const DeviceArray<char> & scratch, Stream stream) {
+        const DeviceArray<unsigned long long> & words, Stream stream) {
         const size_t n_lists = static_cast<size_t>(c.n_lists());
         const DeviceArray<uint16_t> cells(in.shares);
         const DeviceArray<float> tops(in.tops), sums(in.sums), sinks(in.sinks), weights_d(std::vector<float>(n_lists * stride, -1.0f));
@@ -60,7 +61,7 @@ struct Got {
         b.stride = stride;
         b.n_rows = n_d.data();
         b.totals = totals_d.data();
-        b.scratch = scratch.data();
+        b.words = words.data();
         launch_sample(b, stream);
         must(stream_sync(stream) && check());
         rows = rows_d.get();
@@ -73,7 +74,9 @@ struct Got {
 template <class T>
 bool same(const std::vector<T> & a, const std::vector<T> & b) { return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0; }
 
-void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
+// `words`: as launches of other shapes left them.
+void check_case(const SampleCase & c, uint64_t seed, const DeviceArray<unsigned long long> & words, Stream stream) {
+    must(sample_device_words_bytes(c.n_lists(), c.n_groups, c.group) <= kWords * sizeof(unsigned long long));
     SampleInstance in(c, seed);
     std::vector<int64_t> k_idxs;
     std::vector<int32_t> positions;
@@ -85,9 +88,7 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
         positions.push_back(in.rng.below(200000));
     }
     const size_t stride = static_cast<size_t>(c.n_cells()) + 1 + seed % 2;
-    // in memory that holds anything, and again behind what the first launch left there
-    const DeviceArray<char> scratch(std::vector<char>(sample_device_scratch_bytes(c.n_lists(), c.n_groups, c.group), static_cast<char>(0xa5)));
-    const Got got(c, in, stride, k_idxs, positions, scratch, stream), again(c, in, stride, k_idxs, positions, scratch, stream);
+    const Got got(c, in, stride, k_idxs, positions, words, stream), again(c, in, stride, k_idxs, positions, words, stream);
     expect(same(got.rows, again.rows) && same(got.weights, again.weights) && same(got.n_rows, again.n_rows) && same(got.totals, again.totals), c,
            "a second run is the same");
     std::vector<SampleTotals> totals(static_cast<size_t>(c.n_head_kv), kTotalsBefore);
@@ -139,6 +140,7 @@ void check_case(const SampleCase & c, uint64_t seed, Stream stream) {
 
 int main() {
     const TestStream stream;
+    const DeviceArray<unsigned long long> words(kWords);
     Random rng(3);
     uint64_t seed = 0;
     const float resolutions[] = {20.0f, 400.0f, 4000.0f};
@@ -157,12 +159,12 @@ int main() {
             c.resolution = rng.pick(resolutions);
             c.own = rng.one_of(2);
             c.exact_tokens = rng.one_of(3) ? c.n_cells() / 2 : 0;  // about so many are seen
-            check_case(c, ++seed, stream);
+            check_case(c, ++seed, words, stream);
         }
     }
     for (int n_groups : {1, 2, 4, 16, 64}) {
         for (float resolution : {1.0f, 8.0f, 64.0f, 100.0f, 4000.0f}) {
-            check_case({1, 1, 2, n_groups, 2, resolution, Logits::even, false, false, 0}, ++seed, stream);
+            check_case({1, 1, 2, n_groups, 2, resolution, Logits::even, false, false, 0}, ++seed, words, stream);
         }
     }
     CHECK(n_chance_rows > 1000, "only %ld rows came by chance", n_chance_rows);

@@ -1,12 +1,15 @@
-// Checks launch_sketch_build() and launch_sketch_scan().
+// Checks the sketches that launch_store() builds, and launch_sketch_scan().
 //
-// Build: every byte of all streams' sketches, against the portable sketch_build().
+// Build: every byte of all streams' sketches, against the portable sketch_build() over the keys as they were stored; also of groups whose keys
+// arrive with the launch that builds them.
 // Scan, against the portable sketch_scan() and sketch_scan_keys(): the sums of products are the same integers, so that a top differs by
 // no more than 2e-4 + 2^-20 of the largest logit that keys and query allow, and a share and a sum by 2^-7 of themselves beside that. Against
 // sketch_reference(): the worst case that kernels/sketch/sketch_reference.cpp states.
-#include "cuda/kernels/sketch_build_device.cu"
+#include "cuda/kernels/store_device.cu"
 #define EDGEKV_SCAN_GRID 32  // so that a warp takes several groups in turn, as in a context of a million tokens
 #include "cuda/kernels/sketch_scan_device.cu"
+
+#include <numeric>
 
 #include "device_array.h"
 #include "sketch_instance.h"
@@ -17,7 +20,7 @@ using namespace test;
 namespace {
 
 double worst_cpu = 0.0, worst_reference = 0.0;  // in units of what is allowed
-long n_scanned = 0, n_open = 0;
+long n_scanned = 0, n_open = 0, n_arrived = 0;
 
 struct Sketches {
     SketchLayout layout;
@@ -79,25 +82,39 @@ struct PlacedKeys {
         open = DeviceArray<int32_t>(is_open);
     }
     gpu::SketchHome at(const SketchCase & c, const SketchInstance & in) const {
-        return {c.type, home.data(), in.stride_cell, in.stride_head, in.stride_stream, false, arena.data(), slot_bytes,
-                slots.data(), static_cast<size_t>(c.n_streams) * pages_per_stream, kPageTokens, pages_per_stream};
+        return {c.type, {home.data(), in.stride_cell, in.stride_head}, in.stride_stream, false, page_slots(c, in)};
+    }
+    gpu::PageSlots page_slots(const SketchCase & c, const SketchInstance & in) const {
+        return {arena.data(), slot_bytes, kPageTokens * in.key_bytes, slots.data(), static_cast<size_t>(c.n_streams) * pages_per_stream, kPageTokens,
+                pages_per_stream};
     }
 };
 
 // ---- build -------------------------------------------------------------------------------------------------------------------
 
-void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, std::vector<gpu::StaleGroup> stale, int n_expected,
-           gpu::Stream stream) {
+gpu::StoreArgs no_tokens(const SketchCase & c) {
+    gpu::StoreArgs args = {};
+    args.head_dim = c.head_dim;
+    args.n_head_kv = c.n_head_kv;
+    args.cells_per_stream = c.n_groups * kGroupCells;
+    return args;
+}
+
+// `keys`: the address of a stream's keys, as they are behind the launch.
+template <class Keys>
+void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, std::vector<gpu::StaleGroup> stale,
+           int n_expected, gpu::Stream stream, gpu::StoreArgs args, Keys keys) {
     const int n_stale = static_cast<int>(stale.size());
     const DeviceArray<int> count(std::vector<int>{n_stale});
     stale.push_back({0, 1 << 20, ~uint64_t{0}});  // behind the end: must not be looked at
     const DeviceArray<gpu::StaleGroup> list(stale);
-    gpu::launch_sketch_build({sketches.array(c), placed.at(c, in), list.data(), count.data(), n_expected}, stream);
+    args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), n_expected};
+    gpu::launch_store(args, stream);
     must(gpu::stream_sync(stream) && gpu::check());
     const SketchKernels & cpu = *sketch_kernels("portable");
     for (int i = 0; i < n_stale; ++i) {
         for (int h = 0; h < c.n_head_kv; ++h) {
-            cpu.build(sketches.sketch(c, stale[i].stream), sketches.layout, in.keys(c, stale[i].stream), h, stale[i].group, stale[i].valid);
+            cpu.build(sketches.sketch(c, stale[i].stream), sketches.layout, keys(stale[i].stream), h, stale[i].group, stale[i].valid);
         }
     }
     const std::vector<char> got = sketches.data.get();
@@ -108,6 +125,51 @@ void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & p
             break;
         }
     }
+}
+
+void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, const std::vector<gpu::StaleGroup> & stale,
+           int n_expected, gpu::Stream stream) {
+    build(c, placed, in, sketches, stale, n_expected, stream, no_tokens(c), [&](int s) { return in.keys(c, s); });
+}
+
+// Keys of some of the groups, and of others, arrive with the launch. What lay in their cells before is overwritten.
+void build_arriving(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches,
+                    const std::vector<gpu::StaleGroup> & stale, Random & rng, gpu::Stream stream) {
+    std::vector<int64_t> cells(static_cast<size_t>(c.n_streams) * c.n_groups * kGroupCells);
+    std::iota(cells.begin(), cells.end(), 0);
+    for (size_t i = cells.size() - 1; i > 0; --i) {
+        std::swap(cells[i], cells[rng.next() % (i + 1)]);
+    }
+    if (!rng.one_of(3)) {
+        cells.resize(1 + rng.next() % 20);
+    }
+    const size_t width = static_cast<size_t>(c.n_head_kv) * c.head_dim;
+    std::vector<float> x(cells.size() * width);
+    std::generate(x.begin(), x.end(), [&] { return 3.0f * rng.normal() + 1.0f; });
+    const DeviceArray<float> src(x);
+    const DeviceArray<int64_t> rows(cells);
+    const DeviceArray<char> values(in.k.size(), true);
+
+    gpu::StoreArgs args = no_tokens(c);
+    args.n_tokens = static_cast<int>(cells.size());
+    args.k = {{reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float)}, rows.data(), c.type,
+              {placed.home.data(), in.stride_cell, in.stride_head}, nullptr};
+    args.v = args.k;
+    args.v.home.data = values.data();
+    args.arena = placed.page_slots(c, in);
+    Bytes keys = in.k;
+    build(c, placed, in, sketches, stale, 1, stream, args, [&, stored = false](int s) mutable {
+        const std::vector<char> home = stored ? std::vector<char>() : placed.home.get();
+        for (size_t i = 0; !stored && i < cells.size(); ++i) {
+            for (int h = 0; h < c.n_head_kv; ++h) {
+                const size_t at = static_cast<size_t>(cells[i]) * in.stride_cell + h * in.stride_head;
+                std::copy_n(home.data() + at, in.key_bytes, keys.data() + at);
+            }
+        }
+        stored = true;
+        return SketchKeys{c.type, keys.data() + s * in.stride_stream, in.stride_cell, in.stride_head};
+    });
+    n_arrived += static_cast<long>(cells.size());
 }
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
@@ -153,9 +215,7 @@ ScanOut scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys &
     args.n_tokens = c.n_tokens;
     args.group = c.group;
     args.n_groups = n_groups;
-    args.q = reinterpret_cast<const char *>(q.data());
-    args.q_stride_head = in.q_stride_head;
-    args.q_stride_token = in.q_stride_token;
+    args.q = {reinterpret_cast<const char *>(q.data()), in.q_stride_token, in.q_stride_head};
     args.scale = c.scale;
     args.softcap = c.softcap;
     args.sight = sight.data();
@@ -244,10 +304,12 @@ void check_case(const SketchCase & c, uint64_t seed, gpu::Stream stream) {
     check_scan(c, in, placed, sketches, c.n_groups, stream);
     check_scan(c, in, placed, sketches, 1 + rng.below(c.n_groups), stream);
     if (!stale.empty()) {  // one group, which becomes empty or full
-        stale[0].valid = stale[0].valid ? 0 : ~uint64_t{0};
-        if (stale[0].valid == 0 || !c.partial) {
-            build(c, in, placed, sketches, {stale[0]}, 1, stream);
+        gpu::StaleGroup turned = stale[0];
+        turned.valid = turned.valid ? 0 : ~uint64_t{0};
+        if (turned.valid == 0 || !c.partial) {
+            build(c, in, placed, sketches, {turned}, 1, stream);
         }
+        build_arriving(c, in, placed, sketches, stale, rng, stream);
     }
 }
 
@@ -286,8 +348,8 @@ void check_all() {
     }
     // more groups than a launch's warps take at once
     check_case({64, 1, 1, 70, 2, 1, CellType::f16, KeyData::normal, 0.125f, 0.0f, false, true, false, true}, n++, stream);
-    std::printf("%llu cases, %ld groups from sketches and %ld from keys; largest difference from the CPU %.3f and from the reference %.3f of what "
-                "is allowed\n", static_cast<unsigned long long>(n), n_scanned, n_open, worst_cpu, worst_reference);
+    std::printf("%llu cases, %ld keys arrived, %ld groups from sketches and %ld from keys; largest difference from the CPU %.3f and from the reference "
+                "%.3f of what is allowed\n", static_cast<unsigned long long>(n), n_arrived, n_scanned, n_open, worst_cpu, worst_reference);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Checks launch_store() against GGML_OP_SET_ROWS's rule: every byte of home, of the second place and of the arena, with those
 // that must stay as they were. On a GPU the scale of a q8_0 block may be off by one step of its f16, and a code by one where the
 // quotient lies within 2^-20 of a tie, as the card's division is not exact; on the emulated device nothing may differ.
-#define EDGEKV_STORE_GRID 5  // so that a block stores several tokens in turn
 #include "cuda/kernels/store_device.cu"
 
 #include <string>
@@ -179,16 +178,16 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     args.head_dim = c.head_dim;
     args.n_head_kv = c.n_head_kv;
     args.n_tokens = c.n_tokens;
+    args.cells_per_stream = c.n_cells;
     for (int which = 0; which < 2; ++which) {
         const Side & side = sides[which];
         const size_t head_bytes = static_cast<size_t>(c.head_dim + pad) * 4;
-        (which == 0 ? args.k : args.v) = {reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes,
-                                          side.cells_at.data(), side.type, side.home_at.data(),
-                                          side.stride_cell, side.stride_head, side.second_at.or_null(c.second)};
+        (which == 0 ? args.k : args.v) = {{reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes}, side.cells_at.data(),
+                                          side.type, {side.home_at.data(), side.stride_cell, side.stride_head}, side.second_at.or_null(c.second)};
     }
     if (c.arena) {
         args.arena = {arena_at.data(), slot_bytes, v_offset, slots_at.data(),
-                      static_cast<size_t>(n_pages), page_tokens, c.n_cells, pages_per_stream};
+                      static_cast<size_t>(n_pages), page_tokens, pages_per_stream};
     }
     gpu::launch_store(args, stream);
     must(gpu::stream_sync(stream) && gpu::check());

@@ -204,7 +204,7 @@ inline WholeGroups engine_whole_groups(const EngineShape & shape, int layer, con
 }
 
 struct EngineWorkspace {
-    size_t shares, share_tops, share_sums, lists, list_weights, list_lengths, select_scratch, sights, attend;
+    size_t shares, share_tops, share_sums, lists, list_weights, list_lengths, choose_keys, sample_words, sights, attend;
 };
 
 // The workspace of a layer that attends every page.
@@ -233,10 +233,10 @@ inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int laye
     w.list_lengths = n_lists * sizeof(int32_t);
     w.sights       = static_cast<size_t>(view.n_streams) * view.n_tokens * n_groups * sizeof(Sight);
     if (kind == SketchKind::none) {
-        w.select_scratch = gpu::choose_device_scratch_bytes(static_cast<int>(n_lists), shape.pages_per_stream);
+        w.choose_keys = gpu::choose_device_keys_bytes(static_cast<int>(n_lists), shape.pages_per_stream);
         return w;
     }
-    w.select_scratch = gpu::sample_device_scratch_bytes(static_cast<int>(n_lists), static_cast<int>(n_groups), r.n_head / r.n_head_kv);
+    w.sample_words   = gpu::sample_device_words_bytes(static_cast<int>(n_lists), static_cast<int>(n_groups), r.n_head / r.n_head_kv);
     w.shares         = n_queries * stride * sizeof(uint16_t);
     w.share_tops = w.share_sums = n_queries * n_groups * sizeof(float);
     w.list_weights   = n_lists * stride * sizeof(float);

@@ -1,12 +1,18 @@
-// Rebuilds stale groups. One block serves one group of one head and keeps its 64 keys in shared memory as they came from home. The
-// operations are those of kernels/sketch/sketch_build.h.
+// Rebuilds stale groups. A block serves one group of one head and keeps its 64 keys in shared memory as they are stored. The operations are those of
+// kernels/sketch/sketch_build.h. Bound by the latency of the keys: 64 rows, from home over the link or from the arena.
+//
+// The launch that builds a group also stores keys of it. Those are not read where they are stored, so that no block waits for another: they are rounded
+// once more from the floats in which they arrive.
+#pragma once
+
 #include "cuda/kernels/sketch_keys.cuh"
+#include "cuda/kernels/store_device.h"
+#include "cuda/kernels/store_round.cuh"
 
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kBuildThreads = 128;
-constexpr unsigned kBuildGridMax = 2048;
+constexpr int kStoreThreads = 256;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxDim = 256;
 constexpr float kLevels = 7.0f;
@@ -31,13 +37,13 @@ __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top
 // ---- a group -----------------------------------------------------------------------------------------------------------------
 
 struct Ranges {
-    float least[kBuildThreads * 4], most[kBuildThreads * 4];  // [slice of the cells][channel]
+    float least[kStoreThreads * 4], most[kStoreThreads * 4];  // [slice of the cells][channel]
     float low[kMaxDim], per_step[kMaxDim];  // the values that the stored bytes stand for
 };
 
 // Finds each channel's least and most value. Threads share the cells in slices.
 __device__ inline int find_ranges(CellType type, const char * rows, int row_stride, int head_dim, uint64_t valid, Ranges & ranges) {
-    const int n_quads = head_dim / 4, n_slices = kBuildThreads / n_quads;
+    const int n_quads = head_dim / 4, n_slices = kStoreThreads / n_quads;
     const int quad = threadIdx.x % n_quads, slice = threadIdx.x / n_quads;
     if (slice < n_slices) {
         float least[4], most[4];
@@ -129,39 +135,88 @@ __device__ inline void build_codes(CellType type, const char * row, int chunk, i
     }
 }
 
-__global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs args, SketchLayout layout, KeyRows key_rows) {
-    EDGEKV_SHARED(Ranges, ranges);
-    const int n_heads = args.sketches.n_head_kv, dim = args.sketches.head_dim;
-    const int64_t n_units = static_cast<int64_t>(*args.n_stale) * n_heads;
 
-    for (int64_t unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
-        const StaleGroup stale = args.stale[unit / n_heads];
+// The keys of a group that arrive with this launch: a bit for each cell, and in `tokens` whose key it is.
+__device__ inline uint64_t find_arriving(const StoreArgs & args, const StaleGroup & stale, int (&tokens)[kGroupCells]) {
+    if (threadIdx.x < kGroupCells) {
+        tokens[threadIdx.x] = -1;
+    }
+    __syncthreads();
+    const int64_t first = static_cast<int64_t>(stale.stream) * args.cells_per_stream + static_cast<int64_t>(stale.group) * kGroupCells;
+    for (int token = threadIdx.x; token < args.n_tokens; token += kStoreThreads) {
+        const int64_t cell = args.k.rows[token] - first;
+        if (cell >= 0 && cell < kGroupCells) {
+            tokens[cell] = token;
+        }
+    }
+    __syncthreads();
+    const int lane = threadIdx.x % kWarp;
+    const uint64_t lower = __ballot_sync(kAllLanes, tokens[lane] >= 0), upper = __ballot_sync(kAllLanes, tokens[kWarp + lane] >= 0);
+    return stale.valid & (upper << kWarp | lower);
+}
+
+// Rounds them into the group's rows.
+__device__ inline void round_arriving(const StoreArgs & args, int head, uint64_t arriving, const int (&tokens)[kGroupCells], char * rows, int row_stride) {
+    constexpr int kLoads = 4;  // in flight for each lane
+    const int per_row = (args.head_dim + kWarp - 1) / kWarp, lane = threadIdx.x % kWarp;
+    for (int first = threadIdx.x / kWarp * kLoads; first < kGroupCells * per_row; first += kStoreThreads / kWarp * kLoads) {
+        float x[kLoads];
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+            const int cell = (first + j) / per_row, d = (first + j) % per_row * kWarp + lane;
+            x[j] = (arriving >> cell & 1) != 0 && d < args.head_dim ? args.k.src.at(static_cast<size_t>(tokens[cell]), static_cast<size_t>(head))[d] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < kLoads; ++j) {
+            const int cell = (first + j) / per_row, d = (first + j) % per_row * kWarp + lane;
+            if ((arriving >> cell & 1) != 0) {
+                round_value(args.k.type, x[j], d, args.head_dim, rows + cell * row_stride);
+            }
+        }
+    }
+}
+
+// The work of block `number` of the `n_blocks` that build.
+__device__ inline void build_groups(const StoreArgs & args, const SketchLayout & layout, const KeyRows & key_rows, unsigned number, unsigned n_blocks) {
+    EDGEKV_SHARED(Ranges, ranges);
+    EDGEKV_SHARED(int[kGroupCells], tokens);
+    const SketchBuild & build = args.build;
+    const int n_heads = args.n_head_kv, dim = args.head_dim;
+    const int64_t n_units = static_cast<int64_t>(*build.n_stale) * n_heads;
+
+    for (int64_t unit = number; unit < n_units; unit += n_blocks) {
+        const StaleGroup stale = build.stale[unit / n_heads];
         const int head = static_cast<int>(unit % n_heads);
-        char * const of_head = args.sketches.data + stale.stream * args.sketches.stream_bytes + head * layout.head_bytes;
+        char * const of_head = build.sketches.data + stale.stream * build.sketches.stream_bytes + head * layout.head_bytes;
         char * const codes = of_head + static_cast<size_t>(stale.group) * layout.code_bytes;
         char * const params = of_head + layout.params_offset + static_cast<size_t>(stale.group) * layout.param_bytes;
         if (stale.valid == 0) {
-            for (int i = threadIdx.x; i < layout.code_bytes / 4; i += kBuildThreads) {
+            for (int i = threadIdx.x; i < layout.code_bytes / 4; i += kStoreThreads) {
                 reinterpret_cast<uint32_t *>(codes)[i] = 0;
             }
-            for (int i = threadIdx.x; i < layout.param_bytes / 4; i += kBuildThreads) {
+            for (int i = threadIdx.x; i < layout.param_bytes / 4; i += kStoreThreads) {
                 reinterpret_cast<uint32_t *>(params)[i] = 0;
             }
             continue;
         }
 
-        const char * const rows = load_keys(args.home, key_rows, stale.stream, head, stale.group * kGroupCells, stale.valid, shared_memory());
-        const int n_slices = find_ranges(args.home.type, rows, key_rows.row_stride, dim, stale.valid, ranges);
+        const uint64_t arriving = find_arriving(args, stale, tokens);
+        char * const rows = load_keys(build.home, key_rows, stale.stream, head, stale.group * kGroupCells, stale.valid & ~arriving, shared_memory());
+        if (arriving != 0) {
+            round_arriving(args, head, arriving, tokens, rows, key_rows.row_stride);
+            __syncthreads();
+        }
+        const int n_slices = find_ranges(build.home.type, rows, key_rows.row_stride, dim, stale.valid, ranges);
         __syncthreads();
         if (threadIdx.x < kWarp) {
             build_params(ranges, n_slices, dim, layout, params);
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < kGroupCells * layout.n_dwords / 3; i += kBuildThreads) {
+        for (int i = threadIdx.x; i < kGroupCells * layout.n_dwords / 3; i += kStoreThreads) {
             const int cell = i % kGroupCells, chunk = i / kGroupCells;
             uint32_t c[8] = {};
             if ((stale.valid >> cell & 1) != 0) {
-                build_codes(args.home.type, rows + cell * key_rows.row_stride, chunk, dim, ranges, c);
+                build_codes(build.home.type, rows + cell * key_rows.row_stride, chunk, dim, ranges, c);
             }
             char * const at = codes + (cell / kVectorCells * layout.n_dwords + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4;
             *reinterpret_cast<uint32_t *>(at) = c[0] | c[1] << 3 | (c[6] & 0x03030303u) << 6;
@@ -172,13 +227,4 @@ __global__ void __launch_bounds__(kBuildThreads) build_groups(SketchBuildArgs ar
 }
 
 }  // namespace
-
-void launch_sketch_build(const SketchBuildArgs & args, Stream stream) {
-    const int64_t n_units = static_cast<int64_t>(args.n_expected) * args.sketches.n_head_kv;
-    const unsigned grid = n_units < 1 ? 1u : n_units > kBuildGridMax ? kBuildGridMax : static_cast<unsigned>(n_units);
-    const KeyRows rows = key_rows(args.home, args.sketches.head_dim, kGroupCells);
-    launch(build_groups, {grid}, kBuildThreads, key_shared_bytes(rows), stream, args,
-           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), rows);
-}
-
 }  // namespace edgekv::gpu

@@ -96,8 +96,8 @@ class ContextRequest:
         """Bytes of a KV home on disk, with its second file; 0: home is in memory."""
         if kv.cache.home is None:
             return 0
-        home = home_bytes(self.shape, n_ctx, kv, self.slots)
-        return home + (by_head_bytes(self.shape, n_ctx, kv, self.slots) if self.with_hot_rows(n_ctx, kv).placement.kv_budget else 0)
+        by_head = by_head_bytes(self.shape, n_ctx, self.with_hot_rows(n_ctx, kv), self.slots)
+        return home_bytes(self.shape, n_ctx, kv, self.slots) + by_head
 
     def with_hot_rows(self, n_ctx: int, kv: KvOptions) -> KvOptions:
         """The options with a `kv_budget` for rows that are read most lately, if K and V lie in a file and none was given."""
@@ -131,7 +131,9 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
 
 
 def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
-    """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk."""
+    """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk. 0: there is none."""
+    if kv.cache.home is None or kv.mode is not KvMode.SPARSE or not kv.placement.kv_budget:
+        return 0
     n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
     n_cells = rounded(n_together * n_ctx)
     return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * _DISK_PAGE for il in sparse_layers(model))
@@ -156,6 +158,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
         _compute(request, n_ctx, kv),
         MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.home is None else str(kv.cache.home),
                    "K and V of all tokens"),
+        MemoryPart("KV by head", by_head_bytes(shape, n_ctx, kv, request.slots), KNOWN, str(kv.cache.home), "the same, a head's rows together"),
         MemoryPart("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
         MemoryPart("sketches", ours.sketches, KNOWN),
         MemoryPart("arena", ours.arena, KNOWN, note=hot),

@@ -128,12 +128,15 @@ class HostRoofline:
 
 
 def pages_read(model: Geometry, kv: KvOptions, depth: int, page: int) -> int:
-    """Pages of a KV home on disk that hold what a token in mode sparse reads, about: rows at random places, K and V apart, all heads of a token side by
-    side. Fewer come from the disk: most were read for the tokens before."""
+    """Pages of a KV home on disk that hold what a token in mode sparse reads, about: rows at random places. With memory for rows (`kv_budget`) each
+    head's rows lie together, K beside V; otherwise K and V apart, all heads of a token side by side. Fewer come from the disk: most were read for the
+    tokens before."""
     n_rows, found = rows_read(depth, kv.selection.typical_resolution), 0.0
     for il in sparse_layers(model):
-        n_pages = depth * model.layer_kv_bytes(il, *kv.cache.kinds) / 2 / page
-        found += 2 * n_pages * -math.expm1(-n_rows * model.n_head_kv[il] / n_pages)
+        n_heads, n_bytes = model.n_head_kv[il], depth * model.layer_kv_bytes(il, *kv.cache.kinds)
+        n_parts, n_of_part = (n_heads, n_rows) if kv.placement.kv_budget else (2, n_rows * n_heads)
+        n_pages = n_bytes / n_parts / page
+        found += n_parts * n_pages * -math.expm1(-n_of_part / n_pages)
     return math.ceil(found)
 
 

@@ -331,8 +331,6 @@ def test_pages_that_came_from_the_disk_are_counted(synthetic, tmp_path, monkeypa
 @pytest.mark.parametrize("settings, said", [
     ({"modes": ("exact", "off")}, "--home works in modes sparse and exact only, and the mode is off; use --modes sparse"),
     ({"modes": ("off-flash",)}, "the mode is off"),
-    ({"modes": ("sparse",), "budgets": (1 << 20,)}, "--kv-budget is memory for copies of hot pages, and with --home"),
-    ({"modes": ("sparse:kv_budget=1MiB",)}, "--kv-budget is memory for copies"),
     ({"modes": ("evict",)}, "mode evict bounds K and V in memory"),
 ])
 def test_options_that_exclude_a_home_on_disk(synthetic, tmp_path, settings, said):

@@ -10,6 +10,7 @@ from edgekv.memory.compute import compute_bytes
 from edgekv.memory.fit import KvBytes, kv_bytes, rounded
 from edgekv.memory.home import check_space, hot_rows_bytes
 from edgekv.models.geometry import ModelFile
+from edgekv.vocab import KvMode
 
 _F32 = 4
 
@@ -38,7 +39,7 @@ class Room:
         kv = self.options[0]
         if kv.cache.home is not None:
             empty = home_bytes(self.model.geometry, self.n_empty, kv, n_ubatch=self.n_ubatch) if self.n_empty else 0
-            by_head = by_head_bytes(self.model.geometry, n_ctx, kv) if self.hot_rows(n_ctx) else 0
+            by_head = by_head_bytes(self.model.geometry, n_ctx, kv.with_(mode=KvMode.SPARSE, kv_budget=self.hot_rows(n_ctx)))
             check_space(kv.cache.home, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + by_head + empty,
                         "use a smaller -d, or another folder")
 

@@ -96,7 +96,7 @@ def _of_disk(home: Path, request: ContextRequest, n_ctx: int) -> list[str]:
     except EdgeKVError as error:
         return [*notes, str(error)]
     if request.kv.mode is KvMode.SPARSE:
-        n_pages = pages_read(request.shape, request.kv, n_ctx, PAGE)
+        n_pages = pages_read(request.shape, request.with_hot_rows(n_ctx, request.kv), n_ctx, PAGE)
         notes.append(f"{home} gives {rate:,.0f} scattered pages of 4 KiB a second: where memory holds nothing of K and V, a token at {n_ctx:,} tokens waits "
                      f"about {n_pages / rate:.2g} s for {n_pages:,} of them; what the tokens before it read mostly stays in memory")
     return notes

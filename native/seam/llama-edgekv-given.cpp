@@ -3,6 +3,7 @@
 // They are scattered, so they go in small pages of the system: in huge ones nearly nothing would be free as a whole, and the kernel would bring
 // given-back pages back when it makes a huge one.
 #include "llama-edgekv-access.h"
+#include "llama-edgekv-mapping.h"
 
 #include <vector>
 
@@ -54,7 +55,7 @@ static void keys_turned(ggml_tensor * dst, const ggml_tensor *, int ith, int, vo
 }
 
 ggml_tensor * llama_edgekv_behind_shift(llama_context * lctx, int il, ggml_context * ctx, ggml_tensor * shifted) {
-    if (own_rows(lctx, il).empty()) {
+    if (own_rows(lctx, il).empty() && !llama_edgekv_on_disk(shifted->view_src)) {
         return shifted;
     }
     ggml_tensor * node = ggml_map_custom1_inplace(ctx, shifted, keys_turned, 1, lctx);

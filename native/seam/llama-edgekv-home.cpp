@@ -174,12 +174,26 @@ bool llama_edgekv_build_shift(
     if (!active() || streams.empty()) {
         return false;
     }
-    // a graph has room for the nodes of one shift of each layer, and for some more
-    constexpr size_t kNodes = 16;
-    if (llama_edgekv_access::layers(kv).size()*streams.size()*kNodes > static_cast<size_t>(ggml_graph_size(gf))) {
+    // A graph has room for the nodes of one shift of each layer, and for some more: for several streams, and for pieces of them, because keys that
+    // are not f32 are turned as f32, 4 KiB a token where eight heads have 128 channels.
+    constexpr size_t kNodes = 16, kLeast = 2048;  // nodes of a piece, and its least cells
+    const size_t most = std::max<size_t>(1, ggml_graph_size(gf)/(llama_edgekv_access::layers(kv).size()*kNodes));
+    if (streams.size() > most) {
         streams = { { streams.front().first, streams.back().end } };
     }
+    size_t n_moved = 0;
     for (const moved & m : streams) {
+        n_moved += m.end - m.first;
+    }
+    const size_t spare = most - streams.size(), piece = spare > 0 ? std::max(kLeast, n_moved/spare + 1) : n_moved;
+    std::vector<moved> pieces;
+    for (const moved & m : streams) {
+        for (size_t first = m.first; first < m.end; first += piece) {
+            pieces.push_back({ first, std::min(first + piece, m.end) });
+        }
+    }
+    llama_edgekv_will_stream(k->view_src);
+    for (const moved & m : pieces) {
         const int64_t n = static_cast<int64_t>(m.end - m.first);
         ggml_tensor * turned = llama_edgekv_access::shifted(
             kv, cparams, ctx, ggml_view_3d(ctx, k, k->ne[0], k->ne[1], n, k->nb[1], k->nb[2], m.first*k->nb[2]),

@@ -237,6 +237,13 @@ int llama_edgekv_file_beside(const ggml_tensor * rows, size_t n_bytes) {
     return file;
 }
 
+void llama_edgekv_will_stream(const ggml_tensor * rows) {
+    if (llama_edgekv_on_disk(rows)) {
+        const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<uintptr_t>(rows->data)/page*page;
+        madvise(reinterpret_cast<void *>(first), reinterpret_cast<uintptr_t>(rows->data) + ggml_nbytes(rows) - first, MADV_NORMAL);
+    }
+}
+
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end) {
     const uintptr_t base = reinterpret_cast<uintptr_t>(of(buffer).base);
     return forget(of(buffer), first - base, end - first);
@@ -251,6 +258,8 @@ bool llama_edgekv_grows(const ggml_tensor *) { return false; }
 bool llama_edgekv_on_disk(const ggml_tensor *) { return false; }
 
 int llama_edgekv_file_beside(const ggml_tensor *, size_t) { return -1; }
+
+void llama_edgekv_will_stream(const ggml_tensor *) {}
 
 bool llama_edgekv_forget(ggml_backend_buffer_t, uintptr_t, uintptr_t) { return false; }
 

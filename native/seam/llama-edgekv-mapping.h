@@ -36,6 +36,9 @@ ggml_backend_buffer_type_t llama_edgekv_mapped(void);
 
 bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
 
+// The kernel reads ahead where these rows are read next, until libedgekv says how it reads them. Nothing happens for rows in memory.
+void llama_edgekv_will_stream(const ggml_tensor * rows);
+
 // Makes whole huge pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
 // cannot, and they stay as they are.
 bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

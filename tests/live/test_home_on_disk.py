@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.contexts import Context, attached
-from support.homes import homes, n_resident, page_out
+from support.homes import at_random, homes, n_resident, page_out
 
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, DoesNotFit
@@ -121,6 +122,41 @@ def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
         before = run.selection()
         context.decode([270], [4122], [0])
         assert run.selection().since(before).hit_rate > 0.3, "the new file has the rows of before"
+
+
+def read_4096(context: Context) -> None:
+    for first in range(0, 4096, 512):
+        context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
+
+
+def test_a_k_shift_is_read_ahead(synthetic, tmp_path):
+    """The kernel reads ahead of the shift, which passes over all keys, and not of the tokens behind it, which read rows here and there."""
+    with attached(synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128), KvOptions(home=tmp_path, **SPARSE), n_ctx=8192, n_seq=1) as (context, _):
+        read_4096(context)
+        assert at_random() == [True] * len(homes())
+        page_out()
+        before, faults = n_resident(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        if before > 2048:
+            pytest.skip("this file system keeps its pages in memory")
+        llama_cpp.llama_memory_seq_add(context.memory, 0, 0, -1, 1)
+        context.decode([270], [4097], [0])
+        assert at_random() == [True] * len(homes())
+        assert n_resident() - before > 4096, "2 layers of 4,096 keys of 2 KiB"
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults < 2048
+
+
+@pytest.mark.parametrize("kind", [1, 2], ids=["f16", "q4_0"])
+def test_a_k_shift_in_pieces_turns_the_same_keys(synthetic, kind):
+    """All of 4,096 tokens at once, which takes pieces, and a part after the other, the last first."""
+    found = []
+    for parts in ([(0, -1)], [(3500, -1), (2000, 3500), (700, 2000), (0, 700)]):
+        with attached(synthetic("llama", n_layer=2, head_dim=64), KvOptions(mode="exact"), n_ctx=8192, n_seq=1, type_k=kind) as (context, run):
+            read_4096(context)
+            for i, (first, end) in enumerate(parts):
+                llama_cpp.llama_memory_seq_add(context.memory, 0, first, end, 8)
+                context.decode([270], [4104 + i], [0])
+            found.append(run.cells.keys(1)[0, :4096].tobytes())
+    assert found[0] == found[1] and any(found[0])
 
 
 def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):

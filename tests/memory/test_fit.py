@@ -125,9 +125,9 @@ def test_device_formulas(large):
     assert plan.tables == 256 * 2048 * (4 + 4 + 8) + 2048 * 4 + 32768 * 4 + 512 * (4 + 8) + 256 * 4
     # 8 tokens at a time: rows and weights by KV head, shares and logits by query head, tops and sums of groups, 6 partial results
     selected = 8 * (32768 * (8 * (4 + 4) + 32 * (2 + 4)) + 512 * 32 * (4 + 4)) + 8 * 32 * 6 * (8 + 128 * 4)
-    # numbers of sampling (and one of its launch), and of the lists; sights of 64 tokens; sums and homes of layers and heads, tickets, stale groups, fresh
+    # words of sampling (and one of its launch), lengths of the lists; sights of 64 tokens; sums and homes of layers and heads, tickets, stale groups, fresh
     # and brought pages, updates
-    small = 64 * (4 * 8 + 8 + 32 * 4) + 256 + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96
+    small = 64 * 8 * (32 + 2 * 4 + 1) + 256 + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96
     small += 256 + 256 + 512 * 16 + 2048 + 8 * 32768 // 8 + 2 * 16384 * 8
     assert plan.scratch == selected + small
     assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)

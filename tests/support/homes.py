@@ -36,3 +36,14 @@ def page_out() -> None:
     for first, end in homes():
         assert _libc.msync(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MS_SYNC) == 0
         _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _PAGEOUT)
+
+
+def at_random() -> list[bool]:
+    """Whether the kernel was told not to read ahead there."""
+    found, inside = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split()[0].count("-") == 1 and not line.startswith("VmFlags"):
+            inside = "edgekv-home-" in line
+        elif inside and line.startswith("VmFlags:"):
+            found.append("rr" in line.split())
+    return found

@@ -187,7 +187,11 @@ void HostPlane::follow_gone() {
 
 void HostPlane::keys_turned(int il) {
     const auto turned = std::find_if(ctx.hooked.begin(), ctx.hooked.end(), [&](const Layer * layer) { return layer->il == il; });
-    if (!gives || turned == ctx.hooked.end()) {
+    if (turned == ctx.hooked.end()) {
+        return;
+    }
+    ahead.enter((*turned)->info.index, ctx.params.mode != EDGEKV_MODE_OFF);
+    if (!gives) {
         return;
     }
     for (int stream = 0; stream < ctx.shape.n_stream; ++stream) {

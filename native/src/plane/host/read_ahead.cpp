@@ -104,14 +104,18 @@ ReadAhead::ReadAhead(const State & ctx) {
     }
 }
 
-void ReadAhead::enter(bool reads_rows) const {
-    for (const auto & streams : layers) {
-        for (const auto & parts : streams) {
-            for (const Part & part : parts) {
-                const uintptr_t first = part.base / page_bytes() * page_bytes();
-                advise(first, first + part.n_pages * page_bytes(), reads_rows ? MADV_RANDOM : MADV_NORMAL);
-            }
+void ReadAhead::enter(int layer, bool reads_rows) const {
+    for (const auto & parts : layers[layer]) {
+        for (const Part & part : parts) {
+            const uintptr_t first = part.base / page_bytes() * page_bytes();
+            advise(first, first + part.n_pages * page_bytes(), reads_rows ? MADV_RANDOM : MADV_NORMAL);
         }
+    }
+}
+
+void ReadAhead::enter(bool reads_rows) const {
+    for (size_t layer = 0; layer < layers.size(); ++layer) {
+        enter(static_cast<int>(layer), reads_rows);
     }
 }
 
@@ -142,6 +146,8 @@ void ReadAhead::whole(int layer, int stream, int n_cells, int ith, int nth) cons
 ReadAhead::ReadAhead(const State & ctx) : layers(ctx.hooked.size()) {}
 
 void ReadAhead::enter(bool) const {}
+
+void ReadAhead::enter(int, bool) const {}
 
 void ReadAhead::rows(int, int, const AttendRows &, int, int, int, int) {}
 

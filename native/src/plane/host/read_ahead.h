@@ -24,6 +24,7 @@ public:
     explicit ReadAhead(const State & ctx);  // throws std::bad_alloc
 
     void enter(bool reads_rows) const;  // whether nodes that ask will attend; otherwise the kernel guesses what is read next
+    void enter(int layer, bool reads_rows) const;
 
     // The rows of [n_tokens][n_heads] lists.
     void rows(int layer, int stream, const AttendRows & rows, int n_tokens, int n_heads, int ith, int nth);

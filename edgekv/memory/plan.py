@@ -106,7 +106,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     if kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors:
         notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: the resolutions for an error are measured when the "
                      "model is first opened with it")
-    parts = tuple(request.parts(n_ctx, kv if request.room is not None else request.with_hot_rows(n_ctx, kv)))
+    parts = tuple(request.parts(n_ctx, request.with_hot_rows(n_ctx, kv)))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
     speeds = tuple(_speeds(request, roofline, n_ctx))

@@ -100,13 +100,12 @@ class Server:
 
     def _choose_context(self) -> ContextChoice:
         """Choose the context's size and device. Raises DoesNotFit."""
-        choice, kv = choose_context(self.request), self.options.kv
+        choice = choose_context(self.request)
+        kv = self.request.with_hot_rows(choice.n_ctx, self.options.kv)
         # an automatic budget would take the memory that a draft model needs later
         if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:
             kv = kv.with_(kv_vram=choice.device.budget)
-            self.options = replace(self.options, kv=kv)
-        if choice.device is None:
-            self.options = replace(self.options, kv=self.request.with_hot_rows(choice.n_ctx, kv))
+        self.options = replace(self.options, kv=kv)
         return choice
 
     def parts(self) -> list[MemoryPart]:

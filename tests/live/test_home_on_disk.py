@@ -376,13 +376,16 @@ def test_a_second_file_that_cannot_be_read_ends_its_conversation_alone(synthetic
 
 
 def test_memory_for_rows_is_what_is_free(synthetic, tmp_path, monkeypatch):
-    """Three quarters of what is free beside everything else; none where all of K and V fit there, then no second file either."""
-    file = open_model(synthetic("llama", n_ctx_train=1 << 17))
+    """Three quarters of what is free beside everything else, or what leaves 16 MiB; none where all of K and V fit there, then no second file either."""
+    file = open_model(synthetic("llama", n_layer=4, head_dim=128, n_ctx_train=1 << 17))
     kv, n_ctx = KvOptions(mode="sparse", home=tmp_path), 1 << 16
     beside = ContextRequest(file, kv, n_ctx, Slots(), 0).needed(n_ctx, kv)
     home = file.geometry.kv_bytes_per_token() * n_ctx
     some, all_of_it = (ContextRequest(file, kv, n_ctx, Slots(), beside + n_bytes) for n_bytes in (home // 2, home))
-    assert some.with_hot_rows(n_ctx, kv).placement.kv_budget == home // 2 * 3 // 4
+    assert home > 200 * MIB and some.with_hot_rows(n_ctx, kv).placement.kv_budget == home // 2 * 3 // 4
+    for n_free, budget in ((20 * MIB, 4 * MIB), (10 * MIB, 0)):
+        few = ContextRequest(file, kv, n_ctx, Slots(), beside + n_free)
+        assert few.with_hot_rows(n_ctx, kv).placement.kv_budget == budget and few.on_disk(n_ctx, kv) >= home * (1 + (budget > 0))
     assert all_of_it.with_hot_rows(n_ctx, kv).placement.kv_budget == 0
     assert home * 2 <= some.on_disk(n_ctx, kv) < home * 2.1 and all_of_it.on_disk(n_ctx, kv) == home
     for other in (kv.with_(kv_budget=MIB), kv.with_(mode="exact"), kv.with_(home=None)):

@@ -69,7 +69,8 @@ def conversation(context: Context, between=lambda: None) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("unified", [True, False], ids=["one stream", "streams"])
 @pytest.mark.parametrize("kind", [1, 2], ids=["f16", "q4_0"])
-@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE, {"mode": "off"}], ids=["exact", "sparse", "off"])
+@pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE, {**SPARSE, "sketch": "none", "attend": "25%"}, {"mode": "off"}],
+                         ids=["exact", "sparse", "pages", "off"])
 def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kind, unified):
     path = synthetic("llama", n_layer=3, head_dim=64)
     arguments = {"n_ctx": 2048, "n_seq": 4, "unified": unified, "type_k": kind, "type_v": kind}
@@ -77,7 +78,7 @@ def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kin
     for home, budget, between in ((None, 0, lambda: None), (tmp_path, 0, lambda: None), (tmp_path, 0, page_out), (tmp_path, 20_000, lambda: None),
                                   (tmp_path, MIB, lambda: None)):
         with attached(path, KvOptions(home=home, kv_budget=budget, **mode), **arguments) as (context, run):
-            assert len({file.st_ino for file in files_of_homes()}) == (home is not None) + (budget > 0 and mode is SPARSE)
+            assert len({file.st_ino for file in files_of_homes()}) == (home is not None) + (budget > 0 and mode["mode"] == "sparse")
             found.append(conversation(context, between))
             if mode is SPARSE:
                 assert run.selection().attended < 0.9, "rows were drawn"

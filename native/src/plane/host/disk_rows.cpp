@@ -7,11 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <new>
 
 #ifdef __linux__
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #endif
 
@@ -108,33 +107,39 @@ bool DiskRows::reserve(size_t n_bytes) {
     return true;
 }
 
-void DiskRows::write_group(const OfLayer & of, int stream, int head, int group, std::vector<char> & buffer) {
+void DiskRows::write_group(const OfLayer & of, int stream, int head, int group) {
     const int first = group * kGroupCells, n = std::min(kGroupCells, ctx.shape.n_cells - first);
-    buffer.resize(n * of.row_bytes);
-    const auto copy = [&](const ggml_tensor * rows, size_t n_bytes, size_t in_row) {
-        const char * src = static_cast<const char *>(rows->data) + stream * rows->nb[2] + first * rows->nb[1] + head * n_bytes;
-        for (int i = 0; i < n; ++i) {
-            std::memcpy(buffer.data() + i * of.row_bytes + in_row, src + i * rows->nb[1], n_bytes);
-        }
+    iovec     parts[2 * kGroupCells];
+    int       n_parts = 0;
+    const auto add = [&](const ggml_tensor * rows, size_t n_bytes, int cell) {
+        parts[n_parts++] = { static_cast<char *>(rows->data) + stream * rows->nb[2] + cell * rows->nb[1] + head * n_bytes, n_bytes };
     };
-    copy(of.layer->seam.k, of.k_bytes, 0);
-    if (of.layer->seam.v) {
-        copy(of.layer->seam.v, of.row_bytes - of.k_bytes, of.k_bytes);
+    for (int cell = first; cell < first + n; ++cell) {
+        add(of.layer->seam.k, of.k_bytes, cell);
+        if (of.layer->seam.v) {
+            add(of.layer->seam.v, of.row_bytes - of.k_bytes, cell);
+        }
     }
-    move(buffer.data(), buffer.size(), of.at(stream, head, first), pwrite);
+    moved(pwritev(file, parts, n_parts, static_cast<off_t>(of.at(stream, head, first))), n * of.row_bytes);
 }
 
 void DiskRows::write(int layer, int ith, int nth) {
     const OfLayer & of = layers[layer];
-    std::vector<char> buffer;
     for (const StaleGroup & stale : ctx.pages.stale.to_build()) {
         for (int head = ith; head < of.n_heads; head += nth) {
-            write_group(of, stale.stream, head, stale.group, buffer);
+            write_group(of, stale.stream, head, stale.group);
             std::lock_guard<std::mutex> lock(placing);
             for (int i = 0; i < kGroupCells; ++i) {
                 cache.forget(of.row(ctx, stale.stream, head, stale.group * kGroupCells + i));
             }
         }
+    }
+}
+
+// A file's bytes come and go whole, unless its disk fails.
+void DiskRows::moved(ptrdiff_t n_bytes, size_t wanted) {
+    if (n_bytes != static_cast<ptrdiff_t>(wanted)) {
+        failed.store(n_bytes < 0 ? errno : EIO, std::memory_order_relaxed);
     }
 }
 
@@ -172,24 +177,12 @@ void DiskRows::bring(int layer, int stream, const RowLists & lists, AttendHits *
             if (slots[i] < -1) {
                 const size_t at = of.at(stream, head, cells[i]);
                 slots[i] = missing(slots[i]);
-                move(cache.slot(slots[i]), of.row_bytes, at, pread);
+                moved(pread(file, cache.slot(slots[i]), of.row_bytes, static_cast<off_t>(at)), of.row_bytes);
                 taken.add(at, of.row_bytes);
             }
         }
         taken.end();
     });
-}
-
-template <typename Bytes, typename Call>
-void DiskRows::move(Bytes * bytes, size_t n, size_t at, Call call) {
-    for (size_t done = 0; done < n;) {
-        const ssize_t moved = call(file, bytes + done, n - done, static_cast<off_t>(at + done));
-        if (moved <= 0 && errno != EINTR) {
-            failed.store(moved < 0 ? errno : EIO, std::memory_order_relaxed);
-            return;
-        }
-        done += std::max<ssize_t>(moved, 0);
-    }
 }
 
 AttendCopies DiskRows::copies(int layer, const int32_t * slots) const { return { cache.slot(0), cache.stride(), layers[layer].k_bytes, slots }; }

@@ -58,9 +58,8 @@ private:
         uint64_t row(const State & ctx, int stream, int head, int cell) const;
     };
 
-    void write_group(const OfLayer & of, int stream, int head, int group, std::vector<char> & buffer);
-    template <typename Bytes, typename Call>
-    void move(Bytes * bytes, size_t n, size_t at, Call call);  // to the file or from it
+    void write_group(const OfLayer & of, int stream, int head, int group);
+    void moved(ptrdiff_t n_bytes, size_t wanted);  // to the file or from it
 
     State & ctx;
     size_t file_bytes = 0;  // of the file, if there is one

@@ -71,7 +71,8 @@ class Llama(llama_cpp.Llama):
             then the defaults.
         Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
-        home: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory.
+        home: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory. kv_budget is
+            then memory for copies of the rows that are read most lately (None: three quarters of what is free, or none where all fit).
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
         n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
         swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that

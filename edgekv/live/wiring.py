@@ -109,6 +109,7 @@ class Tiering:
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
+        self._hot_rows = core.memory(handle).arena_bytes if options.cache.home is not None else 0
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
@@ -160,7 +161,7 @@ class Tiering:
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
         if options.cache.home is not None:
-            native.set_hot_rows(self._handle, arena_bytes(options.placement.kv_budget, kv_bytes))
+            self._keep_rows(options.placement.kv_budget, kv_bytes)
             n_slots = 0  # rows are copied where they are read, not pages by a plan
         elif options.mode is KvMode.EVICT:
             n_slots = 0  # home is within its bound already
@@ -176,6 +177,13 @@ class Tiering:
             self.hierarchy.resize(n_slots)
         except TierError as error:
             raise DoesNotFit(str(error)) from error
+
+    def _keep_rows(self, budget: int | None, kv_bytes: int) -> None:
+        """Memory for copies of rows of a home on disk. budget: None: as before."""
+        n_bytes = self._hot_rows if budget is None else arena_bytes(budget, kv_bytes)
+        if n_bytes != self._hot_rows:
+            native.set_hot_rows(self._handle, n_bytes)
+            self._hot_rows = n_bytes
 
     def set_mode(self, options: KvOptions) -> None:
         """Change the mode from the next token on; pages stay where they are. A device changes to sparse only while nothing decodes, because

@@ -115,13 +115,17 @@ def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
             context.decode([270], [4096 + i], [0])
             rates.append(run.selection().since(before).hit_rate)
         assert rates[0] == 0 and np.median(rates[-8:]) > 0.6
+        run.configure(run.options.with_(resolution=50, kv_budget=None))
+        before = run.selection()
+        context.decode([270], [4120], [0])
+        assert run.selection().since(before).hit_rate > 0.5, "copies stay where another option changes"
         run.configure(run.options.with_(kv_budget=0))
         assert run.memory().arena_bytes == 0 and len(files_of_homes()) == 1
-        context.decode([270], [4120], [0])
-        run.configure(run.options.with_(kv_budget=MIB))
         context.decode([270], [4121], [0])
-        before = run.selection()
+        run.configure(run.options.with_(kv_budget=MIB))
         context.decode([270], [4122], [0])
+        before = run.selection()
+        context.decode([270], [4123], [0])
         assert run.selection().since(before).hit_rate > 0.3, "the new file has the rows of before"
 
 

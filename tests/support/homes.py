@@ -2,6 +2,10 @@
 
 import ctypes
 import mmap
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -47,3 +51,22 @@ def at_random() -> list[bool]:
         elif inside and line.startswith("VmFlags:"):
             found.append("rr" in line.split())
     return found
+
+
+def files_of_homes() -> list[os.stat_result]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            name = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if "edgekv-home-" in name:
+            found.append(os.stat(f"/proc/self/fd/{number}"))
+    return found
+
+
+def in_process(code: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`code` in a process of its own; sys.argv[1] is the folder of the tests' support."""
+    tests = Path(__file__).resolve().parent.parent
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tests), *map(str, arguments)], capture_output=True, text=True,
+                          timeout=300, env={**os.environ, **variables})

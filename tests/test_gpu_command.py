@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from gpu_command import __main__ as command
-from gpu_command import benchmark, parcels, report
-from gpu_command.execute import execute
+from gpu_command import benchmark, kernels, parcels, report
+from gpu_command.execute import Done, execute
 from gpu_command.machine import Card, source_hash
 from gpu_command.session import Session
 from gpu_command.state import FAILED, OK, SKIPPED, UNFINISHED, State, append, lines
@@ -151,7 +151,8 @@ def session(state, tmp_path, monkeypatch) -> Session:
 def test_plan_of_everything(session):
     ids = [step.id for step in command.plan(session, command.STAGES)]
     assert len(set(ids)) == len(ids)
-    in_order = ("build/environment", "tests/kernels", "bench/test_layers_device-32768", "sanitize/memcheck-test_engine",
+    in_order = ("build/environment", "tests/kernels", "bench/test_layers_device-131072", "bench/test_reads_device",
+                "sanitize/memcheck-test_engine",
                 "sanitize/racecheck-test_sample_device", "build/native", "build/check", "tests/test_pristine", "bench/llama-3-8b-stock",
                 "sanitize/memcheck-test_sample_device")
     order = [ids.index(one) for one in in_order]
@@ -261,6 +262,41 @@ def test_tables(state, tmp_path):
     assert "512 MiB" in text and "98.7" in text and "3.00" in text and "does not fit" in text and "with a \\| in it" in text
     assert "coverage" not in text, "columns that no row fills are left out"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["logs.tar.gz", "results.json", "table.md"]
+
+
+READ = ('{"what": "rows of 136 bytes", "way": "kernel", "asked_mib": 16384, "mib": %d, "gb_per_s": %.3f, "rows_per_s": 8000000}\n'
+        '{"what": "layer of 8192 cells, q8_0", "way": "copy engine", "mib": 17, "gb_per_s": 2.500, "rows_per_s": 9000000}\n')
+
+
+def bench_reads(session, monkeypatch, code: int | None, said: str) -> Outcome:
+    """The step with a program that prints `said` and ends so."""
+    ran = []
+    monkeypatch.setattr(session, "execute", lambda name, program, seconds: ran.append(program) or Done(code, 1.0, said))
+    step = next(step for step in kernels.bench_steps(session) if step.id == "bench/test_reads_device")
+    outcome = step.run(60)
+    assert step.limit_s == 120 and ran[0][1:] == ["--bench", "128", "16384"] and ran[0][0].name == "test_reads_device"
+    return outcome
+
+
+def test_reads_of_home_are_rows(session, monkeypatch, tmp_path):
+    cut = '{"what": "rows of 272 bytes", "way"'
+    assert bench_reads(session, monkeypatch, None, f"NVIDIA Test\n{READ % (4096, 1.25)}{cut}").status == UNFINISHED
+    assert [row["mib"] for row in session.state.reads()] == [4096, 17], "what was printed before the time was over counts"
+    assert bench_reads(session, monkeypatch, 0, f"NVIDIA Test\n{READ % (8192, 1.5)}6 checks, ok\n") == Outcome(OK, "6 checks, ok")
+    rows, layer = session.state.reads()
+    assert rows == {"what": "rows of 136 bytes", "way": "kernel", "mib": 8192, "gb_per_s": 1.5, "rows_per_s": 8000000, "asked_mib": 16384}
+    assert layer["way"] == "copy engine" and layer["asked_mib"] is None
+    report.write(tmp_path / "out", session.state, {"device": "cuda"})
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["reads"] == [rows, layer]
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert "| rows of 136 bytes | kernel | 8192 | 16384 | 1.50 | 8e+06 |" in lines
+    assert "| layer of 8192 cells, q8_0 | copy engine | 17 | - | 2.50 | 9e+06 |" in lines
+
+
+def test_reads_without_a_row_have_failed(session, monkeypatch):
+    assert bench_reads(session, monkeypatch, 0, "6 checks, ok\n").status == FAILED
+    assert bench_reads(session, monkeypatch, 1, "rows of 128 bytes over 128 MiB are not what lies there\n").status == FAILED
+    assert session.state.reads() == []
 
 
 @pytest.mark.parametrize(("n_bytes", "text"), [

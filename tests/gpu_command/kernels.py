@@ -1,17 +1,23 @@
 """Stages tests, sanitize and bench for the kernels: native/tests/device/test_*.cpp, built for the card and run on it, once more
 under compute-sanitizer, and those that can, to measure. In a rehearsal the emulated device takes the card's place."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .machine import tool
 from .session import Session
-from .state import FAILED, OK, UNFINISHED
+from .state import FAILED, OK, UNFINISHED, append
 from .steps import Outcome, Step
 
 SANITIZERS = ("memcheck", "racecheck")
 FIRST = ("memcheck-test_engine", "racecheck-test_attend_device", "racecheck-test_sample_device")
 """The runs under a sanitizer that say most."""
 BENCH_CELLS = (8192, 32768, 131072)
+READS = "test_reads_device"
+"""Measures over sizes of home, not behind cells: all in one step."""
+READ_MIB = (128, 16384)
 
 
 def names(session: Session) -> list[str]:
@@ -44,11 +50,27 @@ def sanitize_steps(session: Session) -> list[Step]:
 
 
 def bench_steps(session: Session) -> list[Step]:
-    """Steps of the programs that measure their kernels alone: `test_... --bench CELLS`."""
+    """Steps of the programs that measure their kernels alone: `test_... --bench CELLS`, and last the reads of home: `--bench MIB...`."""
     key = f"{session.build_sources} {session.device}"
-    return [Step("bench", f"{name}-{n_cells}", lambda s, name=name, n_cells=n_cells: _bench(session, name, n_cells, s), 60,
+    benches = [name for name in names(session) if '"--bench"' in _source(session, name)]
+    made = [Step("bench", f"{name}-{n_cells}", lambda s, name=name, n_cells=n_cells: _bench(session, name, n_cells, s), 60,
                  least_s=15, needs=("tests/kernels",), key=key)
-            for name in names(session) if '"--bench"' in _source(session, name) for n_cells in BENCH_CELLS]
+            for name in benches if name != READS for n_cells in BENCH_CELLS]
+    made += [Step("bench", name, lambda s: _bench_reads(session, s), 120, least_s=45, needs=("tests/kernels",), key=key)
+             for name in benches if name == READS]
+    return made
+
+
+def reads(text: str) -> Iterator[dict[str, Any]]:
+    """The rows that `test_reads_device --bench` printed: `what` was read, by which `way`, over how many `mib` (rows: and how many were
+    asked for), `gb_per_s` and `rows_per_s`. A line that is cut off is none."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            yield {name: row[name] for name in ("what", "way", "mib", "gb_per_s", "rows_per_s")} | {"asked_mib": row.get("asked_mib")}
 
 
 def folder(session: Session) -> Path:
@@ -94,6 +116,18 @@ def _bench(session: Session, name: str, n_cells: int, seconds: float) -> Outcome
     for line in done.tail.splitlines()[-20:]:
         print(f"    {line}", flush=True)
     return session.outcome(f"{name}-{n_cells}", done)
+
+
+def _bench_reads(session: Session, seconds: float) -> Outcome:
+    """Keeps the rows of a program that fails or is stopped, too: each was checked before its line was printed."""
+    done = session.execute(f"{READS}-bench", [folder(session) / READS, "--bench", *map(str, READ_MIB)], seconds)
+    rows = list(reads(done.tail))
+    for row in rows:
+        append(session.state.reads_file, row)
+        print(f"    {row['what']}, {row['way']}, over {row['mib']} MiB: {row['gb_per_s']:.2f} GB/s", flush=True)
+    if done.ok and not rows:
+        return Outcome(FAILED, f"no row in what it printed (logs: {READS}-bench.log)")
+    return session.outcome(f"{READS}-bench", done)
 
 
 def _sanitize(session: Session, sanitizer: str, name: str, seconds: float) -> Outcome:

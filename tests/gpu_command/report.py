@@ -26,7 +26,7 @@ def write(out: Path, state: State, facts: Mapping[str, Any]) -> None:
     verdicts = judge(rows, (facts.get("rates") or {}).get("link_copy"))
     whole = {
         "about": {**facts, "written": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")},
-        "steps": steps, "rows": rows,
+        "steps": steps, "rows": rows, "reads": state.reads(),
         "targets": [{"target": one.target, "where": one.where, "value": one.value, "bound": one.bound, "answer": one.answer}
                     for one in verdicts],
     }
@@ -42,7 +42,7 @@ def write(out: Path, state: State, facts: Mapping[str, Any]) -> None:
 
 
 def markdown(whole: Mapping[str, Any]) -> str:
-    """The table's text: heading with machine and sources, the steps, the rows, the targets."""
+    """The table's text: heading with machine and sources, the steps, the reads of home, the rows, the targets."""
     about = whole["about"]
     cards = [f"{card['name']} ({card['memory_mib']} MiB, driver {card['driver']})" for card in about.get("cards", ())]
     text = [
@@ -55,6 +55,10 @@ def markdown(whole: Mapping[str, Any]) -> str:
         text += [f"Rates: {rates} (bytes per second; launch_us in microseconds).", ""]
     text += _table(("step", "status", "seconds", "note"), [
         (step["step"], step["status"], f"{step['seconds']:.0f}", step["note"]) for step in whole["steps"]], left=(0, 1, 3))
+    if whole["reads"]:
+        text += _table(("read from home", "by", "MiB", "asked", "GB/s", "rows/s"), [
+            (row["what"], row["way"], row["mib"], row["asked_mib"] or "-", f"{row['gb_per_s']:.2f}", f"{row['rows_per_s']:.3g}")
+            for row in whole["reads"]], left=(0, 1))
     if whole["rows"]:
         used = [(key, title) for key, title in COLUMNS if any(row.get(key) not in (None, "") for row in whole["rows"])]
         rows = sorted(whole["rows"], key=lambda row: (row["model"], row["depth"]))

@@ -10,14 +10,15 @@ OK, FAILED, UNFINISHED, SKIPPED = "ok", "failed", "unfinished", "skipped"
 
 
 class State:
-    """A folder with a journal of steps and the measured rows. Both are files of one JSON object a line, written through at once:
-    a process killed in the middle of a line loses that line only."""
+    """A folder with a journal of steps, the measured rows, and the rates of reads from home. All are files of one JSON object a line,
+    written through at once: a process killed in the middle of a line loses that line only."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.journal = folder / "journal.jsonl"
         self.rows_file = folder / "rows.jsonl"
+        self.reads_file = folder / "reads.jsonl"
 
     def path(self, *parts: str) -> Path:
         """A path in the folder; its parent exists."""
@@ -40,6 +41,10 @@ class State:
     def rows(self) -> list[dict[str, Any]]:
         """The measured rows. Of two measurements the later one counts."""
         return list({identity(row): row for row in lines(self.rows_file)}.values())
+
+    def reads(self) -> list[dict[str, Any]]:
+        """The rows of kernels.reads(). Of two measurements the later one counts."""
+        return list({(row["what"], row["way"], row["asked_mib"]): row for row in lines(self.reads_file)}.values())
 
 
 def identity(row: dict[str, Any]) -> tuple:

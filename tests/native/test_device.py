@@ -18,6 +18,7 @@ BARRIER = re.compile(r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);")
 PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cuh": "test_attend_device", "sample_device.cu": "test_sample_device",
            "choose_device.cu": "test_choose_device", "store_device.cu": "test_store_device", "sketch_keys.cuh": "test_sketch_device",
            "sketch_scan_device.cu": "test_sketch_device", "sketch_build.cuh": "test_sketch_device", "attend_merge.cu": "test_attend_device"}
+READS = "test_reads_device"
 
 
 GPP = ("g++",)
@@ -27,8 +28,9 @@ GPP = ("g++",)
 def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
     if compiler(GPP) is None:
         return
-    programs = parameters(items, "test_program")
-    targets = PROGRAMS if any(item.originalname == "test_no_warnings" for item in items) else programs
+    programs, names = parameters(items, "test_program"), {item.originalname for item in items}
+    times = [READS] if "test_an_emulated_device_has_no_times" in names else []
+    targets = PROGRAMS if "test_no_warnings" in names else sorted({*programs, *times})
     if targets:
         built = folder("device")
         # a program that does not compile is its own test's failure
@@ -39,6 +41,8 @@ def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequenc
                 # The seed draws the order of threads, blocks and streams, and whether the device runs ahead of those who wait for it.
                 # Device memory is out of the host's reach, as on a GPU, while no kernel runs.
                 beside.add(("device", name, seed), [built / name], after=("device", name), EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
+        for name in times:
+            beside.add(("times", name), [built / name, "--bench", "128"], after=("device",))
     racing = parameters(items, "test_kernels_do_not_race")
     planted = [PLANTED[name] for name in parameters(items, "test_a_missing_barrier_is_found")]
     if racing or planted:
@@ -66,6 +70,12 @@ def test_no_warnings(beside: Beside):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(beside: Beside, program: str):
     beside.check(("device", program), *(("device", program, seed) for seed in SEEDS))
+
+
+@needs(GPP)
+def test_an_emulated_device_has_no_times(beside: Beside):
+    done = beside.end(("times", READS))
+    assert done.returncode == 1 and "times of an emulated device mean nothing" in done.said and "gb_per_s" not in done.said, done.said[-2000:]
 
 
 @needs(GPP)

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cuda/gpu.h"
+#include "cuda/kernels/read_device.h"
 
 namespace edgekv::gpu {
 namespace {
@@ -18,45 +18,16 @@ constexpr size_t   kLeast     = size_t(1) << 20;    // enough for the emulated d
 constexpr size_t   kHome      = size_t(16) << 30;
 constexpr size_t   kGathered  = size_t(128) << 20;
 constexpr unsigned kThreads   = 256;
-constexpr unsigned kRowBytes[] = {128, 136, 256, 272};  // K, or V, of a head and token: 64 or 128 channels in f16, 128 or 256 in q8_0
-
-// Pages and rows lie at index*step%n_places, far from their neighbours.
-struct Places {
-    uint64_t n, step;  // a power of two; odd
-};
 
 // Blocks take pages in turn, in the jumping order of a list of cold pages.
 __global__ void __launch_bounds__(kThreads) gather_pages(uint4 * dst, const uint4 * src, unsigned n_pages, Places places) {
     constexpr unsigned n_words = kPageBytes/sizeof(uint4);
     for (unsigned page = blockIdx.x; page < n_pages; page += gridDim.x) {
-        const size_t from = static_cast<size_t>(page*places.step & (places.n - 1))*n_words;
+        const size_t from = static_cast<size_t>(places.at(page))*n_words;
         const size_t to   = static_cast<size_t>(page)*n_words;
         for (unsigned i = threadIdx.x; i < n_words; i += kThreads) {
             dst[to + i] = src[from + i];
         }
-    }
-}
-
-// Half a warp reads a row, words of 8 bytes, as rows of q8_0 lie. Four rows are under way at once, as in attention.
-__global__ void __launch_bounds__(kThreads) gather_rows(unsigned * out, const char * src, unsigned row_bytes, unsigned n_rows, Places places) {
-    constexpr unsigned kLanes = 16, kAtOnce = 4;
-    const unsigned lane = threadIdx.x%kLanes, n_readers = gridDim.x*(kThreads/kLanes);
-    uint2 sum = make_uint2(0, 0);
-    for (unsigned first = (blockIdx.x*kThreads + threadIdx.x)/kLanes; first < n_rows; first += kAtOnce*n_readers) {
-        for (unsigned word = lane; word < row_bytes/sizeof(uint2); word += kLanes) {
-#pragma unroll
-            for (unsigned i = 0; i < kAtOnce; ++i) {
-                const uint64_t row = first + i*n_readers;
-                if (row < n_rows) {
-                    const uint2 x = reinterpret_cast<const uint2 *>(src + (row*places.step & (places.n - 1))*row_bytes)[word];
-                    sum.x ^= x.x;
-                    sum.y ^= x.y;
-                }
-            }
-        }
-    }
-    if ((sum.x ^ sum.y) == 0x9e3779b9u) {  // as below
-        *out = 1;
     }
 }
 
@@ -123,15 +94,6 @@ double read_host(const char * data, size_t n_bytes) {
     volatile uint64_t used = sums[0];
     static_cast<void>(used);
     return static_cast<double>(n_words*n_threads*sizeof(uint64_t))/seconds_since(begin);
-}
-
-// As many places of n_bytes as the buffer has room for, in steps of about the golden ratio.
-Places places_of(size_t buffer_bytes, size_t n_bytes) {
-    uint64_t n = 1;
-    while (2*n*n_bytes <= buffer_bytes) {
-        n *= 2;
-    }
-    return {n, static_cast<uint64_t>(0.618*static_cast<double>(n)) | 1};
 }
 
 // The buffers of one measurement, as large as memory allows.
@@ -232,11 +194,11 @@ bool measure_rates(int index, size_t host_bytes, Rates & out) {
                reinterpret_cast<const uint4 *>(bench.home), n_pages, places_of(bench.home_bytes, kPageBytes));
         return true;
     });
-    for (const unsigned row_bytes : kRowBytes) {
+    for (const unsigned row_bytes : kReadBytes) {
         const Places places = places_of(bench.home_bytes, row_bytes);
         const unsigned n_rows = static_cast<unsigned>(std::min<uint64_t>(gathered/row_bytes, places.n));
         const double rate = bench.rate(static_cast<size_t>(n_rows)*row_bytes, 3, [&] {
-            launch(gather_rows, Grid{n_blocks}, kThreads, 0, stream, reinterpret_cast<unsigned *>(local), bench.home, row_bytes, n_rows, places);
+            launch_read_rows({bench.home, row_bytes, n_rows, places, reinterpret_cast<unsigned *>(local)}, stream, n_blocks);
             return true;
         });
         out.link_rows = out.link_rows > 0.0 ? std::min(out.link_rows, rate) : rate;

@@ -9,6 +9,7 @@
 #include "emulator/emulator.h"
 
 #include "cuda/engine/rates.cu"
+#include "cuda/kernels/read_device.cu"
 
 using namespace edgekv::gpu;
 using namespace test;

@@ -100,15 +100,22 @@ gpu::StoreArgs no_tokens(const SketchCase & c) {
     return args;
 }
 
+// Stale groups, and how many of them a launch is told to expect.
+struct Stale {
+    std::vector<gpu::StaleGroup> groups;
+    int n_expected;
+};
+
 // `keys`: the address of a stream's keys, as they are behind the launch.
 template <class Keys>
-void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, std::vector<gpu::StaleGroup> stale,
-           int n_expected, gpu::Stream stream, gpu::StoreArgs args, Keys keys) {
+void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, Stale of, gpu::Stream stream,
+           gpu::StoreArgs args, Keys keys) {
+    std::vector<gpu::StaleGroup> & stale = of.groups;
     const int n_stale = static_cast<int>(stale.size());
     const DeviceArray<int> count(std::vector<int>{n_stale});
     stale.push_back({0, 1 << 20, ~uint64_t{0}});  // behind the end: must not be looked at
     const DeviceArray<gpu::StaleGroup> list(stale);
-    args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), n_expected};
+    args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), of.n_expected};
     gpu::launch_store(args, stream);
     must(gpu::stream_sync(stream) && gpu::check());
     const SketchKernels & cpu = *sketch_kernels("portable");
@@ -129,7 +136,7 @@ void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance
 
 void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, const std::vector<gpu::StaleGroup> & stale,
            int n_expected, gpu::Stream stream) {
-    build(c, placed, in, sketches, stale, n_expected, stream, no_tokens(c), [&](int s) { return in.keys(c, s); });
+    build(c, placed, in, sketches, {stale, n_expected}, stream, no_tokens(c), [&](int s) { return in.keys(c, s); });
 }
 
 // Keys of some of the groups, and of others, arrive with the launch. What lay in their cells before is overwritten.
@@ -158,7 +165,7 @@ void build_arriving(const SketchCase & c, const SketchInstance & in, const Place
     args.v.home.data = values.data();
     args.arena = placed.page_slots(c, in);
     Bytes keys = in.k;
-    build(c, placed, in, sketches, stale, 1, stream, args, [&, stored = false](int s) mutable {
+    build(c, placed, in, sketches, {stale, 1}, stream, args, [&, stored = false](int s) mutable {
         const std::vector<char> home = stored ? std::vector<char>() : placed.home.get();
         for (size_t i = 0; !stored && i < cells.size(); ++i) {
             for (int h = 0; h < c.n_head_kv; ++h) {

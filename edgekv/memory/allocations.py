@@ -8,7 +8,7 @@ from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
-from edgekv.memory.home import free_on_disk, hot_rows_bytes
+from edgekv.memory.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -22,8 +22,6 @@ KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 """The source of a figure: the header and the options, a formula, or a measurement."""
 
 HOST, DISK = "host", "disk"
-
-_DISK_PAGE = 4096
 
 NATIVE_BYTES = 32 * MIB
 """Bytes of libraries, vocabulary and Python, which no part contains."""
@@ -46,6 +44,11 @@ class Slots:
 
     n: int = 1
     unified: bool = False
+
+    @property
+    def caches(self) -> tuple[int, int]:
+        """The number of caches, and the conversations in each."""
+        return (1, self.n) if self.unified else (self.n, 1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class ContextRequest:
 
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
     """Bytes of K and V of all layers as llama.cpp allocates them: in steps of 256 cells; a sliding window gets a ubatch more than its size."""
-    n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
+    n_caches, n_together = slots.caches
     n_cells = rounded(n_together * kept(n_ctx, kv))
     types = kv.cache.kinds
     plain = _only(model, sliding=False).kv_bytes(n_cells, *types)
@@ -134,9 +137,9 @@ def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slo
     """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk. 0: there is none."""
     if kv.cache.home is None or kv.mode is not KvMode.SPARSE or not kv.placement.kv_budget:
         return 0
-    n_caches, n_together = (1, slots.n) if slots.unified else (slots.n, 1)
+    n_caches, n_together = slots.caches
     n_cells = rounded(n_together * n_ctx)
-    return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * _DISK_PAGE for il in sparse_layers(model))
+    return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * PAGE for il in sparse_layers(model))
 
 
 def _only(model: Geometry, sliding: bool) -> Geometry:

@@ -8,6 +8,9 @@ from pathlib import Path
 from edgekv.amounts import MIB, size
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
 
+PAGE = 4096
+"""Bytes that a disk reads at least."""
+
 HOT_SHARE, LEAST_REST = 0.75, 16 * MIB
 """Of the memory that is free for K and V in a file, the share for copies of the rows that are read most lately, and the least bytes beside them: the
 system needs them for the pages that are written and read whole. With 10 MiB a token of the default model waited for 277 pages, with 19 MiB for 68."""

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgekv.errors import EdgeKVError
+from edgekv.memory.home import PAGE
 
-PAGE = 4096
 _FILE_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 _THREADS = 8

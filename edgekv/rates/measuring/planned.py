@@ -14,6 +14,7 @@ from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
 from edgekv.memory.fit import unifies
+from edgekv.memory.home import PAGE
 from edgekv.memory.plan import Plan, make_plan
 from edgekv.memory.roofline import pages_read
 from edgekv.memory.type_choice import with_types
@@ -88,7 +89,7 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
 
 def _of_disk(home: Path, request: ContextRequest, n_ctx: int) -> list[str]:
     """What a token behind n_ctx others costs whose rows lie on the disk, by its measured rate."""
-    from edgekv.rates.measuring.disk import PAGE, scattered_reads_per_s
+    from edgekv.rates.measuring.disk import scattered_reads_per_s
 
     notes = ["the speeds are those of K and V in memory"]
     try:

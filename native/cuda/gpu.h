@@ -10,7 +10,7 @@
 //                          reference (and take them as `const __grid_constant__`, or else each thread would copy them first)
 //   what others write now  look(p)
 // The emulated device knows blockIdx, gridDim (x, y, z), threadIdx.x, blockDim.x, __syncthreads,
-// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Or/Inc/Exch,
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, __all_sync, atomicAdd/Or/Inc/Exch/CAS,
 // __threadfence, __half and its conversions, __dp4a, __popc, __clz, __ffs, __ldg, __float_as_int and its kin, the _rn intrinsics that
 // forbid contraction (__fmul_rn, __fadd_rn, __fsub_rn, __fdiv_rn, __fsqrt_rn), __expf and __logf. Warps have 32 threads; blocks are one-dimensional.
 //

@@ -196,3 +196,6 @@ EDGEKV_ATOMIC(atomicOr, unsigned, old | value)
 EDGEKV_ATOMIC(atomicInc, unsigned, old >= value ? 0u : old + 1u)
 EDGEKV_ATOMIC(atomicExch, unsigned long long, (static_cast<void>(old), value))
 #undef EDGEKV_ATOMIC
+inline unsigned long long atomicCAS(unsigned long long * p, unsigned long long expected, unsigned long long value) {
+    return ::edgekv::gpu::emulator::atomic(p, [=](unsigned long long old) { return old == expected ? value : old; });
+}

@@ -8,9 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.contexts import Context, attached
+from support.contexts import attached
+from support.conversations import conversation
 from support.homes import files_of_homes, homes, in_process, n_resident, page_out
 
 from edgekv.config import KvOptions
@@ -27,31 +27,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk 
 
 MIB = 1 << 20
 SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32, "policy": "none"}
-
-
-def conversation(context: Context, between=lambda: None) -> list[np.ndarray]:
-    """Logits of prompts, single tokens, two sequences, a removal, a copy and a shift; `between` runs before each of them."""
-    found = []
-
-    def read(first: int, n: int, sequence: int = 0) -> None:
-        between()
-        found.append(context.decode([260 + i * 7 % 90 for i in range(first, first + n)], range(first, first + n), [sequence] * n))
-
-    read(0, 400)
-    for i in range(400, 406):
-        read(i, 1)
-    read(0, 70, sequence=1)
-    read(406, 12)
-    llama_cpp.llama_memory_seq_rm(context.memory, 0, 300, -1)
-    read(300, 5)
-    llama_cpp.llama_memory_seq_cp(context.memory, 0, 2, -1, -1)
-    read(305, 1, sequence=2)
-    llama_cpp.llama_memory_seq_rm(context.memory, 0, 10, 60)
-    llama_cpp.llama_memory_seq_add(context.memory, 0, 60, -1, -50)
-    read(255, 1)
-    llama_cpp.llama_memory_clear(context.memory, True)
-    read(0, 40)
-    return found
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["one stream", "streams"])

@@ -71,8 +71,9 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
 
 
 def set_hot_rows(handle: Handle, n_bytes: int) -> None:
-    """With K and V in a file: memory for copies of the rows that are read most lately, and a second file in which a head's rows lie together; 0: neither.
-    While nothing decodes. Raises NativeError if K and V lie in memory, DoesNotFit if there is no memory or no such file (`token_rows.home_failure`)."""
+    """Memory for copies of the rows that are read most lately; 0: none. With K and V in a file also a second file, in which a head's rows lie together;
+    on a device a part of the arena, behind the slots in use. While nothing decodes. Raises NativeError if K and V lie in memory and there is no device,
+    DoesNotFit if there is no memory or no such file (`token_rows.home_failure`)."""
     _check(lib.edgekv_set_hot_rows(handle, n_bytes))
 
 

@@ -47,8 +47,10 @@ EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
 
 /* With K and V in a file (edgekv_set_home()): memory for copies of the rows that steps read most lately, in so many bytes. Rows that are not among
    them are read from a second file of the same size beside the first, in which each head's rows lie together. 0: there is neither. Earlier copies
-   are lost. EDGEKV_UNSUPPORTED: K and V lie in memory. EDGEKV_NO_MEMORY: as before, also if the file could not be made (edgekv_home_failure()).
-   No ubatch is under way. */
+   are lost. EDGEKV_NO_MEMORY: as before, also if the file could not be made (edgekv_home_failure()).
+   On a device: so many bytes of the arena, behind the slots in use, hold copies of the rows that steps read most lately in mode sparse, with sketches;
+   fewer while slots take them. A row that is read and has no copy gets one, and is read over the link once. EDGEKV_NO_MEMORY: the arena is smaller.
+   EDGEKV_UNSUPPORTED: K and V lie in memory, and there is no device. No ubatch is under way. */
 EDGEKV_API edgekv_status edgekv_set_hot_rows(edgekv_context * ctx, size_t n_bytes);
 
 /* Copies pages from home into their slots. No ubatch reads them there before they are published. */

@@ -194,7 +194,7 @@ bool GpuEngine::reserve_ring() {
 size_t GpuEngine::used_bytes() const {
     size_t n = shape.staging_bytes;
     for (const DeviceBuffer * b : { &mirrored, &prior, &mass, &layer_table, &slots_memory, &totals, &hits, &tickets, &state, &stale, &ring_memory,
-                                    &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights,
+                                    &ring_held, &fresh, &brought, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights, &list_copies,
                                     &list_lengths, &choose_keys, &sample_words, &attend_workspace, &uploads[0].updates, &uploads[1].updates }) {
         n += b->size();
     }
@@ -212,6 +212,7 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
         renew();
     }
     n_slots = n_slots_max = n_tail_slots = 0;
+    rows = {};
     if (!use_device(index) || !device(index, now)) {
         return false;
     }
@@ -247,7 +248,27 @@ bool GpuEngine::set_slots(int n) {
         return fail_with("the arena on the GPU has room for " + std::to_string(n_slots_max) + " pages, not for " + std::to_string(n));
     }
     n_slots = n;
-    return true;
+    return place_rows();
+}
+
+bool GpuEngine::set_hot_rows(size_t n_bytes) {
+    if (n_bytes > n_slots_max*shape.slot_bytes) {
+        return fail_with("the arena on the GPU has " + mebibytes(n_slots_max*shape.slot_bytes) + ", not " + mebibytes(n_bytes) + " for rows");
+    }
+    row_bytes_wanted = n_bytes;
+    return place_rows();
+}
+
+// Rows take the arena's end, as far as the slots in use leave it to them. They begin empty.
+bool GpuEngine::place_rows() {
+    const EngineRows before = rows;
+    const size_t end = n_slots_max*shape.slot_bytes;
+    rows = engine_rows(shape, end, std::min(row_bytes_wanted, end - n_slots*shape.slot_bytes));
+    if (rows.n_sets == before.n_sets && rows.offset == before.offset) {
+        return true;
+    }
+    renew();
+    return rows.n_sets == 0 || (use_device(index) && zero_async(slots_memory.data() + rows.offset, rows.entry_bytes(), main));
 }
 
 EngineBytes GpuEngine::bytes() const {
@@ -281,8 +302,8 @@ bool GpuEngine::reserve_workspace(int layer, const EngineView & view, SketchKind
     const EngineWorkspace w = has_lists ? engine_list_workspace(shape, layer, whole, kind, together_bytes, card.n_sm)
                                         : engine_whole_workspace(shape, layer, whole, ring(), card.n_sm);
     return grow(shares, w.shares) && grow(share_tops, w.share_tops) && grow(share_sums, w.share_sums) && grow(list_weights, w.list_weights) &&
-           grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(choose_keys, w.choose_keys) && grow(sample_words, w.sample_words) &&
-           grow(sights, w.sights) && grow(attend_workspace, w.attend);
+           grow(list_copies, w.list_copies) && grow(lists, w.lists) && grow(list_lengths, w.list_lengths) && grow(choose_keys, w.choose_keys) &&
+           grow(sample_words, w.sample_words) && grow(sights, w.sights) && grow(attend_workspace, w.attend);
 }
 
 }  // namespace edgekv::gpu

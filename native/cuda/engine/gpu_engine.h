@@ -84,6 +84,7 @@ public:
     int generation() const override { return current; }
     void renew() override { current = next_generation(); }
     bool set_slots(int n_slots) override;
+    bool set_hot_rows(size_t n_bytes) override;
     EngineBytes bytes() const override;
 
     float * priority() override { return prior.as<float>(); }
@@ -150,6 +151,12 @@ private:
     SketchArray sketch_array(int layer, int first_stream) const;
     SketchHome sketch_home(int layer, int first_stream) const;
     PageSlots page_slots(int layer, int first_stream) const;  // data is null without an arena
+    HotRows hot_rows(int layer) const;
+    // Whether the rows that a layer lists are kept. Where several groups of tokens read them, they lie in the staging buffer meanwhile.
+    bool keeps_rows(int layer, const EngineAttend & args) const {
+        return rows.n_sets > 0 && layer_sketches[layer].kind != SketchKind::none && !args.k_staging;
+    }
+    bool place_rows();
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     EngineRing ring() const { return { ring_memory.size(), ring_held.size() }; }
@@ -191,9 +198,11 @@ private:
 
     DeviceBuffer mirrored, prior, mass, layer_table, slots_memory, totals, hits, tickets, state, stale;
     DeviceBuffer ring_memory, ring_held, fresh, brought;
-    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_lengths, choose_keys, sample_words, attend_workspace;
+    DeviceBuffer sights, shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, choose_keys, sample_words, attend_workspace;
     std::vector<LayerSketches> layer_sketches;
     int n_slots = 0, n_slots_max = 0, n_tail_slots = 0;
+    size_t row_bytes_wanted = 0;  // of copies of rows
+    EngineRows rows = {};         // behind the slots in use, in the arena
     size_t budget = 0;
     static int next_generation();  // unique in the process: recorded graphs outlive their plane
     int current = next_generation();

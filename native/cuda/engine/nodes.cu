@@ -45,6 +45,7 @@ void GpuEngine::store(int layer, const EngineView & view, const EngineStore & ar
         build.home         = sketch_home(layer, 0);
         build.stale        = stale.as<StaleGroup>();
         build.n_stale      = &state.as<StepState>()->n_stale;
+        build.hot          = hot_rows(layer);
         build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
         if (args.k_staging && view.n_streams == shape.n_stream) {
             build.home.k.data  = args.k_staging;
@@ -78,6 +79,16 @@ SketchHome GpuEngine::sketch_home(int layer, int first_stream) const {
 PageSlots GpuEngine::page_slots(int layer, int first_stream) const {
     return { slots_memory.data(), shape.slot_bytes, shape.layers[layer].v_offset, slots_of(layer, first_stream), slots_stride(), shape.page_tokens,
              shape.pages_per_stream };
+}
+
+HotRows GpuEngine::hot_rows(int layer) const {
+    if (rows.n_sets == 0) {
+        return {};
+    }
+    char * const at = slots_memory.data() + rows.offset;
+    const uint64_t n_rows = static_cast<uint64_t>(shape.n_heads)*shape.n_stream*shape.n_cells;
+    return { reinterpret_cast<unsigned long long *>(at), rows.n_sets, at + rows.entry_bytes(), rows.stride, rows.v_offset, layer*n_rows,
+             shape.n_stream, shape.n_cells };
 }
 
 // ---- attend ------------------------------------------------------------------------------------------------------------------
@@ -124,6 +135,9 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
         p.rows.weights = layer_sketches[layer].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
         p.rows.n_rows  = list_lengths.as<int32_t>() + list;
         p.rows.stride  = list_stride();
+        if (const HotRows hot = hot_rows(layer); keeps_rows(layer, args)) {
+            p.copies = { hot.data, hot.stride, hot.v_offset, list_copies.as<int32_t>() + list*list_stride() };
+        }
         p.error_every  = args.selection->error_every;
         p.error_turn   = layer;
         p.hits         = hits.as<AttendHits>() + static_cast<size_t>(layer)*shape.n_heads;

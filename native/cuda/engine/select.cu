@@ -107,6 +107,16 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     sample.positions  = mirror(mirrors.positions);
     sample.n_cells_stream = shape.n_cells;
     sample.weights    = list_weights.as<float>();
+    if (keeps_rows(layer, group.args)) {
+        KeptRows & kept = sample.kept;
+        kept.hot      = hot_rows(layer);
+        kept.k        = { { r.k, r.k_stride_cell, r.k_stride_head }, r.k_stride_stream, static_cast<int>(r.k_row_bytes) };
+        kept.v        = { { r.v, r.v_stride_cell, r.v_stride_head }, r.v_stride_stream, static_cast<int>(r.v_row_bytes) };
+        kept.arena    = page_slots(layer, 0);
+        kept.open     = mirror(mirrors.open);
+        kept.n_groups = groups_per_stream();
+        kept.slots    = list_copies.as<int32_t>();
+    }
     sample.words      = sample_words.as<unsigned long long>();
     launch_sample(sample, stream);
 }

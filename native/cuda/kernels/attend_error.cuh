@@ -32,7 +32,6 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
     const int lane = threadIdx.x%kWarp, warp = threadIdx.x/kWarp, kv = blockIdx.y;
     const int group = p.n_head/p.n_head_kv, n_heads = min(kErrorHeads, group - first_head);
     const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv;
-    const int32_t * cells = p.rows.cells + list*p.rows.stride;
     const float * weights = p.rows.weights + list*p.rows.stride;
     const int n = p.rows.n_rows[list];
 
@@ -74,7 +73,7 @@ __device__ inline void error_of(const AttendProblem & p, const AttendPart & part
             offset[r] = 0;
             if (weight[r] > 1.0f) {
                 bool home;
-                const Place place = place_of(p, kv, cells[at], &home);
+                const Place place = place_of(p, kv, list*p.rows.stride + at, &home);
                 if (active) {
                     const char * const eight = eight_of<kTypeV>(place.v, of_row);
                     words[r] = load_eight<kTypeV>(eight);

@@ -98,21 +98,45 @@ __device__ inline double sum_of_block(double x, double * sums) {
     return threadIdx.x == 0 ? sums[0] : 0.0;  // other threads would read it while thread 0 adds
 }
 
-// The mass of a page from the rows [first, end) of a list, all rows of that page.
-__device__ inline Mass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, int token,
-                                    const float * weights, int first, int end) {
+// A token's list of one KV head.
+struct List {
+    const int32_t * cells;
+    const float * weights;   // null: all 1
+    const int32_t * copies;  // null: there are none
+    int token, n;
+
+    __device__ bool had_copy(int at) const { return copies != nullptr && copies[at] >= 0 && copies[at] < kBrought; }  // before this step
+};
+
+__device__ inline List list_of(const AttendProblem & p, int kv, int token) {
+    const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv, first = list*p.rows.stride;
+    return {p.rows.cells + first, p.rows.weights != nullptr ? p.rows.weights + first : nullptr,
+            p.copies.data != nullptr ? p.copies.slots + first : nullptr, token, p.rows.n_rows[list]};
+}
+
+// The mass of a page from the rows [first, end) of a list, all rows of that page, and that of those among them that had copies.
+struct RowMass {
+    Mass all;
+    float of_copies;
+};
+
+__device__ inline RowMass mass_of_rows(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv, const List & list,
+                                       int first, int end) {
     const int group = p.n_head/p.n_head_kv;
-    Mass mass = {0.0f, 0.0f};
+    RowMass mass = {{0.0f, 0.0f}, 0.0f};
     for (int g = 0; g < group; ++g) {
-        const int i = token*group + g;
+        const int i = list.token*group + g;
         const float * logits = workspace.logits + row_of(p, kv, i)*workspace.logit_stride;
-        float x = 0.0f;
+        float x = 0.0f, copied = 0.0f;
         for (int at = first; at < end; ++at) {
-            x += (weights != nullptr ? weights[at] : 1.0f)*__expf(logits[at] - finals[i].max);
+            const float of_row = (list.weights != nullptr ? list.weights[at] : 1.0f)*__expf(logits[at] - finals[i].max);
+            x += of_row;
+            copied += list.had_copy(at) ? of_row : 0.0f;
         }
         x *= finals[i].inverse;
-        mass.max = fmaxf(mass.max, x);
-        mass.sum += x;
+        mass.all.max = fmaxf(mass.all.max, x);
+        mass.all.sum += x;
+        mass.of_copies += copied*finals[i].inverse;
     }
     return mass;
 }
@@ -123,27 +147,23 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
     const bool observed = observes(p);
     double n_read = 0.0, n_hits = 0.0, mass = 0.0, mass_hits = 0.0;
     for (int token = 0; token < p.n_tokens; ++token) {
-        const size_t list = static_cast<size_t>(token)*p.n_head_kv + kv;
-        const int32_t * cells = p.rows.cells + list*p.rows.stride;
-        const float * weights = p.rows.weights != nullptr ? p.rows.weights + list*p.rows.stride : nullptr;
-        const int n = p.rows.n_rows[list];
-        for (int i = threadIdx.x; i < n; i += kMergeThreads) {
-            const int page = cells[i]/p.page_tokens;
-            if (i > 0 && cells[i - 1]/p.page_tokens == page) {
+        const List list = list_of(p, kv, token);
+        for (int i = threadIdx.x; i < list.n; i += kMergeThreads) {
+            const int page = list.cells[i]/p.page_tokens;
+            if (i > 0 && list.cells[i - 1]/p.page_tokens == page) {
                 continue;  // the thread of a page's first row serves all its rows
             }
-            int end = i + 1;
-            while (end < n && cells[end]/p.page_tokens == page) {
-                ++end;
-            }
             const bool hit = slots != nullptr && slots[page] >= 0;
+            int end = i;
+            for (; end < list.n && list.cells[end]/p.page_tokens == page; ++end) {
+                n_hits += hit || list.had_copy(end) ? 1.0 : 0.0;
+            }
             n_read += end - i;
-            n_hits += hit ? end - i : 0;
             if (observed) {
-                const Mass of_page = mass_of_rows(p, workspace, finals, kv, token, weights, i, end);
-                add_mass(p, kv, page, of_page);
-                mass += of_page.sum;
-                mass_hits += hit ? of_page.sum : 0.0f;
+                const RowMass of_page = mass_of_rows(p, workspace, finals, kv, list, i, end);
+                add_mass(p, kv, page, of_page.all);
+                mass += of_page.all.sum;
+                mass_hits += hit ? of_page.all.sum : of_page.of_copies;
             }
         }
         __syncthreads();  // the next token's list gives the same page to another thread

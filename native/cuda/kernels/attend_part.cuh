@@ -91,13 +91,13 @@ struct Kernel {
 
         // this block's share: pages, or strips of a list
         const int per_page = kLists ? 1 : p.page_tokens/kStrip;
-        const int32_t * cells = nullptr;
+        size_t first_row = 0;  // of the list, among those of all lists
         const float * row_weights = nullptr;
         int first = part.first_page, n_pages = min(part.end_page, view_pages(p)) - first, n_rows = 0;
         if (kLists) {
             const size_t list = static_cast<size_t>(unit.token)*p.n_head_kv + kv;
-            cells = p.rows.cells + list*p.rows.stride;
-            row_weights = p.rows.weights != nullptr ? p.rows.weights + list*p.rows.stride : nullptr;
+            first_row = list*p.rows.stride;
+            row_weights = p.rows.weights != nullptr ? p.rows.weights + first_row : nullptr;
             n_rows = p.rows.n_rows[list];
             first = 0;
             n_pages = (n_rows + kStrip - 1)/kStrip;
@@ -137,7 +137,7 @@ struct Kernel {
                 float weight = 0.0f;
                 if (i + lane/kStrip < n_strips && at < n_rows) {
                     bool home;
-                    place = place_of(p, kv, cells[at], &home);
+                    place = place_of(p, kv, first_row + at, &home);
                     weight = row_weights != nullptr ? row_weights[at] : 1.0f;
                     if (home && !part.brought && unit.first_head == 0) {  // other heads of the group meet it in the cache
                         reads_home(row_bytes(kTypeK, p.head_dim) + row_bytes(kTypeV, p.head_dim));

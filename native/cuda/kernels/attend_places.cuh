@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/attend_device.h"
 #include "cuda/kernels/attend_load.cuh"
+#include "cuda/kernels/hot_rows.h"
 #include "cuda/kernels/attend_workspace.h"
 
 namespace edgekv::gpu {
@@ -45,19 +46,25 @@ __device__ __forceinline__ Strip strip_at(const AttendProblem & p, const Ring & 
             p.v + static_cast<size_t>(cell)*p.v_stride_cell + static_cast<size_t>(kv)*p.v_stride_head, cell, 0};
 }
 
-// A row of a list: in its page's slot, or else at home.
+// A row of a list: in its page's slot, among the copies of rows, or else at home. `at`: its place among all lists.
 struct Place {
     const char *k, *v;
 };
 
-__device__ __forceinline__ Place place_of(const AttendProblem & p, int kv, int cell, bool * home) {
+__device__ __forceinline__ Place place_of(const AttendProblem & p, int kv, size_t at, bool * home) {
+    const int cell = p.rows.cells[at];
     const int page = cell/p.page_tokens;
     const int slot = p.arena.data != nullptr ? p.arena.slots[static_cast<size_t>(kv)*p.arena.slots_stride + page] : -1;
-    *home = slot < 0;
+    const int copy = slot < 0 && p.copies.data != nullptr ? p.copies.slots[at] : -1;
+    *home = slot < 0 && copy < 0;
     if (slot >= 0) {
         const char * data = p.arena.data + static_cast<size_t>(slot)*p.arena.slot_bytes;
         const int in_page = cell - page*p.page_tokens;
         return {data + in_page*row_bytes(p.k_type, p.head_dim), data + p.arena.v_offset + in_page*row_bytes(p.v_type, p.head_dim)};
+    }
+    if (copy >= 0) {
+        const char * data = p.copies.data + static_cast<size_t>(copy & (kBrought - 1))*p.copies.slot_bytes;
+        return {data, data + p.copies.v_offset};
     }
     return {p.k + static_cast<size_t>(cell)*p.k_stride_cell + static_cast<size_t>(kv)*p.k_stride_head,
             p.v + static_cast<size_t>(cell)*p.v_stride_cell + static_cast<size_t>(kv)*p.v_stride_head};

@@ -1,5 +1,7 @@
 #include "cuda/kernels/sample_device.h"
 
+#include "cuda/kernels/kept_rows.cuh"
+
 namespace edgekv::gpu {
 namespace {
 
@@ -252,9 +254,12 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     EDGEKV_SHARED(uint32_t, begun);
     EDGEKV_SHARED(uint32_t, of_launch);
     EDGEKV_SHARED(uint32_t, before_block);
+    EDGEKV_SHARED(Brought[kThreads * kEach], brought);
+    EDGEKV_SHARED(unsigned, n_brought);
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
     if (threadIdx.x == 0) {
         begun = begin_block(b.words, of_launch);
+        n_brought = 0;
     }
     __syncthreads();
     const int n_chunks = sample_chunks(b.n_groups), list = static_cast<int>(begun) / n_chunks, number = static_cast<int>(begun) % n_chunks;
@@ -318,13 +323,28 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
     }
     int32_t * const rows = b.rows + static_cast<int64_t>(list) * b.stride;
     float * const weights = b.weights + static_cast<int64_t>(list) * b.stride;
+    const bool keeps = b.kept.hot.entries != nullptr;
+    int32_t * const slots = keeps ? b.kept.slots + static_cast<int64_t>(list) * b.stride : nullptr;
+    const int head = list % b.n_head_kv;
+    const int64_t stream = b.first_stream + list / (b.n_tokens * b.n_head_kv);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         if ((drawn >> i & 1) != 0) {
             rows[row] = chunk.cell + i;
             weights[row] = __fdiv_rn(static_cast<float>(kOne), static_cast<float>(chance[i]));
+            if (keeps) {
+                const int32_t slot = copy_of(b.kept, head, stream, chunk.cell + i, of_launch / 2);
+                slots[row] = slot;
+                if (slot >= kBrought) {
+                    brought[atomicAdd(&n_brought, 1u)] = {chunk.cell + i, slot - kBrought};
+                }
+            }
             ++row;
         }
+    }
+    if (keeps) {
+        __syncthreads();
+        bring_rows(b.kept, head, stream, brought, static_cast<int>(n_brought));
     }
 
     if (threadIdx.x == 0 && b.totals != nullptr) {

@@ -3,6 +3,7 @@
 // give the same bytes.
 #pragma once
 
+#include "cuda/kernels/hot_rows.h"
 #include "cuda/kernels/list_batch.h"
 
 namespace edgekv::gpu {
@@ -23,6 +24,7 @@ struct SampleBatch : ListBatch {
     const int32_t * positions;  // [stream of the cache][n_cells_stream]
     int n_cells_stream;         // of the cache
     float * weights;     // out, one for each row
+    KeptRows kept;       // hot.entries may be null
     // sample_device_words_bytes() that no other kernel writes: zeros at first, then as the last launch on the stream left them, whatever its shape was
     unsigned long long * words;
 };

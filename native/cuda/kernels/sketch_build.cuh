@@ -5,6 +5,7 @@
 // once more from the floats in which they arrive.
 #pragma once
 
+#include "cuda/kernels/hot_rows.cuh"
 #include "cuda/kernels/sketch_keys.cuh"
 #include "cuda/kernels/store_device.h"
 #include "cuda/kernels/store_round.cuh"
@@ -187,6 +188,10 @@ __device__ inline void build_groups(const StoreArgs & args, const SketchLayout &
     for (int64_t unit = number; unit < n_units; unit += n_blocks) {
         const StaleGroup stale = build.stale[unit / n_heads];
         const int head = static_cast<int>(unit % n_heads);
+        const int own_cell = stale.group * kGroupCells + static_cast<int>(threadIdx.x);
+        if (build.hot.entries != nullptr && threadIdx.x < kGroupCells && own_cell < build.hot.n_cells) {
+            forget_hot_row(build.hot, build.hot.row(head, stale.stream, own_cell));
+        }
         char * const of_head = build.sketches.data + stale.stream * build.sketches.stream_bytes + head * layout.head_bytes;
         char * const codes = of_head + static_cast<size_t>(stale.group) * layout.code_bytes;
         char * const params = of_head + layout.params_offset + static_cast<size_t>(stale.group) * layout.param_bytes;

@@ -2,6 +2,7 @@
 // layout and values are those of kernels/sketch/sketch.h, the specification.
 #pragma once
 
+#include "cuda/kernels/hot_rows.h"
 #include "cuda/kernels/places.h"
 #include "kernels/sketch/sketch.h"
 
@@ -40,6 +41,7 @@ struct SketchBuild {
     const StaleGroup * stale;  // device memory, each group at most once
     const int * n_stale;       // device memory: StepState::n_stale; null: nothing is built
     int n_expected;            // stale groups that a step of this shape usually has; it sizes the launch, which serves any number
+    HotRows hot;     // copies of these groups' rows, which are forgotten; entries: null if there are none
 };
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------

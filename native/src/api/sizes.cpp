@@ -89,8 +89,8 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
     EngineWorkspace most = {};
     const auto grow = [&](const EngineWorkspace & w) {
         for (const auto part : { &EngineWorkspace::shares, &EngineWorkspace::share_tops, &EngineWorkspace::share_sums, &EngineWorkspace::lists,
-                                 &EngineWorkspace::list_weights, &EngineWorkspace::list_lengths, &EngineWorkspace::choose_keys, &EngineWorkspace::sample_words,
-                                 &EngineWorkspace::sights, &EngineWorkspace::attend }) {
+                                 &EngineWorkspace::list_weights, &EngineWorkspace::list_copies, &EngineWorkspace::list_lengths,
+                                 &EngineWorkspace::choose_keys, &EngineWorkspace::sample_words, &EngineWorkspace::sights, &EngineWorkspace::attend }) {
             most.*part = std::max(most.*part, w.*part);
         }
     };
@@ -102,8 +102,8 @@ size_t workspace_bytes(const edgekv_device_size & of, const EngineShape & shape,
             }
         }
     }
-    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_lengths, most.choose_keys, most.sample_words,
-                     most.sights, most.attend });
+    return buffers({ most.shares, most.share_tops, most.share_sums, most.lists, most.list_weights, most.list_copies, most.list_lengths, most.choose_keys,
+                     most.sample_words, most.sights, most.attend });
 }
 
 }  // namespace

@@ -86,7 +86,7 @@ public:
     Failure select(const edgekv_selection & selection);
     // No ubatch is under way, and n_slots is not negative. Gives the arena memory for so many slots.
     Failure set_slots(int n_slots);
-    // The same; see edgekv_set_hot_rows(). Only the host has a home on disk.
+    // The same; see edgekv_set_hot_rows().
     Failure set_hot_rows(size_t n_bytes);
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);

@@ -151,7 +151,7 @@ private:
             return r;
         };
         a.k = rows_of(k.data()), a.v = rows_of(v.data());
-        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1};
+        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1, {}};
         return a;
     }
 

@@ -28,6 +28,7 @@ struct Options {
     const char * name;
     int n_splits = 1;  // graphs that a step's rows are divided among
     SketchKind kind = SketchKind::b3;
+    int n_row_slots = 0;  // slots of the arena that copies of rows take
 };
 
 // One context: home, what a graph has as tensors, and the plane.
@@ -60,7 +61,8 @@ public:
         for (int layer = 0; layer < kLayers; ++layer) {
             test::must(plane->reserve_workspace(layer, view(), options.kind, options.sparse));
         }
-        test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max));
+        test::must(plane->reserve_arena(INT_MAX, 0) && plane->set_slots(plane->bytes().n_slots_max - options.n_row_slots) &&
+                   plane->set_hot_rows(options.n_row_slots * shape.slot_bytes));
         selection.sketch = options.kind == SketchKind::none ? EDGEKV_SKETCH_NONE : EDGEKV_SKETCH_B3;
         selection.resolution = 40.0f;
         selection.share = 0.25f;

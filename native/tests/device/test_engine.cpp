@@ -58,10 +58,53 @@ void check(const Options & options, int n_tokens) {
         CHECK(n_tokens_all == n_all && n_visible == n_seen, "%s: %g tokens and %g visible ones were counted", options.name, n_tokens_all, n_visible);
         CHECK(n_certain <= n_read && n_read <= n_seen && (n_tokens < 200 || n_read < 0.8 * n_seen), "%s: %g rows, %g for certain, of %g", options.name,
               n_read, n_certain, n_seen);
-        CHECK((n_hits > 0.0) == options.migrates, "%s: %g hits", options.name, n_hits);
+        CHECK((n_hits > 0.0) == (options.migrates || options.n_row_slots > 0), "%s: %g hits", options.name, n_hits);
         const double n_estimates = options.kind == SketchKind::none ? 0.0 : n_all * kGroup / 2;
         CHECK(std::fabs(n_errors - n_estimates) <= kLayers * kHeads * kGroup, "%s: %g errors were estimated, not %g", options.name, n_errors, n_estimates);
         CHECK(std::fabs(mass - n_all * kGroup) < 1e-3 * n_all * kGroup, "%s: mass %g of %g", options.name, mass, n_all * kGroup);
+    }
+}
+
+// Copies of rows change no bit of what a step leaves, in however few places. With enough of them, little of what was read over the link is left.
+void check_hot_rows() {
+    Decoder without({ true, 0, true, "no copies of rows" });
+    std::vector<std::vector<float>> outs;
+    constexpr int kTokens = 160;
+    const auto decode = [&](Decoder & decoder) {
+#if !defined(__CUDACC__)
+        const size_t before = gpu::emulator::link_bytes();
+#endif
+        for (int token = 0; token < kTokens; ++token) {
+            const std::vector<float> out = decoder.step(token, false);
+            if (&decoder == &without) {
+                outs.push_back(out);
+            }
+            CHECK(same(out, outs[token]), "%s: token %d differs", decoder.options.name, token);
+        }
+#if !defined(__CUDACC__)
+        return static_cast<double>(gpu::emulator::link_bytes() - before);
+#else
+        return 0.0;
+#endif
+    };
+    const double all = decode(without);
+    for (const int n_slots : { 100, 2 }) {
+        Decoder with({ true, 0, true, "copies of rows", 1, SketchKind::b3, n_slots });
+        const double left = decode(with);
+        CHECK(same(with.mass(), without.mass()), "%d slots: attention mass", n_slots);
+        double hits = 0.0, others = 0.0;
+        for (size_t i = 0; i < with.selected().size(); ++i) {
+            const edgekv_selected a = with.selected()[i], b = without.selected()[i];
+            CHECK(a.n_read == b.n_read && a.mass == b.mass && a.error == b.error, "%d slots: %g rows were read, not %g", n_slots, a.n_read, b.n_read);
+            CHECK(a.n_hits >= b.n_hits && a.mass_hits >= b.mass_hits, "%d slots: %g hits, %g without copies", n_slots, a.n_hits, b.n_hits);
+            hits += a.n_hits;
+            others += b.n_hits;
+        }
+        CHECK(n_slots == 2 || hits > others, "%d slots: no row was hit", n_slots);  // in two slots, the other layers' rows take each place
+        std::printf("%d slots of copies: %.0f hits (%.0f without), %.0f bytes over the link (%.0f without)\n", n_slots, hits, others, left, all);
+#if !defined(__CUDACC__)
+        CHECK(left <= all && (n_slots < 100 || left < 0.5 * all), "%d slots: %g bytes over the link, %g without copies", n_slots, left, all);
+#endif
     }
 }
 
@@ -269,6 +312,9 @@ int main(int argc, char **) {
     check({ true, 0, true, "sparse" }, tokens(264));
     check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100));
     check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60));
+    check({ true, 0, true, "sparse, copies of rows", 1, SketchKind::b3, 100 }, tokens(140));
+    check({ true, 0, false, "sparse, copies of rows alone", 3, SketchKind::b3, 100 }, tokens(70));
+    check_hot_rows();
     check_parts();
     check_generations();
 #if !defined(__CUDACC__)

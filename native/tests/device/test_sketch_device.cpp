@@ -115,7 +115,7 @@ void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance
     const DeviceArray<int> count(std::vector<int>{n_stale});
     stale.push_back({0, 1 << 20, ~uint64_t{0}});  // behind the end: must not be looked at
     const DeviceArray<gpu::StaleGroup> list(stale);
-    args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), of.n_expected};
+    args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), of.n_expected, {}};
     gpu::launch_store(args, stream);
     must(gpu::stream_sync(stream) && gpu::check());
     const SketchKernels & cpu = *sketch_kernels("portable");

@@ -44,11 +44,12 @@ struct AttendArena {
     size_t slots_stride;
 };
 
-// Copies of single rows of lists, where home is a file: a slot holds a row of K, and its row of V at `v_offset`.
+// Copies of single rows of lists, in memory where home is a file, in the device's where it is the host's: a slot holds a row of K, and its row of V at
+// `v_offset`.
 struct AttendCopies {
     const char * data;  // null: there are none
     size_t slot_bytes, v_offset;
-    const int32_t * slots;  // as AttendRows::cells: the slot of each row; below 0: home
+    const int32_t * slots;  // as AttendRows::cells: the slot of each row; below 0: none. On a device see kBrought (hot_rows.h)
 };
 
 // Sums over the rows that one KV head read. A run adds to them.
@@ -99,7 +100,7 @@ struct AttendProblem {
     // consistent estimate of the mass of all cells.
     AttendRows rows;
     AttendArena arena;
-    AttendCopies copies;  // beside no arena
+    AttendCopies copies;  // the host has them beside no arena
     AttendHits * hits;  // [n_head_kv], or null
     // The relative error of an output o, |o - the output over all cells| / |o|, is estimated from the rows themselves, as the standard
     // deviation of the ratio of two sampled sums: sqrt(sum of (1 - p) (w e |v - o|)^2) / (sum of w e) / |o|. It is estimated for KV heads h

@@ -65,6 +65,8 @@ void DevicePlane::release_arena() {
 
 Failure DevicePlane::do_set_slots(int n_slots) { return engine->set_slots(n_slots) ? Failure{} : no_memory(); }
 
+Failure DevicePlane::do_set_hot_rows(size_t n_bytes) { return engine->set_hot_rows(n_bytes) ? Failure{} : no_memory(); }
+
 Failure DevicePlane::do_limit_slots(int n_slots) {
     most_slots = n_slots;
     if (ctx.wanted_mode.load(std::memory_order_relaxed) != EDGEKV_MODE_OFF && !reserve_arena()) {

@@ -61,6 +61,7 @@ private:
     Failure do_enter(edgekv_mode mode) override;
     Failure do_select(const edgekv_selection & selection) override;
     Failure do_set_slots(int n_slots) override;
+    Failure do_set_hot_rows(size_t n_bytes) override;
     Failure do_limit_slots(int n_slots) override;
     Failure do_copy_pages(const edgekv_move * moves, int n) override;
     Failure do_drop_pages(const edgekv_move * moves, int n) override;

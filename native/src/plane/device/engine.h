@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 8;
+constexpr int kEngineAbi = 9;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -160,6 +160,9 @@ public:
     // Call it when parameters of nodes that are not in the graph (edgekv_selection) have changed: recorded graphs use the old ones.
     virtual void renew() = 0;
     virtual bool set_slots(int n_slots) = 0;  // in use
+    // So many bytes of the arena, behind the slots in use, are for copies of the rows that lists name, as far as there are so many. All copies are lost
+    // where this changes.
+    virtual bool set_hot_rows(size_t n_bytes) = 0;
     virtual EngineBytes bytes() const = 0;
 
     virtual float * priority() = 0;  // [layer][head][page]

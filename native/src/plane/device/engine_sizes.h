@@ -144,7 +144,7 @@ struct TokenGroup {
 // device, are read more often.
 inline std::vector<TokenGroup> engine_selected_groups(const EngineShape & shape, int layer, const EngineView & view, size_t together_bytes) {
     const EngineLayer & r        = shape.layers[layer];
-    const size_t        of_list  = engine_list_stride(shape) * (sizeof(int32_t) + sizeof(float));
+    const size_t        of_list  = engine_list_stride(shape) * (2 * sizeof(int32_t) + sizeof(float));
     const size_t        of_query = engine_list_stride(shape) * (sizeof(uint16_t) + sizeof(float));
     const int           most     = static_cast<int>(std::clamp<size_t>(together_bytes / (r.n_head_kv * of_list + r.n_head * of_query), 1, kMaxQueryTokens));
     const int           n_groups = engine_groups(view.n_tokens);
@@ -204,7 +204,7 @@ inline WholeGroups engine_whole_groups(const EngineShape & shape, int layer, con
 }
 
 struct EngineWorkspace {
-    size_t shares, share_tops, share_sums, lists, list_weights, list_lengths, choose_keys, sample_words, sights, attend;
+    size_t shares, share_tops, share_sums, lists, list_weights, list_copies, list_lengths, choose_keys, sample_words, sights, attend;
 };
 
 // The workspace of a layer that attends every page.
@@ -240,6 +240,7 @@ inline EngineWorkspace engine_list_workspace(const EngineShape & shape, int laye
     w.shares         = n_queries * stride * sizeof(uint16_t);
     w.share_tops = w.share_sums = n_queries * n_groups * sizeof(float);
     w.list_weights   = n_lists * stride * sizeof(float);
+    w.list_copies    = n_lists * stride * sizeof(int32_t);
     return w;
 }
 
@@ -263,6 +264,29 @@ inline EngineArena engine_arena(const EngineShape & shape, size_t room, int n_sl
     arena.n_slots = static_cast<int>(std::min<size_t>({ n_pages, room / shape.slot_bytes, static_cast<size_t>(n_slots),
                                                         static_cast<size_t>(std::numeric_limits<int>::max()) / 2 }));
     return arena;
+}
+
+// Copies of rows in a part of the arena: the sets' entries, then the rows.
+struct EngineRows {
+    size_t offset;  // in the arena
+    uint32_t n_sets;
+    size_t stride, v_offset;  // of a row
+    size_t entry_bytes() const { return n_sets * gpu::kHotRowSetBytes; }
+    size_t bytes() const { return entry_bytes() + n_sets * gpu::kHotRowWays * stride; }
+};
+
+// They end before byte `end` of the arena and take at most `room`.
+inline EngineRows engine_rows(const EngineShape & shape, size_t end, size_t room) {
+    EngineRows rows = {};
+    for (const EngineLayer & layer : shape.layers) {
+        rows.v_offset = std::max(rows.v_offset, (layer.k_row_bytes + 15) / 16 * 16);
+        rows.stride   = std::max(rows.stride, (layer.v_row_bytes + 15) / 16 * 16);
+    }
+    rows.stride += rows.v_offset;
+    room -= std::min(room, gpu::kHotRowSetBytes);  // to align the sets
+    rows.n_sets = static_cast<uint32_t>(std::min<size_t>(room / (gpu::kHotRowSetBytes + gpu::kHotRowWays * rows.stride), gpu::kMostHotRowSets));
+    rows.offset = (end - rows.bytes()) / gpu::kHotRowSetBytes * gpu::kHotRowSetBytes;
+    return rows;
 }
 
 }  // namespace edgekv

@@ -121,7 +121,10 @@ def test_recorded_heads_attend_as_the_model_does(synthetic):
             assert output == pytest.approx(expected[h * group : (h + 1) * group], rel=1e-2, abs=1e-3)
 
 
-def test_a_text_that_is_too_short_is_refused(synthetic):
+def test_a_text_that_is_too_short_and_a_layer_without_sketches_are_refused(synthetic):
     path = synthetic("llama", n_layer=3, head_dim=64, n_ctx_train=2048)
     with pytest.raises(ConfigError, match="the text has .* tokens, and 1,004 are needed"):
         record(path, "short", 1000, [0], 4)
+    sliding = synthetic("gemma2")
+    with pytest.raises(ConfigError, match="layer 0 has no sketches: .*; name another one"):
+        record(sliding, 100 * "words and words. ", 20, [0], 2)

@@ -64,19 +64,20 @@ def record(model: Path, text: str, n_before: int, layers: Sequence[int], n_steps
         with runtime.defaults(KvOptions(mode=KvMode.EXACT, device="cpu")):
             decoder = Decoder(llama, llama_cpp.llama_init_from_model(llama.model, params))
         with closing(decoder):
+            assert decoder.kv is not None
+            for il in layers:
+                if not decoder.kv.layers[il].hooked:
+                    raise ConfigError(f"layer {il} has no sketches: {decoder.kv.layers[il].reason}; name another one")
             decoder.read(tokens[:n_before], BATCH_TOKENS)
             queries.on, steps = True, []
             for token in tokens[n_before:]:
                 decoder.decode([token])
                 steps.append(dict(queries.found))
-            assert decoder.kv is not None
             return [head for il in layers for head in _heads(decoder.kv, il, [step[f"Qcur-{il}".encode()] for step in steps], n_before)]
 
 
 def _heads(kv: runtime.Runtime, il: int, queries: list[np.ndarray], n_before: int) -> Iterator[Head]:
     layer, n = kv.layers[il], n_before + len(queries)
-    if not layer.hooked:
-        raise ConfigError(f"layer {il} has no sketches: {layer.reason}; name another one")
     by_head = np.stack(queries).reshape(len(queries), layer.n_head_kv, -1, layer.head_dim) / np.float32(np.sqrt(layer.head_dim))
     keys, values = (rows(il)[0][:n].astype(np.float32) for rows in (kv.cells.keys, kv.cells.values))
     for h in range(layer.n_head_kv):

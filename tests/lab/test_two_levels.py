@@ -80,6 +80,22 @@ def test_fewer_groups_at_more_error():
     assert deviation["scanned"] - deviation["visited"] == pytest.approx(18 * 136 / (code_bytes(64) * (N + 5)), rel=1e-3)
 
 
+def test_a_loud_key_is_heard():
+    """One key of each group has nearly all of its attention. Its code tells, mean and deviation do not."""
+    rng = np.random.default_rng(3)
+    made = head(n=2400)
+    keys, loud = 0.1 * rng.normal(size=made.keys.shape), np.ones(64) / 8
+    places = np.arange(0, len(keys), 64) + rng.integers(0, 64, -(-len(keys) // 64))
+    keys[places[places < len(keys)]] += rng.uniform(4, 9, len(places))[places < len(keys), None] * loud
+    queries = np.broadcast_to(loud, made.queries.shape) + 0.02 * rng.normal(size=made.queries.shape)
+    tried = [Setting(design, 64, RESOLUTION, 0.02, 0) for design in ("truth", "loud", "deviation")]
+    found = compare([Head(keys.astype(np.float32), made.values, queries.astype(np.float32), made.n_before)], (4, 6), tried)
+    truth, loud_keys, deviation = (found[setting] for setting in tried)
+    assert loud_keys["error"] == pytest.approx(truth["error"], rel=0.2) and loud_keys["visited"] == pytest.approx(truth["visited"], rel=0.1)
+    assert deviation["error"] > 1.5 * loud_keys["error"]
+    assert loud_keys["scanned"] - loud_keys["visited"] == pytest.approx(37 * (136 + 4 * 25) / (code_bytes(64) * 2406), rel=1e-3)
+
+
 def test_what_is_chosen_reads_least_at_equal_error():
     tried = settings(("truth", "deviation", "box"), (64, 128))
     assert {one.size for one in tried if one.design == "box"} == {64}, "a sketch has the range of its own group"

@@ -30,9 +30,15 @@ RESOLUTIONS = (2000, 2250, 2500, 3000, 4000)
 PUSHES = (0.125, 0.25, 0.5, 1, 2, 4)
 FLOORS = (0, 0.01, 0.03, 0.1)
 SIZES = (32, 64, 128)
-DESIGNS = ("truth", "mean", "deviation", "box", "before", "before and deviation")
+DESIGNS = ("truth", "mean", "deviation", "box", "loud", "before", "before and deviation")
 """Estimates of a group's attention: the truth; from each channel's mean; from mean and deviation, as if keys were normal; the same from the low and the
-step that a sketch has anyway; what the token before gave the group; the larger one of that and the third."""
+step that a sketch has anyway; the third, but LOUD keys by their codes; what the token before gave the group; the larger one of that and the third."""
+
+LOUD = 4
+"""The keys of a group that are farthest from its mean in the direction of the head's mean query."""
+
+LEARNED = 4
+"""The mean query is that of the first steps; later ones are studied."""
 
 _SINKS, _RECENT = SelectionOptions.sink_tokens, SelectionOptions.recent_tokens
 _RANGE_DEVIATIONS = 4.7
@@ -78,8 +84,9 @@ def code_bytes(head_dim: int) -> float:
 
 
 def summary_bytes(design: str, head_dim: int) -> int:
-    """Bytes of a group's summary: 8 bits for each value, and scales. The token before left its shares."""
-    return {"truth": 0, "before": 4, "mean": head_dim + 4}.get(design, 2 * head_dim + 8)
+    """Bytes of a group's summary: 8 bits for each value, and scales. The token before left its shares; loud keys have a place and a code."""
+    loud = LOUD * (1 + 3 * head_dim // 8) if design == "loud" else 0
+    return {"truth": 0, "before": 4, "mean": head_dim + 4}.get(design, 2 * head_dim + 8 + loud)
 
 
 def log_sum(x: np.ndarray) -> np.ndarray:
@@ -104,14 +111,24 @@ def squared_error(cells: np.ndarray, groups: np.ndarray, p: np.ndarray, visits: 
 class _Summaries:
     """Of all groups: [group, channel]."""
 
-    def __init__(self, keys: np.ndarray, size: int, low: np.ndarray, step: np.ndarray):
+    def __init__(self, keys: np.ndarray, size: int, low: np.ndarray, step: np.ndarray, query: np.ndarray):
         n = len(keys) // size * size
         grouped = keys[:n].reshape(-1, size, keys.shape[1])
         self.size, self.mean, self.variance = size, grouped.mean(axis=1), grouped.var(axis=1)
+        self.loud = np.argpartition(grouped @ query, -LOUD, axis=1)[:, -LOUD:]
+        quiet = np.ones(grouped.shape[:2], bool)
+        np.put_along_axis(quiet, self.loud, False, axis=1)
+        rest = grouped[quiet].reshape(len(grouped), size - LOUD, -1)
+        self.quiet_mean, self.quiet_variance = rest.mean(axis=1), rest.var(axis=1)
         self.middle, self.from_range = low + 3.5 * step, (7 * step / _RANGE_DEVIATIONS) ** 2
 
-    def log_mass(self, design: str, q: np.ndarray, n: int) -> np.ndarray:
-        """[query head, group] of the first n groups: the logarithm of the sum of exponentials."""
+    def log_mass(self, design: str, q: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        """[query head, group] of the first groups: the logarithm of the sum of exponentials. logits: by codes, [query head, group, cell]."""
+        n = logits.shape[1]
+        if design == "loud":
+            quiet = np.log(self.size - LOUD) + q @ self.quiet_mean[:n].T + 0.5 * q**2 @ self.quiet_variance[:n].T
+            places = np.broadcast_to(self.loud[:n], (len(q), n, LOUD))
+            return np.logaddexp(quiet, log_sum(np.take_along_axis(logits, places, axis=2)))
         mean, variance = (self.middle, self.from_range) if design == "box" else (self.mean, self.variance)
         logs = np.log(self.size) + q @ mean[:n].T
         return logs if design == "mean" else logs + 0.5 * q**2 @ variance[:n].T
@@ -171,7 +188,8 @@ class _Step:
                 shares = np.maximum(self.group_shares("before", summaries), self.group_shares("deviation", summaries))
             else:
                 certain = self.certain[:n].reshape(by_group).any(axis=1)
-                logs = np.where(certain, log_sum(self.logits[:, :n].reshape(len(self.q), *by_group)), summaries.log_mass(design, self.q, n // summaries.size))
+                logits = self.logits[:, :n].reshape(len(self.q), *by_group)
+                logs = np.where(certain, log_sum(logits), summaries.log_mass(design, self.q, logits))
                 total = log_sum(np.concatenate([logs, self.logits[:, n:]], axis=1))
                 shares = np.exp(logs - total[:, None]).mean(axis=0)
             self.known[design, summaries.size] = shares
@@ -201,7 +219,8 @@ def study(head: Head, steps: Iterable[int], tried: Sequence[Setting]) -> tuple[d
     """Mean costs of `steps`, each 1 or more: of one level by resolution, of two levels by setting."""
     n_whole = len(head.keys) // GROUP_CELLS * GROUP_CELLS
     keys, low, step = coded(head.keys[:n_whole])
-    tables = {size: _Summaries(head.keys[:n_whole], size, low, step) for size in {setting.size for setting in tried}}
+    query = head.queries[:LEARNED].mean(axis=(0, 1))
+    tables = {size: _Summaries(head.keys[:n_whole], size, low, step, query) for size in {setting.size for setting in tried}}
     seen = [_Step(head, keys, t) for t in steps]
     one = {c: _mean([step.one_level(c) for step in seen]) for c in {RESOLUTION, *(setting.resolution for setting in tried)}}
     return one, {setting: _mean([step.two_levels(setting, tables[setting.size]) for step in seen]) for setting in tried}
@@ -244,7 +263,7 @@ def main(model: str, n_before: str, layers: str, *texts: str) -> None:
     first: list[Setting] = []
     for text in map(Path, texts):
         heads = record(Path(model), text.read_text(encoding="utf-8", errors="replace"), int(n_before), [int(il) for il in layers.split(",")], STEPS)
-        found = compare(heads, range(1, STEPS, 3), settings())
+        found = compare(heads, range(LEARNED, STEPS, 3), settings())
         own = choose(found)
         for chosen_on, setting in [*((text, one) for one in own), *((Path(texts[0]), one) for one in first)]:
             out.writerow({"model": Path(model).name, "tokens": n_before, "text": text.name, "chosen_on": chosen_on.name, **setting._asdict(),

@@ -119,10 +119,10 @@ EDGEKV_APART __device__ void scan_open(const SketchScanArgs & args, const KeyRow
 inline size_t open_shared_bytes(const KeyRows & rows) { return kOpenRows * kGroupCells * sizeof(float) + key_shared_bytes(rows); }
 
 // Thread block x takes groups, behind the blocks that scan keys; y a head and some of its rows, z a stream. Its warps are [group][part of the rows].
-template <int D, int NR>
+template <int NR>
 __global__ void __launch_bounds__(kScanWarps * kWarp, kScanBlocks)
 scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, const __grid_constant__ KeyRows key_rows, int parts_per_block) {
-    using Scan = GroupScan<D, NR>;
+    using Scan = GroupScan<NR>;
     const int head = static_cast<int>(blockIdx.y) % args.sketches.n_head_kv;
     const int chunk = static_cast<int>(blockIdx.y) / args.sketches.n_head_kv;
     const int stream = blockIdx.z;
@@ -133,14 +133,15 @@ scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, co
     }
     const int x = static_cast<int>(blockIdx.x) - kOpenBlocks, n_x = static_cast<int>(gridDim.x) - kOpenBlocks;
 
-    char * const shared = shared_memory();
+    const int n_chunks = layout.n_dwords / 3;
+    const ScanRows rows = {shared_memory(), n_chunks * 8};
     const int lane = threadIdx.x % kWarp;
     const int warp = threadIdx.x / kWarp;
     const int n_rows = args.n_tokens * args.group;
     const int first_row = chunk * parts_per_block * NR;
     for (int i = warp; i < parts_per_block * NR; i += blockDim.x / kWarp) {
         const int row = min(first_row + i, n_rows - 1);  // repeats of the last row are not stored
-        prepare_row<D>(query_of(args, stream, head, row), args.scale, shared + i * ScanRows<D>::kBytes, lane);
+        prepare_row(query_of(args, stream, head, row), args.sketches.head_dim, args.scale, rows, i, lane);
     }
     __syncthreads();
 
@@ -149,8 +150,7 @@ scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, co
     if (first >= n_rows) {
         return;
     }
-    const ScanRows<D> rows{shared + part * NR * ScanRows<D>::kBytes};
-    auto & factors = reinterpret_cast<typename Scan::Factors *>(shared + parts_per_block * NR * ScanRows<D>::kBytes)[warp];
+    auto * const factors = reinterpret_cast<typename Scan::Factors *>(rows.row(parts_per_block * NR)) + warp * n_chunks;
     const char * const of_head = args.sketches.data + stream * args.sketches.stream_bytes + head * layout.head_bytes;
     const int first_token = first / args.group, last_token = min(first + NR - 1, n_rows - 1) / args.group;
     const int groups_per_block = static_cast<int>(blockDim.x) / kWarp / parts_per_block;
@@ -166,9 +166,9 @@ scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, co
         int dots[NR][kCellsOfLane] = {};
         if (seen != 0) {
             __syncwarp();  // all lanes are done with the previous group's factors
-            Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, lane, factors,
+            Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, part * NR, lane, factors,
                           slope, base);
-            Scan::multiply(of_head + static_cast<size_t>(group) * layout.code_bytes, lane, factors, dots);
+            Scan::multiply(of_head + static_cast<size_t>(group) * layout.code_bytes, n_chunks, lane, factors, dots);
         }
 #pragma unroll
         for (int r = 0; r < NR; ++r) {
@@ -195,26 +195,14 @@ scan_groups(const __grid_constant__ SketchScanArgs args, SketchLayout layout, co
     }
 }
 
-struct ScanKernel {
-    void (*run)(SketchScanArgs, SketchLayout, KeyRows, int);
-    size_t row_bytes, factor_bytes;  // shared memory for each row of a block, and for each warp
-};
+using ScanKernel = void (*)(SketchScanArgs, SketchLayout, KeyRows, int);
+constexpr ScanKernel kScanKernels[kScanRows] = {scan_groups<1>, scan_groups<2>, scan_groups<3>, scan_groups<4>};  // by the rows of a warp
 
-template <int D, int NR>
-constexpr ScanKernel kernel_of() { return {scan_groups<D, NR>, ScanRows<D>::kBytes, sizeof(typename GroupScan<D, NR>::Factors)}; }
-
-template <int NR>
-ScanKernel scan_kernel(int head_dim) {
-    switch (head_dim) {
-        case 64: return kernel_of<64, NR>();
-        case 72: return kernel_of<72, NR>();
-        case 80: return kernel_of<80, NR>();
-        case 96: return kernel_of<96, NR>();
-        case 112: return kernel_of<112, NR>();
-        case 128: return kernel_of<128, NR>();
-        case 192: return kernel_of<192, NR>();
-        default: return kernel_of<256, NR>();
-    }
+// Shared memory of a block that scans sketches.
+inline size_t scan_shared_bytes(const SketchLayout & layout, int rows_per_part, int parts_per_block, unsigned warps) {
+    const int n_chunks = layout.n_dwords / 3;
+    return static_cast<size_t>(parts_per_block) * rows_per_part * ScanRows::bytes_of(n_chunks * 8) +
+           static_cast<size_t>(warps) * n_chunks * rows_per_part * sizeof(GroupScan<1>::Factors);
 }
 
 }  // namespace
@@ -235,16 +223,15 @@ void launch_sketch_scan(const SketchScanArgs & args, Stream stream) {
         return;
     }
 
-    constexpr ScanKernel (*by_rows[])(int) = {scan_kernel<1>, scan_kernel<2>, scan_kernel<3>, scan_kernel<4>};
-    const ScanKernel kernel = by_rows[rows_per_part - 1](args.sketches.head_dim);
+    const SketchLayout layout = sketch_layout(args.sketches.head_dim, args.sketches.n_groups);
     const unsigned warps = static_cast<unsigned>(groups_per_block * parts_per_block);
-    const size_t shared = static_cast<size_t>(parts_per_block) * rows_per_part * kernel.row_bytes + warps * kernel.factor_bytes;
+    const size_t shared = scan_shared_bytes(layout, rows_per_part, parts_per_block, warps);
     KeyRows keys = key_rows(args.home, args.sketches.head_dim, kGroupCells);
     if (open_shared_bytes(keys) > kOpenShared && n_rows <= kOpenRows) {  // else the keys would be read several times
         keys.n_rows = kGroupCells / 2;
     }
-    launch(kernel.run, {kOpenBlocks + (x < x_max ? x : x_max), y, z}, warps * kWarp, std::max(shared, open_shared_bytes(keys)), stream, args,
-           sketch_layout(args.sketches.head_dim, args.sketches.n_groups), keys, parts_per_block);
+    launch(kScanKernels[rows_per_part - 1], {kOpenBlocks + (x < x_max ? x : x_max), y, z}, warps * kWarp, std::max(shared, open_shared_bytes(keys)), stream, args,
+           layout, keys, parts_per_block);
 }
 
 }  // namespace edgekv::gpu

@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 8;
+constexpr int kEngineAbi = 9;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -128,6 +128,7 @@ struct EngineAttend {
     EngineQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
     const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring if there is one
+    const EngineStore * store;  // what the layer's store node has not stored, without staging; null: all is stored
     bool observe;
     int next_layer;  // the next layer of this graph that is attended without a selection; -1: none
 

@@ -13,12 +13,13 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 
 using ArrivingTokens = int[kGroupCells];  // whose key a cell gets
 
-// Cells of a group, from `part` on; streams are counted as the store's.
+// Cells of a group, from `part` on.
 struct GroupPart {
     int stream, group, part;
 };
 
-// Those of the `wanted` cells of a group whose keys arrive with this launch, and in `tokens` whose they are. A block of at least 64 threads calls it.
+// Those of the `wanted` cells of a group whose keys arrive with this launch, and in `tokens` whose they are. `stream` is counted as the store's. A block of at
+// least 64 threads calls it.
 __device__ inline uint64_t find_arriving(const StoreArgs & args, int stream, int group, uint64_t wanted, ArrivingTokens & tokens) {
     if (args.n_tokens == 0) {
         return 0;
@@ -62,8 +63,7 @@ __device__ inline void round_arriving(const StoreArgs & args, int head, int part
     }
 }
 
-// The rows of a part's `wanted` cells, those that arrive among them. All threads of the block call it, and see them. `home` begins with stream 0 of the
-// store's.
+// The rows of a part's `wanted` cells, those that arrive among them. The part's stream is counted as home's. All threads of the block call it, and see them.
 __device__ inline char * load_and_round(const StoreArgs & args, const SketchHome & home, const KeyRows & key_rows, const GroupPart & of, int head,
                                         uint64_t wanted, uint64_t arriving, const ArrivingTokens & tokens, char * shared) {
     char * const rows = load_keys(home, key_rows, of.stream, head, of.group * kGroupCells + of.part, (wanted & ~arriving) >> of.part, shared);

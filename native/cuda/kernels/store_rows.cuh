@@ -65,7 +65,8 @@ inline size_t store_shared_bytes(const StoreArgs & args, const StoreBlocks & blo
 // Converts some heads of one token, of K or of V: the work of block `number`.
 __device__ inline void store_heads(const StoreArgs & args, const StoreBlocks & blocks, unsigned number) {
     const unsigned of_tokens = number / blocks.n_parts;
-    const int token = static_cast<int>(of_tokens % static_cast<unsigned>(args.n_tokens)), first = static_cast<int>(number % blocks.n_parts) * blocks.heads_of_part;
+    const int token = static_cast<int>(of_tokens % static_cast<unsigned>(args.n_tokens));
+    const int first = static_cast<int>(number % blocks.n_parts) * blocks.heads_of_part;
     const int n_heads = min(blocks.heads_of_part, args.n_head_kv - first);
     const bool is_v = of_tokens >= static_cast<unsigned>(args.n_tokens);
 

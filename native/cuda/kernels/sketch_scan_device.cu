@@ -171,7 +171,6 @@ __device__ inline void scan_built(const SketchScanArgs & args, const SketchLayou
         float slope[1] = {}, base[1] = {};
         int dots[1][kCellsOfLane] = {};
         if (sight.visible != 0) {
-            __syncwarp();  // all lanes are done with the row before
             prepare_row(query_of(args, stream, head, i), args.sketches.head_dim, args.scale, rows, 0, lane);
             __syncwarp();
             Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, 0, lane, factors, slope, base);

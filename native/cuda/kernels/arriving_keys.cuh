@@ -15,7 +15,7 @@ using ArrivingTokens = int[kGroupCells];  // whose key a cell gets
 
 // Cells of a group, from `part` on.
 struct GroupPart {
-    int stream, group, part;
+    int stream, head, group, part;
 };
 
 // Those of the `wanted` cells of a group whose keys arrive with this launch, and in `tokens` whose they are. `stream` is counted as the store's. A block of at
@@ -64,11 +64,11 @@ __device__ inline void round_arriving(const StoreArgs & args, int head, int part
 }
 
 // The rows of a part's `wanted` cells, those that arrive among them. The part's stream is counted as home's. All threads of the block call it, and see them.
-__device__ inline char * load_and_round(const StoreArgs & args, const SketchHome & home, const KeyRows & key_rows, const GroupPart & of, int head,
-                                        uint64_t wanted, uint64_t arriving, const ArrivingTokens & tokens, char * shared) {
-    char * const rows = load_keys(home, key_rows, of.stream, head, of.group * kGroupCells + of.part, (wanted & ~arriving) >> of.part, shared);
+__device__ inline char * load_and_round(const StoreArgs & args, const SketchHome & home, const KeyRows & key_rows, const GroupPart & of, uint64_t wanted,
+                                        uint64_t arriving, const ArrivingTokens & tokens, char * shared) {
+    char * const rows = load_keys(home, key_rows, of.stream, of.head, of.group * kGroupCells + of.part, (wanted & ~arriving) >> of.part, shared);
     if (arriving != 0) {
-        round_arriving(args, head, of.part, arriving, tokens, rows, key_rows);
+        round_arriving(args, of.head, of.part, arriving, tokens, rows, key_rows);
         __syncthreads();
     }
     return rows;

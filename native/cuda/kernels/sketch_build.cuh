@@ -137,13 +137,13 @@ __device__ inline void build_codes(CellType type, const char * row, int chunk, i
 }
 
 // Writes the codes of n_rows cells from `part` on.
-__device__ inline void build_cells(CellType type, const char * rows, const KeyRows & key_rows, int part, int head_dim, uint64_t valid, const Ranges & ranges,
+__device__ inline void build_cells(const StoreArgs & args, const char * rows, const KeyRows & key_rows, int part, uint64_t valid, const Ranges & ranges,
                                    const SketchLayout & layout, char * codes) {
     for (int i = threadIdx.x; i < key_rows.n_rows * layout.n_dwords / 3; i += blockDim.x) {
         const int row = i % key_rows.n_rows, cell = part + row, chunk = i / key_rows.n_rows;
         uint32_t c[8] = {};
         if ((valid >> cell & 1) != 0) {
-            build_codes(type, rows + row * key_rows.row_stride, chunk, head_dim, ranges, c);
+            build_codes(args.build.home.type, rows + row * key_rows.row_stride, chunk, args.head_dim, ranges, c);
         }
         char * const at = codes + (cell / kVectorCells * layout.n_dwords + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4;
         *reinterpret_cast<uint32_t *>(at) = c[0] | c[1] << 3 | (c[6] & 0x03030303u) << 6;
@@ -179,7 +179,7 @@ __device__ inline void build_group(const StoreArgs & args, const SketchLayout & 
 
     const uint64_t arriving = find_arriving(args, stale.stream, stale.group, stale.valid, tokens);
     const auto load = [&](int part) {
-        return load_and_round(args, build.home, key_rows, {stale.stream, stale.group, part}, head, stale.valid, arriving, tokens, loaded);
+        return load_and_round(args, build.home, key_rows, {stale.stream, head, stale.group, part}, stale.valid, arriving, tokens, loaded);
     };
     const char * rows = nullptr;
     int n_slices = 0;
@@ -196,7 +196,7 @@ __device__ inline void build_group(const StoreArgs & args, const SketchLayout & 
         if (part + key_rows.n_rows < kGroupCells) {
             rows = load(part);
         }
-        build_cells(build.home.type, rows, key_rows, part, dim, stale.valid, ranges, layout, codes);
+        build_cells(args, rows, key_rows, part, stale.valid, ranges, layout, codes);
     }
 }
 

@@ -59,7 +59,7 @@ __device__ inline void leave_row(const SketchScanArgs & args, const float (&logi
 
 // The same from the products with the codes.
 __device__ inline void leave_scanned(const SketchScanArgs & args, const int (&dots)[kCellsOfLane], float slope, float base, int stream, int head, int i,
-                                     int group, int lane) {
+                                     int group) {
     float logit[kCellsOfLane];
 #pragma unroll
     for (int j = 0; j < kCellsOfLane; ++j) {
@@ -68,7 +68,7 @@ __device__ inline void leave_scanned(const SketchScanArgs & args, const int (&do
             logit[j] = scan_softcap(logit[j], args.softcap);
         }
     }
-    leave_row(args, logit, stream, head, i, group, lane);
+    leave_row(args, logit, stream, head, i, group, static_cast<int>(threadIdx.x) % kWarp);
 }
 
 // ---- groups without a sketch, or seen in part ----------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ EDGEKV_APART __device__ void scan_open(const StoreArgs & store, int first_stream
                 __syncthreads();  // the previous logits are used up
                 for (int part = 0; part < kGroupCells; part += key_rows.n_rows) {  // one part if there is more than one `first`
                     if (first == 0 && seen != 0) {
-                        keys = load_and_round(store, args.home, key_rows, {stream, group, part}, head, seen, arriving, tokens, loaded);
+                        keys = load_and_round(store, args.home, key_rows, {stream, head, group, part}, seen, arriving, tokens, loaded);
                     }
                     // a thread takes a cell and a row; a warp's threads the same row
                     for (int i = threadIdx.x; i < n * key_rows.n_rows; i += blockDim.x) {
@@ -176,7 +176,7 @@ __device__ inline void scan_built(const SketchScanArgs & args, const SketchLayou
             Scan::prepare(of_head + layout.params_offset + static_cast<size_t>(group) * layout.param_bytes, layout.padded, rows, 0, lane, factors, slope, base);
             Scan::multiply(of_head + static_cast<size_t>(group) * layout.code_bytes, n_chunks, lane, factors, dots);
         }
-        leave_scanned(args, dots[0], slope[0], base[0], stream, head, i, group, lane);
+        leave_scanned(args, dots[0], slope[0], base[0], stream, head, i, group);
     }
 }
 
@@ -291,7 +291,7 @@ scan_groups(const __grid_constant__ StoreArgs store, const __grid_constant__ Ske
             if (sees_in_part(sight_of(args, stream, (first + r) / args.group, group))) {
                 continue;
             }
-            leave_scanned(args, dots[r], slope[r], base[r], stream, head, first + r, group, lane);
+            leave_scanned(args, dots[r], slope[r], base[r], stream, head, first + r, group);
         }
     }
 }

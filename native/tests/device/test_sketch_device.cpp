@@ -39,16 +39,15 @@ struct Stale {
 
 // `keys`: the address of a stream's keys, as they are behind the launch.
 template <class Keys, class Launch>
-void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, Stale of, gpu::Stream stream,
-           gpu::StoreArgs args, Keys keys, Launch launch) {
+void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, Stale of, gpu::StoreArgs args,
+           Keys keys, Launch launch) {
     std::vector<gpu::StaleGroup> & stale = of.groups;
     const int n_stale = static_cast<int>(stale.size());
     const DeviceArray<int> count(std::vector<int>{n_stale});
     stale.push_back({0, 1 << 20, ~uint64_t{0}});  // behind the end: must not be looked at
     const DeviceArray<gpu::StaleGroup> list(stale);
     args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), of.n_expected};
-    launch(args);
-    must(gpu::stream_sync(stream) && gpu::check());
+    launch(args);  // and waits
     const SketchKernels & cpu = *sketch_kernels("portable");
     for (int i = 0; i < n_stale; ++i) {
         for (int h = 0; h < c.n_head_kv; ++h) {
@@ -67,8 +66,11 @@ void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance
 
 void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, const std::vector<gpu::StaleGroup> & stale,
            int n_expected, gpu::Stream stream) {
-    build(c, placed, in, sketches, {stale, n_expected}, stream, no_tokens(c), [&](int s) { return in.keys(c, s); },
-          [&](const gpu::StoreArgs & args) { gpu::launch_store(args, stream); });
+    build(c, placed, in, sketches, {stale, n_expected}, no_tokens(c), [&](int s) { return in.keys(c, s); },
+          [&](const gpu::StoreArgs & args) {
+              gpu::launch_store(args, stream);
+              must(gpu::stream_sync(stream) && gpu::check());
+          });
 }
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ void build_arriving(const SketchCase & c, const SketchInstance & in, const Place
         now.largest_logit = std::max(now.largest_logit, 1.25 * sum * largest);
     }
     Scan scan(c, in, placed, 1 + rng.below(c.n_groups), rng.below(c.n_streams));
-    build(c, placed, in, sketches, {stale, 1}, stream, args, [&](int s) { return now.keys(c, s); }, [&](const gpu::StoreArgs & all) {
+    build(c, placed, in, sketches, {stale, 1}, args, [&](int s) { return now.keys(c, s); }, [&](const gpu::StoreArgs & all) {
         if (scans) {
             gpu::launch_store_scan(all, scan.args(sketches), scan.first_stream, stream);
         } else {

@@ -157,6 +157,7 @@ private:
         return rows.n_sets > 0 && layer_sketches[layer].kind != SketchKind::none && !args.k_staging;
     }
     bool place_rows();
+    StoreArgs store_args(int layer, const EngineView & view, const EngineStore & args) const;
     AttendProblem problem(int layer, const EngineView & view, const EngineAttend & args, int s) const;
     int pages_in_view(const EngineView & view) const { return (view.n_cells + shape.page_tokens - 1)/shape.page_tokens; }
     EngineRing ring() const { return { ring_memory.size(), ring_held.size() }; }
@@ -185,7 +186,8 @@ private:
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
     ListBatch batch_of(int layer, const Group & group) const;  // the arguments that both kinds of selection share
-    void select(int layer, const Group & group, Stream stream);
+    // `store`: what the launch of the scan stores and builds too; null: nothing
+    void select(int layer, const Group & group, const StoreArgs * store, Stream stream);
     void attend_lists(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     void attend_all(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
 

@@ -10,27 +10,8 @@ namespace edgekv::gpu {
 
 // ---- store -------------------------------------------------------------------------------------------------------------------
 
-void GpuEngine::store(int layer, const EngineView & view, const EngineStore & args, void * stream) {
+StoreArgs GpuEngine::store_args(int layer, const EngineView & view, const EngineStore & args) const {
     const EngineLayer & r = shape.layers[layer];
-    use_device(index);
-
-    const auto stage = [&](int which, char * k, char * v, Stream on) {
-        const EngineLayer & what = shape.layers[which];
-        for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
-            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), slots_stride(), slots_memory.data(),
-                           shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
-        }
-    };
-
-    if (args.k_staging) {
-        if (staged_layer == layer) {
-            event_wait(stream, staged);
-        } else {
-            stage(layer, args.k_staging, args.v_staging, stream);
-        }
-        staged_layer = -1;
-    }
-
     StoreArgs store = {};
     store.head_dim  = r.head_dim;
     store.n_head_kv = r.n_head_kv;
@@ -52,7 +33,30 @@ void GpuEngine::store(int layer, const EngineView & view, const EngineStore & ar
             build.home.brought = true;
         }
     }
-    launch_store(store, stream);
+    return store;
+}
+
+void GpuEngine::store(int layer, const EngineView & view, const EngineStore & args, void * stream) {
+    use_device(index);
+
+    const auto stage = [&](int which, char * k, char * v, Stream on) {
+        const EngineLayer & what = shape.layers[which];
+        for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
+            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), slots_stride(), slots_memory.data(),
+                           shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
+        }
+    };
+
+    if (args.k_staging) {
+        if (staged_layer == layer) {
+            event_wait(stream, staged);
+        } else {
+            stage(layer, args.k_staging, args.v_staging, stream);
+        }
+        staged_layer = -1;
+    }
+
+    launch_store(store_args(layer, view, args), stream);
 
     // the next layer's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
     if (args.k_next && comes(args.next_layer, graph.stores)) {
@@ -263,15 +267,22 @@ void GpuEngine::attend(int layer, const EngineView & view, const EngineAttend & 
     if (engine_groups(view.n_tokens) == 1 || (!args.selection && ring_memory.size())) {
         args.k_staging = args.v_staging = nullptr;  // read in place, or through the ring
     }
+    const bool               sketched = args.selection && layer_sketches[layer].kind != SketchKind::none;
+    const std::vector<Group> groups   = args.selection ? groups_of(view, args, layer) : std::vector<Group>();
+    const StoreArgs          stored   = args.store ? store_args(layer, view, *args.store) : StoreArgs{};
+    const bool               together = args.store && sketched && groups.size() == 1;  // stored by the launch that scans
+    if (args.store && !together) {
+        launch_store(stored, stream);
+    }
     if (args.selection) {
         if (view.leads) {
-            find_sight(view, args, layer_sketches[layer].kind != SketchKind::none, stream);
+            find_sight(view, args, sketched, stream);
         }
         if (args.k_staging) {
             zero_async(brought.data(), brought.size(), stream);
         }
-        for (const Group & group : groups_of(view, args, layer)) {
-            select(layer, group, stream);
+        for (const Group & group : groups) {
+            select(layer, group, together ? &stored : nullptr, stream);
             if (args.k_staging) {
                 bring_rows(layer, group.view, args, 0, stream);
             }

@@ -61,7 +61,7 @@ ListBatch GpuEngine::batch_of(int layer, const Group & group) const {
     return batch;
 }
 
-void GpuEngine::select(int layer, const Group & group, Stream stream) {
+void GpuEngine::select(int layer, const Group & group, const StoreArgs * store, Stream stream) {
     const EngineView &       view    = group.view;
     const EngineQuery &      args    = group.args.query;
     const edgekv_selection & options = *group.args.selection;
@@ -91,7 +91,11 @@ void GpuEngine::select(int layer, const Group & group, Stream stream) {
     scan.sight_stride   = groups_per_stream();
     scan.out            = { shares.as<uint16_t>(), share_tops.as<float>(), share_sums.as<float>(), list_stride(),
                             static_cast<size_t>(groups_per_stream()) };
-    launch_sketch_scan(scan, stream);
+    if (store) {
+        launch_store_scan(*store, scan, view.first_stream, stream);
+    } else {
+        launch_sketch_scan(scan, stream);
+    }
 
     SampleBatch sample = {};
     static_cast<ListBatch &>(sample) = batch_of(layer, group);

@@ -1,20 +1,13 @@
-// Rebuilds stale groups. A block serves one group of one head and keeps its 64 keys in shared memory as they are stored. The operations are those of
-// kernels/sketch/sketch_build.h. Bound by the latency of the keys: 64 rows, from home over the link or from the arena.
-//
-// The launch that builds a group also stores keys of it. Those are not read where they are stored, so that no block waits for another: they are rounded
-// once more from the floats in which they arrive.
+// Rebuilds stale groups. A block serves one group of one head and keeps its 64 keys, or half of them at a time, in shared memory as they are stored. The
+// operations are those of kernels/sketch/sketch_build.h. Bound by the latency of the keys: 64 rows, from home over the link or from the arena.
 #pragma once
 
+#include "cuda/kernels/arriving_keys.cuh"
 #include "cuda/kernels/hot_rows.cuh"
-#include "cuda/kernels/sketch_keys.cuh"
-#include "cuda/kernels/store_device.h"
-#include "cuda/kernels/store_round.cuh"
 
 namespace edgekv::gpu {
 namespace {
 
-constexpr int kStoreThreads = 256;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxDim = 256;
 constexpr float kLevels = 7.0f;
 
@@ -38,41 +31,49 @@ __device__ inline float scale_of(float top, float levels) { return __fdiv_rn(top
 // ---- a group -----------------------------------------------------------------------------------------------------------------
 
 struct Ranges {
-    float least[kStoreThreads * 4], most[kStoreThreads * 4];  // [slice of the cells][channel]
-    float low[kMaxDim], per_step[kMaxDim];  // the values that the stored bytes stand for
+    float *least, *most;     // [slice of the cells][channel]
+    float *low, *per_step;   // [channel] the values that the stored bytes stand for
+
+    __device__ Ranges(char * at, int head_dim)
+        : least(reinterpret_cast<float *>(at)), most(least + 4 * blockDim.x), low(most + 4 * blockDim.x), per_step(low + head_dim) {}
+    static size_t bytes_of(unsigned n_threads, int head_dim) { return (size_t{8} * n_threads + size_t{2} * head_dim) * sizeof(float); }
 };
 
-// Finds each channel's least and most value. Threads share the cells in slices.
-__device__ inline int find_ranges(CellType type, const char * rows, int row_stride, int head_dim, uint64_t valid, Ranges & ranges) {
-    const int n_quads = head_dim / 4, n_slices = kStoreThreads / n_quads;
+// Finds each channel's least and most value in n_rows cells, from `part` on, and in those before. Threads share the cells in slices.
+__device__ inline int find_ranges(CellType type, const char * rows, const KeyRows & key_rows, int part, int head_dim, uint64_t valid, const Ranges & ranges) {
+    const int n_quads = head_dim / 4, n_slices = static_cast<int>(blockDim.x) / n_quads;
     const int quad = threadIdx.x % n_quads, slice = threadIdx.x / n_quads;
     if (slice < n_slices) {
+        const int at = slice * head_dim + 4 * quad;
         float least[4], most[4];
-        bool any = false;
-        for (int c = slice; c < kGroupCells; c += n_slices) {
-            if ((valid >> c & 1) == 0) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            least[i] = part == 0 ? INFINITY : ranges.least[at + i];
+            most[i] = part == 0 ? -INFINITY : ranges.most[at + i];
+        }
+        for (int c = slice; c < key_rows.n_rows; c += n_slices) {
+            if ((valid >> (part + c) & 1) == 0) {
                 continue;
             }
             float x[4];
-            key_quad(type, rows + c * row_stride, quad, x);
+            key_quad(type, rows + c * key_rows.row_stride, quad, x);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                least[i] = any ? least_of(least[i], x[i]) : x[i];
-                most[i] = any ? most_of(most[i], x[i]) : x[i];
+                least[i] = least_of(least[i], x[i]);
+                most[i] = most_of(most[i], x[i]);
             }
-            any = true;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            ranges.least[slice * head_dim + 4 * quad + i] = any ? least[i] : INFINITY;
-            ranges.most[slice * head_dim + 4 * quad + i] = any ? most[i] : -INFINITY;
+            ranges.least[at + i] = least[i];
+            ranges.most[at + i] = most[i];
         }
     }
     return n_slices;
 }
 
 // One warp builds the parameters of all channels.
-__device__ inline void build_params(Ranges & ranges, int n_slices, int head_dim, const SketchLayout & layout, char * params) {
+__device__ inline void build_params(const Ranges & ranges, int n_slices, int head_dim, const SketchLayout & layout, char * params) {
     constexpr int kEach = kMaxDim / kWarp;
     const int lane = threadIdx.x;
     float step[kEach], low[kEach];
@@ -136,99 +137,78 @@ __device__ inline void build_codes(CellType type, const char * row, int chunk, i
     }
 }
 
-
-// The keys of a group that arrive with this launch: a bit for each cell, and in `tokens` whose key it is.
-__device__ inline uint64_t find_arriving(const StoreArgs & args, const StaleGroup & stale, int (&tokens)[kGroupCells]) {
-    if (threadIdx.x < kGroupCells) {
-        tokens[threadIdx.x] = -1;
-    }
-    __syncthreads();
-    const int64_t first = static_cast<int64_t>(stale.stream) * args.cells_per_stream + static_cast<int64_t>(stale.group) * kGroupCells;
-    for (int token = threadIdx.x; token < args.n_tokens; token += kStoreThreads) {
-        const int64_t cell = args.k.rows[token] - first;
-        if (cell >= 0 && cell < kGroupCells) {
-            tokens[cell] = token;
+// Writes the codes of n_rows cells from `part` on.
+__device__ inline void build_cells(const StoreArgs & args, const char * rows, const KeyRows & key_rows, int part, uint64_t valid, const Ranges & ranges,
+                                   const SketchLayout & layout, char * codes) {
+    for (int i = threadIdx.x; i < key_rows.n_rows * layout.n_dwords / 3; i += blockDim.x) {
+        const int row = i % key_rows.n_rows, cell = part + row, chunk = i / key_rows.n_rows;
+        uint32_t c[8] = {};
+        if ((valid >> cell & 1) != 0) {
+            build_codes(args.build.home.type, rows + row * key_rows.row_stride, chunk, args.head_dim, ranges, c);
         }
-    }
-    __syncthreads();
-    const int lane = threadIdx.x % kWarp;
-    const uint64_t lower = __ballot_sync(kAllLanes, tokens[lane] >= 0), upper = __ballot_sync(kAllLanes, tokens[kWarp + lane] >= 0);
-    return stale.valid & (upper << kWarp | lower);
-}
-
-// Rounds them into the group's rows.
-__device__ inline void round_arriving(const StoreArgs & args, int head, uint64_t arriving, const int (&tokens)[kGroupCells], char * rows, int row_stride) {
-    constexpr int kLoads = 4;  // in flight for each lane
-    const int per_row = (args.head_dim + kWarp - 1) / kWarp, lane = threadIdx.x % kWarp;
-    for (int first = threadIdx.x / kWarp * kLoads; first < kGroupCells * per_row; first += kStoreThreads / kWarp * kLoads) {
-        float x[kLoads];
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-            const int cell = (first + j) / per_row, d = (first + j) % per_row * kWarp + lane;
-            x[j] = (arriving >> cell & 1) != 0 && d < args.head_dim ? args.k.src.at(static_cast<size_t>(tokens[cell]), static_cast<size_t>(head))[d] : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < kLoads; ++j) {
-            const int cell = (first + j) / per_row, d = (first + j) % per_row * kWarp + lane;
-            if ((arriving >> cell & 1) != 0) {
-                round_value(args.k.type, x[j], d, args.head_dim, rows + cell * row_stride);
-            }
-        }
+        char * const at = codes + (cell / kVectorCells * layout.n_dwords + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4;
+        *reinterpret_cast<uint32_t *>(at) = c[0] | c[1] << 3 | (c[6] & 0x03030303u) << 6;
+        *reinterpret_cast<uint32_t *>(at + kVectorBytes) = c[2] | c[3] << 3 | (c[6] & 0x04040404u) << 4 | (c[7] & 0x04040404u) << 5;
+        *reinterpret_cast<uint32_t *>(at + 2 * kVectorBytes) = c[4] | c[5] << 3 | (c[7] & 0x03030303u) << 6;
     }
 }
 
-// The work of block `number` of the `n_blocks` that build.
-__device__ inline void build_groups(const StoreArgs & args, const SketchLayout & layout, const KeyRows & key_rows, unsigned number, unsigned n_blocks) {
-    EDGEKV_SHARED(Ranges, ranges);
-    EDGEKV_SHARED(int[kGroupCells], tokens);
+// Shared memory of a block that builds.
+inline size_t build_shared_bytes(const KeyRows & rows, unsigned n_threads, int head_dim) {
+    return Ranges::bytes_of(n_threads, head_dim) + sizeof(ArrivingTokens) + key_shared_bytes(rows);
+}
+
+// A block builds a stale group's sketch of one head.
+__device__ inline void build_group(const StoreArgs & args, const SketchLayout & layout, const KeyRows & key_rows, const StaleGroup & stale, int head) {
     const SketchBuild & build = args.build;
-    const int n_heads = args.n_head_kv, dim = args.head_dim;
-    const int64_t n_units = static_cast<int64_t>(*build.n_stale) * n_heads;
-
-    for (int64_t unit = number; unit < n_units; unit += n_blocks) {
-        const StaleGroup stale = build.stale[unit / n_heads];
-        const int head = static_cast<int>(unit % n_heads);
-        const int own_cell = stale.group * kGroupCells + static_cast<int>(threadIdx.x);
-        if (build.hot.entries != nullptr && threadIdx.x < kGroupCells && own_cell < build.hot.n_cells) {
-            forget_hot_row(build.hot, build.hot.row(head, stale.stream, own_cell));
-        }
-        char * const of_head = build.sketches.data + stale.stream * build.sketches.stream_bytes + head * layout.head_bytes;
-        char * const codes = of_head + static_cast<size_t>(stale.group) * layout.code_bytes;
-        char * const params = of_head + layout.params_offset + static_cast<size_t>(stale.group) * layout.param_bytes;
-        if (stale.valid == 0) {
-            for (int i = threadIdx.x; i < layout.code_bytes / 4; i += kStoreThreads) {
-                reinterpret_cast<uint32_t *>(codes)[i] = 0;
-            }
-            for (int i = threadIdx.x; i < layout.param_bytes / 4; i += kStoreThreads) {
-                reinterpret_cast<uint32_t *>(params)[i] = 0;
-            }
-            continue;
-        }
-
-        const uint64_t arriving = find_arriving(args, stale, tokens);
-        char * const rows = load_keys(build.home, key_rows, stale.stream, head, stale.group * kGroupCells, stale.valid & ~arriving, shared_memory());
-        if (arriving != 0) {
-            round_arriving(args, head, arriving, tokens, rows, key_rows.row_stride);
-            __syncthreads();
-        }
-        const int n_slices = find_ranges(build.home.type, rows, key_rows.row_stride, dim, stale.valid, ranges);
-        __syncthreads();
-        if (threadIdx.x < kWarp) {
-            build_params(ranges, n_slices, dim, layout, params);
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < kGroupCells * layout.n_dwords / 3; i += kStoreThreads) {
-            const int cell = i % kGroupCells, chunk = i / kGroupCells;
-            uint32_t c[8] = {};
-            if ((stale.valid >> cell & 1) != 0) {
-                build_codes(build.home.type, rows + cell * key_rows.row_stride, chunk, dim, ranges, c);
-            }
-            char * const at = codes + (cell / kVectorCells * layout.n_dwords + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4;
-            *reinterpret_cast<uint32_t *>(at) = c[0] | c[1] << 3 | (c[6] & 0x03030303u) << 6;
-            *reinterpret_cast<uint32_t *>(at + kVectorBytes) = c[2] | c[3] << 3 | (c[6] & 0x04040404u) << 4 | (c[7] & 0x04040404u) << 5;
-            *reinterpret_cast<uint32_t *>(at + 2 * kVectorBytes) = c[4] | c[5] << 3 | (c[7] & 0x03030303u) << 6;
-        }
+    const int dim = args.head_dim, own_cell = stale.group * kGroupCells + static_cast<int>(threadIdx.x);
+    if (build.hot.entries != nullptr && threadIdx.x < kGroupCells && own_cell < build.hot.n_cells) {
+        forget_hot_row(build.hot, build.hot.row(head, stale.stream, own_cell));
     }
+    const Ranges ranges(shared_memory(), dim);
+    auto & tokens = *reinterpret_cast<ArrivingTokens *>(ranges.per_step + dim);
+    char * const loaded = reinterpret_cast<char *>(&tokens + 1);
+    char * const of_head = build.sketches.data + stale.stream * build.sketches.stream_bytes + head * layout.head_bytes;
+    char * const codes = of_head + static_cast<size_t>(stale.group) * layout.code_bytes;
+    char * const params = of_head + layout.params_offset + static_cast<size_t>(stale.group) * layout.param_bytes;
+    if (stale.valid == 0) {
+        for (int i = threadIdx.x; i < layout.code_bytes / 4; i += blockDim.x) {
+            reinterpret_cast<uint32_t *>(codes)[i] = 0;
+        }
+        for (int i = threadIdx.x; i < layout.param_bytes / 4; i += blockDim.x) {
+            reinterpret_cast<uint32_t *>(params)[i] = 0;
+        }
+        return;
+    }
+
+    const uint64_t arriving = find_arriving(args, stale.stream, stale.group, stale.valid, tokens);
+    const auto load = [&](int part) {
+        return load_and_round(args, build.home, key_rows, {stale.stream, head, stale.group, part}, stale.valid, arriving, tokens, loaded);
+    };
+    const char * rows = nullptr;
+    int n_slices = 0;
+    for (int part = 0; part < kGroupCells; part += key_rows.n_rows) {
+        rows = load(part);
+        n_slices = find_ranges(build.home.type, rows, key_rows, part, dim, stale.valid, ranges);
+    }
+    __syncthreads();
+    if (threadIdx.x < kWarp) {
+        build_params(ranges, n_slices, dim, layout, params);
+    }
+    __syncthreads();
+    for (int part = kGroupCells - key_rows.n_rows; part >= 0; part -= key_rows.n_rows) {  // the last part still lies there
+        if (part + key_rows.n_rows < kGroupCells) {
+            rows = load(part);
+        }
+        build_cells(args, rows, key_rows, part, stale.valid, ranges, layout, codes);
+    }
+}
+
+// How many blocks build n_expected groups.
+inline unsigned n_builders(const StoreArgs & args) {
+    constexpr int64_t kMostBuilders = 2048;
+    const int64_t n_units = static_cast<int64_t>(args.build.n_expected) * args.n_head_kv;
+    return args.build.n_stale == nullptr ? 0u : static_cast<unsigned>(n_units < 1 ? 1 : n_units < kMostBuilders ? n_units : kMostBuilders);
 }
 
 }  // namespace

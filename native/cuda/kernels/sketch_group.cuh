@@ -62,34 +62,38 @@ __device__ inline int scale_bytes(uint32_t step, const QueryQuad & q) {
     return static_cast<int>(__byte_perm(__byte_perm(p[0], p[1], 0x0062), __byte_perm(p[2], p[3], 0x0062), 0x5410));
 }
 
-// NR rows whose queries and factors lie in shared memory.
-template <int D, int NR>
+// NR rows whose queries and factors lie in shared memory. kFresh: this block has written the sketch in this launch, so that caches of what is only read
+// may not have it.
+template <int NR, bool kFresh = false>
 struct GroupScan {
-    static constexpr int kQuads = D / 4;
-    static constexpr int kChunks = (D + 31) / 32;  // of 32 channels, three dwords of codes
     struct alignas(16) Factors {
-        int x[kQuads][NR];  // query times step, as i8
+        int x[8][NR];  // query times step, as i8, of 32 channels
     };
 
+    template <class T>
+    __device__ static inline T load(const T * p) {
+        return kFresh ? *p : __ldg(p);
+    }
+
     // Computes a group's factors, and the common part of its cells' logits.
-    __device__ static inline void prepare(const char * params, int padded, const ScanRows<D> & rows, int lane, Factors & factors,
+    __device__ static inline void prepare(const char * params, int padded, const ScanRows & rows, int first, int lane, Factors * factors,
                                           float (&slope)[NR], float (&base)[NR]) {
         const float * const scales = reinterpret_cast<const float *>(params);
         const uint32_t * const low = reinterpret_cast<const uint32_t *>(params + kParamHeader);
         const uint32_t * const step = low + padded / 4;
         int lows[NR] = {};
-        for (int quad = lane; quad < kQuads; quad += kWarp) {
-            const uint32_t l = __ldg(low + quad) ^ 0x80808080u, s = __ldg(step + quad);
+        for (int quad = lane; quad < rows.n_quads; quad += kWarp) {
+            const uint32_t l = load(low + quad) ^ 0x80808080u, s = load(step + quad);
 #pragma unroll
             for (int r = 0; r < NR; ++r) {
-                lows[r] = __dp4a(static_cast<int>(l), rows.coarse(r, quad), lows[r]);
-                factors.x[quad][r] = scale_bytes(s, rows.quad(r, quad));
+                lows[r] = __dp4a(static_cast<int>(l), static_cast<int>(rows.coarse(first + r)[quad]), lows[r]);
+                factors[quad / 8].x[quad % 8][r] = scale_bytes(s, rows.quads(first + r)[quad]);
             }
         }
-        const float step_scale = __ldg(scales), low_scale = __ldg(scales + 1);
+        const float step_scale = load(scales), low_scale = load(scales + 1);
 #pragma unroll
         for (int r = 0; r < NR; ++r) {
-            const QueryHeader header = rows.header(r);
+            const QueryHeader header = rows.header(first + r);
             for (int away = kWarp / 2; away > 0; away /= 2) {
                 lows[r] += __shfl_xor_sync(kFullWarp, lows[r], away);
             }
@@ -100,16 +104,16 @@ struct GroupScan {
     }
 
     // Computes the dot products of a lane's cells from the group's codes.
-    __device__ static inline void multiply(const char * codes, int lane, const Factors & factors, int (&dots)[NR][kCellsOfLane]) {
+    __device__ static inline void multiply(const char * codes, int n_chunks, int lane, const Factors * factors, int (&dots)[NR][kCellsOfLane]) {
 #pragma unroll 1
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
+        for (int chunk = 0; chunk < n_chunks; ++chunk) {
             uint32_t quads[kCellsOfLane][8];
 #pragma unroll
             for (int j = 0; j < kCellsOfLane; ++j) {
                 const int cell = lane + j * kWarp;
                 const uint32_t * const at = reinterpret_cast<const uint32_t *>(
-                    codes + (cell / kVectorCells * (3 * kChunks) + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4);
-                const uint32_t a = __ldg(at), b = __ldg(at + kVectorCells), c = __ldg(at + 2 * kVectorCells);
+                    codes + (cell / kVectorCells * (3 * n_chunks) + 3 * chunk) * kVectorBytes + cell % kVectorCells * 4);
+                const uint32_t a = load(at), b = load(at + kVectorCells), c = load(at + 2 * kVectorCells);
                 quads[j][0] = a & 0x07070707u;
                 quads[j][1] = a >> 3 & 0x07070707u;
                 quads[j][2] = b & 0x07070707u;
@@ -121,14 +125,12 @@ struct GroupScan {
             }
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (8 * chunk + i < kQuads) {
 #pragma unroll
-                    for (int r = 0; r < NR; ++r) {
-                        const int factor = factors.x[8 * chunk + i][r];
+                for (int r = 0; r < NR; ++r) {
+                    const int factor = factors[chunk].x[i][r];
 #pragma unroll
-                        for (int j = 0; j < kCellsOfLane; ++j) {
-                            dots[r][j] = __dp4a(static_cast<int>(quads[j][i]), factor, dots[r][j]);
-                        }
+                    for (int j = 0; j < kCellsOfLane; ++j) {
+                        dots[r][j] = __dp4a(static_cast<int>(quads[j][i]), factor, dots[r][j]);
                     }
                 }
             }

@@ -24,51 +24,44 @@ __device__ inline float warp_top(float x) {
     return x;
 }
 
+// Query rows in shared memory, one behind the other. The channels are those of the codes: a multiple of 32, the last ones zeros.
+struct ScanRows {
+    char * first;
+    int n_quads;
+
+    static EDGEKV_HOST_AND_DEVICE constexpr int bytes_of(int n_quads) {
+        return static_cast<int>(sizeof(QueryHeader)) + n_quads * static_cast<int>(sizeof(QueryQuad) + sizeof(uint32_t));
+    }
+    __device__ inline char * row(int r) const { return first + r * bytes_of(n_quads); }
+    __device__ inline QueryHeader & header(int r) const { return *reinterpret_cast<QueryHeader *>(row(r)); }
+    __device__ inline QueryQuad * quads(int r) const { return reinterpret_cast<QueryQuad *>(row(r) + sizeof(QueryHeader)); }
+    __device__ inline uint32_t * coarse(int r) const { return reinterpret_cast<uint32_t *>(quads(r) + n_quads); }
+};
+
 // One warp calls it. The numbers equal those of the host's sketch_query_prepare().
-template <int D>
-__device__ inline void prepare_row(const float * q, float scale, char * row, int lane) {
+__device__ inline void prepare_row(const float * q, int dim, float scale, const ScanRows & rows, int r, int lane) {
     float top = 0.0f;
-    for (int i = lane; i < D; i += kWarp) {
+    for (int i = lane; i < dim; i += kWarp) {
         top = fmaxf(top, fabsf(__fmul_rn(q[i], scale)));
     }
     const float amax = warp_top(top);
     const float inverse = amax > 1e-30f ? __fdiv_rn(static_cast<float>(kFineMax), amax) : 0.0f;
     const float to_coarse = __fmul_rn(inverse, static_cast<float>(kCoarseMax) / kFineMax);
-    QueryQuad * const quads = reinterpret_cast<QueryQuad *>(row + sizeof(QueryHeader));
-    uint32_t * const coarse = reinterpret_cast<uint32_t *>(quads + D / 4);
-    for (int quad = lane; quad < D / 4; quad += kWarp) {
+    for (int quad = lane; quad < rows.n_quads; quad += kWarp) {
         QueryQuad out = {};
         uint32_t bytes = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4 && quad < dim / 4; ++i) {
             const float x = __fmul_rn(q[4 * quad + i], scale);
             out.x[i] = 2 * __float2int_rn(__fmul_rn(x, inverse));
             bytes |= (static_cast<uint32_t>(__float2int_rn(__fmul_rn(x, to_coarse))) & 0xffu) << 8 * i;
         }
-        quads[quad] = out;
-        coarse[quad] = bytes;
+        rows.quads(r)[quad] = out;
+        rows.coarse(r)[quad] = bytes;
     }
     if (lane == 0) {
-        *reinterpret_cast<QueryHeader *>(row) = {__fdiv_rn(amax, static_cast<float>(kFineMax)),
-                                                 __fdiv_rn(amax, static_cast<float>(kCoarseMax)), {0.0f, 0.0f}};
+        rows.header(r) = {__fdiv_rn(amax, static_cast<float>(kFineMax)), __fdiv_rn(amax, static_cast<float>(kCoarseMax)), {0.0f, 0.0f}};
     }
 }
-
-// The rows of one warp, one after the other in shared memory.
-template <int D>
-struct ScanRows {
-    static constexpr int kQuads = D / 4;
-    static constexpr int kBytes = (static_cast<int>(sizeof(QueryHeader)) + kQuads * static_cast<int>(sizeof(QueryQuad) + 4) + 15) / 16 * 16;
-    const char * first;
-
-    __device__ inline QueryHeader header(int r) const { return *reinterpret_cast<const QueryHeader *>(first + r * kBytes); }
-    __device__ inline QueryQuad quad(int r, int i) const {
-        return reinterpret_cast<const QueryQuad *>(first + r * kBytes + sizeof(QueryHeader))[i];
-    }
-    __device__ inline int coarse(int r, int i) const {
-        return reinterpret_cast<const int *>(first + r * kBytes + sizeof(QueryHeader) + kQuads * sizeof(QueryQuad))[i];
-    }
-};
 
 }  // namespace
 }  // namespace edgekv::gpu

@@ -1,6 +1,6 @@
 // Stores the K and V rows of a ubatch into home (pinned host memory, written through the link), and on request into a second
 // place and into the arena's slots, and builds the sketches of groups that filled up or changed. One launch serves K and V of all tokens and heads,
-// and all such groups.
+// and all such groups; it may scan the sketches too.
 #pragma once
 
 #include "cuda/kernels/sketch_device.h"
@@ -30,5 +30,9 @@ struct StoreArgs {
 // first x with the largest |x|; codes = x * (1 / d) + 8.5 in one rounding, cut off, at most 15. ggml-cuda is compiled with fast maths, so
 // a GPU approximates both quotients and takes subnormals as zero; the emulated device rounds them correctly.
 void launch_store(const StoreArgs & args, Stream stream);
+
+// launch_store() and launch_sketch_scan() in one launch, for a step whose query tokens are all scanned together. Stream 0 of the view is `first_stream` of
+// the store's arrays.
+void launch_store_scan(const StoreArgs & store, const SketchScanArgs & scan, int first_stream, Stream stream);
 
 }  // namespace edgekv::gpu

@@ -57,8 +57,7 @@ public:
     std::vector<Launch> launches() const {
         using edgekv::gpu::Stream;
         return {
-            {"store", [this](int layer, Stream s) { edgekv::gpu::launch_store(store(layer), s); }},
-            {"scan", [this](int layer, Stream s) { edgekv::gpu::launch_sketch_scan(scan(layer), s); }},
+            {"store and scan", [this](int layer, Stream s) { edgekv::gpu::launch_store_scan(store(layer), scan(layer), 0, s); }},
             {"sample", [this](int layer, Stream s) { edgekv::gpu::launch_sample(sample(layer), s); }},
             {"attend", [this](int layer, Stream s) { edgekv::gpu::launch_attend(problem(layer), part(), workspace.data(), n_splits, s); }},
             {"merge", [this](int layer, Stream s) { edgekv::gpu::launch_attend_merge(problem(layer), part(), workspace.data(), n_splits, s); }},

@@ -164,11 +164,14 @@ public:
             store.k_idxs = store.v_idxs = cell.data();
             store.sketch = options.sparse && options.kind != SketchKind::none;
             store.next_layer = -1;
-            node("store-", layer, [&] { plane->store(layer, here, store, stream); });
+            if (!store.sketch) {  // else the attend node stores
+                node("store-", layer, [&] { plane->store(layer, here, store, stream); });
+            }
 
             here.leads = layer == 0;
             EngineAttend attend = attend_of(at + 2 * kHeads * kDim, mask, cell, 1, out.data() + layer * kQuery);
             attend.selection = options.sparse ? &selection : nullptr;
+            attend.store = store.sketch ? &store : nullptr;
             attend.next_layer = options.sparse ? -1 : next;
             node("attend-", layer, [&] { plane->attend(layer, here, attend, stream); });
         }
@@ -276,7 +279,7 @@ public:
         return values;
     }
 
-    // The outputs of the n newest tokens in the first layer; the engine serves `together_bytes` of them at a time.
+    // The outputs of the n newest tokens in the first layer, whose K and V are others now; the engine serves `together_bytes` of them at a time.
     std::vector<float> several(int newest, int n, size_t together_bytes) {
         plane->together_bytes = together_bytes;
         EngineView here = view();
@@ -286,7 +289,8 @@ public:
         here.generation = plane->generation();
         std::mt19937 rng(7);
         std::normal_distribution<float> normal;
-        std::vector<float> values(n * kQuery);
+        constexpr size_t kWidth = size_t{kHeads} * kDim;
+        std::vector<float> values(n * (kQuery + 2 * kWidth));
         std::generate(values.begin(), values.end(), [&] { return normal(rng); });
         std::vector<uint16_t> bias(static_cast<size_t>(n) * n_view, 0xfc00);
         std::vector<int64_t> cells(n);
@@ -294,11 +298,19 @@ public:
             cells[i] = newest - n + 1 + i;
             std::fill_n(bias.begin() + static_cast<size_t>(i) * n_view, cells[i] + 1, 0);
         }
-        const DeviceArray<float> q(values), found(values.size());
+        const DeviceArray<float> q(values), found(n * kQuery);
         const DeviceArray<uint16_t> masks(bias);
         const DeviceArray<int64_t> idxs(cells);
         EngineAttend attend = attend_of(q.data(), masks, idxs, n, found.data());
         attend.selection = &selection;
+        EngineStore store = {};
+        store.k = reinterpret_cast<const char *>(q.data() + n * kQuery);
+        store.v = store.k + n * kWidth * sizeof(float);
+        store.k_stride_token = store.v_stride_token = kWidth * sizeof(float);
+        store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
+        store.k_idxs = store.v_idxs = idxs.data();
+        store.sketch = true;
+        attend.store = &store;
         plane->attend(0, here, attend, stream);
         test::must(plane->wait_for_step());
         return found.get();

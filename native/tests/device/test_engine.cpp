@@ -266,7 +266,7 @@ void check_failures() {
     narrow.shared_bytes = 0;  // no kernel that asks for shared memory can be started
     lost.operations_left = 9;  // of three layers' kernels and copies
     const std::string refused = failed("a launch is refused", narrow);
-    expect(refused, "the GPU failed in the node attend-0: a block cannot have");
+    expect(refused, "the GPU failed in the node store-0: a block cannot have");
     expect(failed("an operation is lost", lost), "the GPU failed in a step (EDGEKV_DEVICE_SYNC=1 finds the node): an operation on the device failed");
     setenv("EDGEKV_DEVICE_SYNC", "1", 1);
     expect(failed("an operation is lost", lost), "the GPU failed in the node ");

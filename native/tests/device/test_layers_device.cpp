@@ -106,7 +106,7 @@ int bench(int n_cells) {
         return 1;
     }
     const TestStream stream;
-    constexpr int kLayers = 32, kLaunches = 5;
+    constexpr int kLayers = 32, kLaunches = 4;
     std::printf("%s, %d layers, %d cells\n", device.name.c_str(), kLayers, n_cells);
     const float empty = time_of(stream, [&] {
         for (int i = 0; i < kLayers * kLaunches; ++i) {

@@ -1,4 +1,4 @@
-// Checks the sketches that launch_store() builds, and launch_sketch_scan().
+// Checks the sketches that launch_store() builds, launch_sketch_scan(), and launch_store_scan(), which does both.
 //
 // Build: every byte of all streams' sketches, against the portable sketch_build() over the keys as they were stored; also of groups whose keys
 // arrive with the launch that builds them.
@@ -11,8 +11,7 @@
 
 #include <numeric>
 
-#include "device_array.h"
-#include "sketch_instance.h"
+#include "sketch_memory.h"
 
 using namespace edgekv;
 using namespace test;
@@ -21,74 +20,6 @@ namespace {
 
 double worst_cpu = 0.0, worst_reference = 0.0;  // in units of what is allowed
 long n_scanned = 0, n_open = 0, n_arrived = 0;
-
-struct Sketches {
-    SketchLayout layout;
-    size_t stream_bytes;
-    std::vector<char> want;
-    DeviceArray<char> data;
-
-    Sketches(const SketchCase & c, Random & rng)
-        : layout(sketch_layout(c.head_dim, c.n_groups)),
-          stream_bytes(sketch_bytes(SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups) + (c.partial ? 128 : 0)),
-          want(filled(stream_bytes * c.n_streams, rng)), data(want) {}
-
-    // A build must not read the bytes that were there before, and must leave those between the heads and the streams.
-    static std::vector<char> filled(size_t n, Random & rng) {
-        std::vector<char> bytes(n);
-        std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<char>(rng.next() >> 30); });
-        return bytes;
-    }
-    Sketch sketch(const SketchCase & c, int stream) {
-        return {SketchKind::b3, c.head_dim, c.n_head_kv, c.n_groups, want.data() + stream * stream_bytes};
-    }
-    gpu::SketchArray array(const SketchCase & c) const { return {c.head_dim, c.n_head_kv, c.n_groups, data.data(), stream_bytes}; }
-};
-
-// Keys on the device's side: home in pinned memory, and copies of some pages in an arena; home then holds NaN for those.
-struct PlacedKeys {
-    static constexpr int kPageTokens = 32;
-    int pages_per_stream;
-    size_t slot_bytes;
-    DeviceArray<char> home, arena;
-    DeviceArray<int32_t> slots;
-    DeviceArray<int32_t> open;  // [stream][group] what has no sketch
-    std::vector<int32_t> is_open;
-
-    PlacedKeys(const SketchCase & c, const SketchInstance & in, Random & rng)
-        : pages_per_stream((c.n_groups * kGroupCells + kPageTokens - 1) / kPageTokens), slot_bytes(kPageTokens * in.key_bytes * 2 + (c.partial ? 2 : 0)) {
-        Bytes at_home = in.k;
-        std::vector<char> in_arena;
-        const int n_pages = c.n_streams * pages_per_stream;
-        std::vector<int32_t> table(static_cast<size_t>(c.n_head_kv) * n_pages, -1);
-        for (size_t i = 0; c.arena && i < table.size(); i += 2 + i % 3) {
-            table[i] = static_cast<int32_t>(in_arena.size() / slot_bytes);
-            in_arena.resize(in_arena.size() + slot_bytes, 0x77);
-            char * slot = in_arena.data() + in_arena.size() - slot_bytes;
-            const int page = static_cast<int>(i) % n_pages, head = static_cast<int>(i) / n_pages;
-            for (int t = 0; t < kPageTokens; ++t) {
-                const size_t cell = static_cast<size_t>(page % pages_per_stream) * kPageTokens + t;
-                const size_t at = page / pages_per_stream * in.stride_stream + cell * in.stride_cell + head * in.stride_head;
-                std::copy_n(in.k.data() + at, in.key_bytes, slot + t * in.key_bytes);
-                std::fill_n(at_home.data() + at, in.key_bytes, static_cast<char>(0xff));
-            }
-        }
-        for (int i = 0; i < c.n_streams * c.n_groups; ++i) {
-            is_open.push_back(rng.one_of(5) ? 1 : 0);
-        }
-        home = DeviceArray<char>(at_home, true);
-        arena = DeviceArray<char>(in_arena);
-        slots = DeviceArray<int32_t>(table);
-        open = DeviceArray<int32_t>(is_open);
-    }
-    gpu::SketchHome at(const SketchCase & c, const SketchInstance & in) const {
-        return {c.type, {home.data(), in.stride_cell, in.stride_head}, in.stride_stream, false, page_slots(c, in)};
-    }
-    gpu::PageSlots page_slots(const SketchCase & c, const SketchInstance & in) const {
-        return {arena.data(), slot_bytes, kPageTokens * in.key_bytes, slots.data(), static_cast<size_t>(c.n_streams) * pages_per_stream, kPageTokens,
-                pages_per_stream};
-    }
-};
 
 // ---- build -------------------------------------------------------------------------------------------------------------------
 
@@ -107,17 +38,16 @@ struct Stale {
 };
 
 // `keys`: the address of a stream's keys, as they are behind the launch.
-template <class Keys>
-void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, Stale of, gpu::Stream stream,
-           gpu::StoreArgs args, Keys keys) {
+template <class Keys, class Launch>
+void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance & in, Sketches & sketches, Stale of, gpu::StoreArgs args,
+           Keys keys, Launch launch) {
     std::vector<gpu::StaleGroup> & stale = of.groups;
     const int n_stale = static_cast<int>(stale.size());
     const DeviceArray<int> count(std::vector<int>{n_stale});
     stale.push_back({0, 1 << 20, ~uint64_t{0}});  // behind the end: must not be looked at
     const DeviceArray<gpu::StaleGroup> list(stale);
     args.build = {sketches.array(c), placed.at(c, in), list.data(), count.data(), of.n_expected, {}};
-    gpu::launch_store(args, stream);
-    must(gpu::stream_sync(stream) && gpu::check());
+    launch(args);  // and waits
     const SketchKernels & cpu = *sketch_kernels("portable");
     for (int i = 0; i < n_stale; ++i) {
         for (int h = 0; h < c.n_head_kv; ++h) {
@@ -136,47 +66,11 @@ void build(const SketchCase & c, const PlacedKeys & placed, const SketchInstance
 
 void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, const std::vector<gpu::StaleGroup> & stale,
            int n_expected, gpu::Stream stream) {
-    build(c, placed, in, sketches, {stale, n_expected}, stream, no_tokens(c), [&](int s) { return in.keys(c, s); });
-}
-
-// Keys of some of the groups, and of others, arrive with the launch. What lay in their cells before is overwritten.
-void build_arriving(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches,
-                    const std::vector<gpu::StaleGroup> & stale, Random & rng, gpu::Stream stream) {
-    std::vector<int64_t> cells(static_cast<size_t>(c.n_streams) * c.n_groups * kGroupCells);
-    std::iota(cells.begin(), cells.end(), 0);
-    for (size_t i = cells.size() - 1; i > 0; --i) {
-        std::swap(cells[i], cells[rng.next() % (i + 1)]);
-    }
-    if (!rng.one_of(3)) {
-        cells.resize(1 + rng.next() % 20);
-    }
-    const size_t width = static_cast<size_t>(c.n_head_kv) * c.head_dim;
-    std::vector<float> x(cells.size() * width);
-    std::generate(x.begin(), x.end(), [&] { return 3.0f * rng.normal() + 1.0f; });
-    const DeviceArray<float> src(x);
-    const DeviceArray<int64_t> rows(cells);
-    const DeviceArray<char> values(in.k.size(), true);
-
-    gpu::StoreArgs args = no_tokens(c);
-    args.n_tokens = static_cast<int>(cells.size());
-    args.k = {{reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float)}, rows.data(), c.type,
-              {placed.home.data(), in.stride_cell, in.stride_head}, nullptr};
-    args.v = args.k;
-    args.v.home.data = values.data();
-    args.arena = placed.page_slots(c, in);
-    Bytes keys = in.k;
-    build(c, placed, in, sketches, {stale, 1}, stream, args, [&, stored = false](int s) mutable {
-        const std::vector<char> home = stored ? std::vector<char>() : placed.home.get();
-        for (size_t i = 0; !stored && i < cells.size(); ++i) {
-            for (int h = 0; h < c.n_head_kv; ++h) {
-                const size_t at = static_cast<size_t>(cells[i]) * in.stride_cell + h * in.stride_head;
-                std::copy_n(home.data() + at, in.key_bytes, keys.data() + at);
-            }
-        }
-        stored = true;
-        return SketchKeys{c.type, keys.data() + s * in.stride_stream, in.stride_cell, in.stride_head};
-    });
-    n_arrived += static_cast<long>(cells.size());
+    build(c, placed, in, sketches, {stale, n_expected}, no_tokens(c), [&](int s) { return in.keys(c, s); },
+          [&](const gpu::StoreArgs & args) {
+              gpu::launch_store(args, stream);
+              must(gpu::stream_sync(stream) && gpu::check());
+          });
 }
 
 // ---- scan --------------------------------------------------------------------------------------------------------------------
@@ -209,41 +103,62 @@ struct ScanOut {
     }
 };
 
-ScanOut scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, const Sketches & sketches, int n_groups, gpu::Stream stream) {
-    ScanOut out(c, static_cast<size_t>(c.n_streams) * c.n_queries() * c.n_head_kv);
-    const DeviceArray<float> q(in.q), tops(out.tops), sums(out.sums);
-    const DeviceArray<Sight> sight(in.sight);
-    const DeviceArray<uint16_t> cells(out.cells);
-    gpu::SketchScanArgs args{};
-    args.sketches = sketches.array(c);
-    args.home = placed.at(c, in);
-    args.open = placed.open.data();
-    args.n_streams = c.n_streams;
-    args.n_tokens = c.n_tokens;
-    args.group = c.group;
-    args.n_groups = n_groups;
-    args.q = {reinterpret_cast<const char *>(q.data()), in.q_stride_token, in.q_stride_head};
-    args.scale = c.scale;
-    args.softcap = c.softcap;
-    args.sight = sight.data();
-    args.sight_stride = in.sight_stride;
-    args.out = {cells.data(), tops.data(), sums.data(), out.cell_stride, out.group_stride};
-    gpu::launch_sketch_scan(args, stream);
-    must(gpu::stream_sync(stream) && gpu::check());
-    out.cells = cells.get();
-    out.tops = tops.get();
-    out.sums = sums.get();
-    return out;
-}
+// A scan of the streams from first_stream on, in the device's memory.
+struct Scan {
+    const SketchCase & c;
+    const SketchInstance & in;
+    const PlacedKeys & placed;
+    const int n_groups, first_stream;
+    ScanOut out;
+    const DeviceArray<float> q, tops, sums;
+    const DeviceArray<Sight> sight;
+    const DeviceArray<uint16_t> cells;
 
-void check_scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, int n_groups, gpu::Stream stream) {
-    const ScanOut got = scan(c, in, placed, sketches, n_groups, stream);
+    Scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, int n_groups, int first_stream)
+        : c(c), in(in), placed(placed), n_groups(n_groups), first_stream(first_stream),
+          out(c, static_cast<size_t>(c.n_streams) * c.n_queries() * c.n_head_kv), q(in.q), tops(out.tops), sums(out.sums), sight(in.sight),
+          cells(out.cells) {}
+
+    gpu::SketchScanArgs args(const Sketches & sketches) const {
+        const size_t first = static_cast<size_t>(first_stream), token = first * c.n_tokens, query = token * c.group * c.n_head_kv;
+        gpu::SketchScanArgs args{};
+        args.sketches = sketches.array(c);
+        args.sketches.data += first * sketches.stream_bytes;
+        args.home = placed.at(c, in);
+        args.home.k.data += first * in.stride_stream;
+        args.home.arena.slots += first * placed.pages_per_stream;
+        args.open = placed.open.data() + first * c.n_groups;
+        args.n_streams = c.n_streams - first_stream;
+        args.n_tokens = c.n_tokens;
+        args.group = c.group;
+        args.n_groups = n_groups;
+        args.q = {reinterpret_cast<const char *>(q.data()) + token * in.q_stride_token, in.q_stride_token, in.q_stride_head};
+        args.scale = c.scale;
+        args.softcap = c.softcap;
+        args.sight = sight.data() + token * in.sight_stride;
+        args.sight_stride = in.sight_stride;
+        args.out = {cells.data() + query * out.cell_stride, tops.data() + query * out.group_stride, sums.data() + query * out.group_stride,
+                    out.cell_stride, out.group_stride};
+        return args;
+    }
+    const ScanOut & get() {
+        out.cells = cells.get();
+        out.tops = tops.get();
+        out.sums = sums.get();
+        return out;
+    }
+};
+
+// `in`: with the keys as they are behind the launch.
+void compare(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, Scan & scan) {
+    const ScanOut & got = scan.get();
+    const int n_groups = scan.n_groups;
     ScanOut want(c, static_cast<size_t>(c.n_streams) * c.n_queries() * c.n_head_kv);
     const SketchKernels & cpu = *sketch_kernels("portable");
     std::vector<char> prepared(sketch_query_bytes(c.head_dim, c.group));
     const double limit = 2e-4 + 0x1p-20 * in.largest_logit;
-    size_t first = 0;
-    for (int s = 0; s < c.n_streams; ++s) {
+    size_t first = static_cast<size_t>(scan.first_stream) * c.n_queries() * c.n_head_kv;
+    for (int s = scan.first_stream; s < c.n_streams; ++s) {
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h, first += static_cast<size_t>(c.group)) {
                 const SketchQuery query = in.query(c, s, h, t, 1);
@@ -290,22 +205,115 @@ void check_scan(const SketchCase & c, const SketchInstance & in, const PlacedKey
     }
 }
 
+void check_scan(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches, int n_groups, gpu::Stream stream) {
+    Scan scan(c, in, placed, n_groups, 0);
+    gpu::launch_sketch_scan(scan.args(sketches), stream);
+    must(gpu::stream_sync(stream) && gpu::check());
+    compare(c, in, placed, sketches, scan);
+}
+
+// ---- both ----------------------------------------------------------------------------------------------------------------------
+
+// Keys of some of the groups, and of others, arrive with the launch. What lay in their cells before is overwritten. `scans`: the launch scans too, and keys
+// arrive only in groups that are open or built.
+void build_arriving(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Sketches & sketches,
+                    const std::vector<gpu::StaleGroup> & stale, bool scans, Random & rng, gpu::Stream stream) {
+    std::vector<int64_t> cells(static_cast<size_t>(c.n_streams) * c.n_groups * kGroupCells);
+    std::iota(cells.begin(), cells.end(), 0);
+    for (size_t i = cells.size() - 1; i > 0; --i) {
+        std::swap(cells[i], cells[rng.next() % (i + 1)]);
+    }
+    if (scans) {
+        std::vector<int32_t> changes = placed.is_open;
+        for (const gpu::StaleGroup & group : stale) {
+            changes[group.stream * c.n_groups + group.group] = 1;
+        }
+        cells.erase(std::remove_if(cells.begin(), cells.end(), [&](int64_t cell) { return changes[cell / kGroupCells] == 0; }), cells.end());
+    }
+    if (!rng.one_of(3)) {
+        cells.resize(std::min<size_t>(cells.size(), 1 + rng.next() % 20));
+    }
+    if (cells.empty()) {
+        return;
+    }
+    const size_t width = static_cast<size_t>(c.n_head_kv) * c.head_dim;
+    std::vector<float> x(cells.size() * width);
+    std::generate(x.begin(), x.end(), [&] { return 3.0f * rng.normal() + 1.0f; });
+    const float largest = std::fabs(*std::max_element(x.begin(), x.end(), [](float a, float b) { return std::fabs(a) < std::fabs(b); }));
+    const DeviceArray<float> src(x);
+    const DeviceArray<int64_t> rows(cells);
+    const DeviceArray<char> values(in.k.size(), true);
+
+    gpu::StoreArgs args = no_tokens(c);
+    args.n_tokens = static_cast<int>(cells.size());
+    args.k = {{reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float)}, rows.data(), c.type,
+              {placed.home.data(), in.stride_cell, in.stride_head}, nullptr};
+    args.v = args.k;
+    args.v.home.data = values.data();
+    args.arena = placed.page_slots(c, in);
+    SketchInstance now = in;  // as it is behind the launch
+    for (int i = 0; i < c.n_streams * c.n_head_kv * c.n_queries(); ++i) {
+        const float * row = in.query_row(c, i / (c.n_head_kv * c.n_queries()), i / c.n_queries() % c.n_head_kv, i % c.n_queries());
+        double sum = 0.0;
+        for (int d = 0; d < c.head_dim; ++d) {
+            sum += std::fabs(static_cast<double>(row[d]) * c.scale);
+        }
+        now.largest_logit = std::max(now.largest_logit, 1.25 * sum * largest);
+    }
+    Scan scan(c, in, placed, 1 + rng.below(c.n_groups), rng.below(c.n_streams));
+    build(c, placed, in, sketches, {stale, 1}, args, [&](int s) { return now.keys(c, s); }, [&](const gpu::StoreArgs & all) {
+        if (scans) {
+            gpu::launch_store_scan(all, scan.args(sketches), scan.first_stream, stream);
+        } else {
+            gpu::launch_store(all, stream);
+        }
+        must(gpu::stream_sync(stream) && gpu::check());
+        const std::vector<char> home = placed.home.get();
+        for (const int64_t cell : cells) {
+            for (int h = 0; h < c.n_head_kv; ++h) {
+                const size_t at = static_cast<size_t>(cell) * in.stride_cell + h * in.stride_head;
+                std::copy_n(home.data() + at, in.key_bytes, now.k.data() + at);
+            }
+        }
+    });
+    if (scans) {
+        compare(c, now, placed, sketches, scan);
+    }
+    n_arrived += static_cast<long>(cells.size());
+}
+
 // ---- cases -------------------------------------------------------------------------------------------------------------------
 
-void check_case(const SketchCase & c, uint64_t seed, gpu::Stream stream) {
-    Random rng(seed + 77);
-    const SketchInstance in(c, seed);
-    const PlacedKeys placed(c, in, rng);
-    Sketches sketches(c, rng);
+// All but open groups, whose sketches are not to be looked at.
+std::vector<gpu::StaleGroup> all_stale(const SketchCase & c, const SketchInstance & in, const PlacedKeys & placed, Random & rng) {
     std::vector<gpu::StaleGroup> stale;
     for (int i = 0; i < c.n_streams * c.n_groups; ++i) {
-        if (placed.is_open[i] == 0) {  // what an open group's sketch has is not to be looked at
+        if (placed.is_open[i] == 0) {
             stale.push_back({i / c.n_groups, i % c.n_groups, in.valid[i]});
         }
     }
     for (size_t i = stale.size(); i > 1; --i) {
         std::swap(stale[i - 1], stale[rng.next() % i]);
     }
+    return stale;
+}
+
+// A step that stores, builds and scans in one launch.
+void check_together(const SketchCase & c, const SketchInstance & in, Random & rng, gpu::Stream stream) {
+    const PlacedKeys placed(c, in, rng);
+    Sketches sketches(c, rng);
+    std::vector<gpu::StaleGroup> stale = all_stale(c, in, placed, rng);
+    build(c, in, placed, sketches, stale, static_cast<int>(stale.size()), stream);
+    stale.resize(static_cast<size_t>(rng.below(static_cast<int>(stale.size()) + 1)));
+    build_arriving(c, in, placed, sketches, stale, true, rng, stream);
+}
+
+void check_case(const SketchCase & c, uint64_t seed, gpu::Stream stream) {
+    Random rng(seed + 77);
+    const SketchInstance in(c, seed);
+    const PlacedKeys placed(c, in, rng);
+    Sketches sketches(c, rng);
+    const std::vector<gpu::StaleGroup> stale = all_stale(c, in, placed, rng);
     build(c, in, placed, sketches, {}, 1, stream);
     build(c, in, placed, sketches, stale, rng.below(static_cast<int>(stale.size()) + 1), stream);
     check_scan(c, in, placed, sketches, c.n_groups, stream);
@@ -316,8 +324,9 @@ void check_case(const SketchCase & c, uint64_t seed, gpu::Stream stream) {
         if (turned.valid == 0 || !c.partial) {
             build(c, in, placed, sketches, {turned}, 1, stream);
         }
-        build_arriving(c, in, placed, sketches, stale, rng, stream);
+        build_arriving(c, in, placed, sketches, stale, false, rng, stream);
     }
+    check_together(c, in, rng, stream);
 }
 
 void check_all() {

@@ -14,7 +14,7 @@ namespace edgekv {
 struct DeviceNodes {
     float scale   = 0.0f;
     float softcap = 0.0f;
-    const ggml_tensor * k_idxs = nullptr;  // the store node sets it, the attend node takes it
+    ggml_tensor * store = nullptr;         // the store node of a step; the attend node takes it
     ggml_tensor * staged = nullptr;        // the node that leaves K of all cells in the staging buffer; stock nodes take it
 };
 

@@ -128,6 +128,7 @@ struct EngineAttend {
     EngineQuery query;
     char * out;  // f32 [n_tokens of all streams][n_head][head_dim], contiguous
     const edgekv_selection * selection;  // attend the rows that it samples; null: every page, through the ring if there is one
+    const EngineStore * store;  // what the layer's store node has not stored, without staging; null: all is stored
     bool observe;
     int next_layer;  // the next layer of this graph that is attended without a selection; -1: none
 

@@ -8,6 +8,7 @@
 
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -15,7 +16,9 @@ namespace edgekv {
 namespace {
 
 enum DeviceStoreSource { STORE_K_CUR, STORE_V_CUR, STORE_K_IDXS, STORE_V_IDXS, N_STORE_SOURCES };
+// The sources of an attend node that stores are followed by those of a store node.
 enum DeviceAttendSource { ATTEND_Q, ATTEND_MASK, ATTEND_K_IDXS, ATTEND_SINKS, N_ATTEND_SOURCES };
+static_assert(N_ATTEND_SOURCES + N_STORE_SOURCES <= GGML_MAX_SRC, "a node has place for them");
 
 // These follow ggml_custom_op_params in a node's parameters.
 struct NodeParams {
@@ -23,7 +26,7 @@ struct NodeParams {
     int16_t next_layer;  // the layer that this node prepares, -1: none
     uint16_t flags;
 };
-enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8 };
+enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8, JOINED = 16 };  // joined: the attend node stores, not the store node
 static_assert(sizeof(ggml_custom_op_params) + sizeof(NodeParams) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
 
 void set_params(ggml_tensor * node, const NodeParams & params) {
@@ -50,23 +53,31 @@ EngineView view_of(const Engine & engine, const ggml_tensor * k, int64_t n_token
 
 const char * data(const ggml_tensor * t) { return t ? static_cast<const char *>(t->data) : nullptr; }
 
+// `src`: the sources of a store node, wherever they are.
+EngineStore store_of(ggml_tensor * const * src, uint16_t flags) {
+    EngineStore args = {};
+    args.k = data(src[STORE_K_CUR]);
+    args.v = data(src[STORE_V_CUR]);
+    args.k_stride_token = src[STORE_K_CUR]->nb[2];
+    args.k_stride_head  = src[STORE_K_CUR]->nb[1];
+    args.v_stride_token = src[STORE_V_CUR]->nb[2];
+    args.v_stride_head  = src[STORE_V_CUR]->nb[1];
+    args.k_idxs = static_cast<const int64_t *>(src[STORE_K_IDXS]->data);
+    args.v_idxs = static_cast<const int64_t *>(src[STORE_V_IDXS]->data);
+    args.sketch   = flags & SKETCHES;
+    args.next_layer = -1;
+    return args;
+}
+
 void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const NodeParams params = get_params(node);
     const bool       stages = params.flags & STAGES;
-    const int        first  = stages ? 1 : 0;  // the first source of an in-place node is the buffer
-    const auto       src    = [&](DeviceStoreSource i) { return node->src[first + i]; };
     const Staging &  buffer = layer.plane->staging;
+    if (params.flags & JOINED) {
+        return;
+    }
 
-    EngineStore args = {};
-    args.k = data(src(STORE_K_CUR));
-    args.v = data(src(STORE_V_CUR));
-    args.k_stride_token = src(STORE_K_CUR)->nb[2];
-    args.k_stride_head  = src(STORE_K_CUR)->nb[1];
-    args.v_stride_token = src(STORE_V_CUR)->nb[2];
-    args.v_stride_head  = src(STORE_V_CUR)->nb[1];
-    args.k_idxs = static_cast<const int64_t *>(src(STORE_K_IDXS)->data);
-    args.v_idxs = static_cast<const int64_t *>(src(STORE_V_IDXS)->data);
-    args.sketch   = params.flags & SKETCHES;
+    EngineStore args = store_of(node->src + (stages ? 1 : 0), params.flags);  // the first source of an in-place node is the buffer
     args.next_layer = params.next_layer;
     if (stages) {
         args.k_staging = static_cast<char *>(buffer.k(layer.index)->data);
@@ -84,12 +95,15 @@ EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggm
              static_cast<const int64_t *>(k_idxs->data), reinterpret_cast<const float *>(data(sinks)), layer.nodes().scale, layer.nodes().softcap };
 }
 
-// Selection and attention are one node: in a longer step, one group of tokens after the other selects and attends in the same buffers.
+// Selection and attention are one node: in a longer step, one group of tokens after the other selects and attends in the same buffers. Where sketches
+// select, it also stores, because the launch that scans them does.
 void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const DevicePlane & plane  = *layer.plane;
     const NodeParams    params = get_params(node);
 
+    const EngineStore store = params.flags & JOINED ? store_of(node->src + N_ATTEND_SOURCES, params.flags) : EngineStore{};
     EngineAttend args = {};
+    args.store     = params.flags & JOINED ? &store : nullptr;
     args.query     = query_of(layer, node->src[ATTEND_Q], node->src[ATTEND_MASK], node->src[ATTEND_K_IDXS], node->src[ATTEND_SINKS]);
     args.out       = static_cast<char *>(node->data);
     args.selection = params.flags & SELECTS ? &plane.ctx.params.selection : nullptr;
@@ -202,7 +216,7 @@ bool DevicePlane::do_build_store(Layer & served, const llama_edgekv_store & args
     ggml_build_forward_expand(args.gf, node);
 
     layer.nodes().staged = prompt ? node : nullptr;
-    layer.nodes().k_idxs = args.k_idxs;
+    layer.nodes().store  = prompt ? nullptr : node;
     graph.sketches = graph.sketches || params.flags & SKETCHES;
     graph.n_staged += prompt;
     graph.staged    = params.view;
@@ -217,7 +231,6 @@ static void attend_staged(const Staging & staging, const DeviceLayer & layer, co
     *args.k_stock = as(layer.nodes().staged, args.k);
     *args.v_stock = as(staging.v(layer.index), args.v);
     layer.nodes().staged = nullptr;
-    layer.nodes().k_idxs = nullptr;
 }
 
 ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
@@ -231,7 +244,7 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
         served.info.state = EDGEKV_LAYER_GRAPH;
         return nullptr;
     }
-    if (!nodes.k_idxs) {
+    if (!nodes.store) {
         return nullptr;
     }
 
@@ -250,9 +263,9 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
     }
     params.view.generation = engine->generation();
 
-    ggml_tensor * k_idxs = const_cast<ggml_tensor *>(nodes.k_idxs);
-    ggml_tensor * sources[N_ATTEND_SOURCES] = { args.q, args.mask, k_idxs, args.sinks };
-    nodes.k_idxs = nullptr;
+    ggml_tensor * const store = nodes.store;
+    ggml_tensor * sources[N_ATTEND_SOURCES + N_STORE_SOURCES] = { args.q, args.mask, store->src[STORE_K_IDXS], args.sinks };
+    nodes.store = nullptr;
     if (selects) {
         params.view.leads  = !graph.leader_built;
         graph.leader_built = true;
@@ -262,11 +275,19 @@ ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_at
         params.next_layer   = static_cast<int16_t>(ctx.params.mode == EDGEKV_MODE_EXACT ? next_layer(served) : -1);
     }
     params.flags = static_cast<uint16_t>((selects ? SELECTS : 0) | (ctx.params.observe ? OBSERVES : 0));
+    const bool joined = kind != SketchKind::none;
+    if (joined) {
+        NodeParams of_store = get_params(store);
+        of_store.flags |= JOINED;
+        set_params(store, of_store);
+        params.flags |= of_store.flags & (JOINED | SKETCHES);
+        std::copy_n(store->src, N_STORE_SOURCES, sources + N_ATTEND_SOURCES);
+    }
     graph.attends    = true;
     graph.n_observed = ctx.params.observe ? engine_observed(params.view.n_tokens) * params.view.n_streams : 0;
 
     ggml_tensor * node = ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.q->ne[0] * args.q->ne[1], args.q->ne[2], 1, 1, sources,
-                                        N_ATTEND_SOURCES, kAttend, 1, &layer);
+                                        N_ATTEND_SOURCES + (joined ? N_STORE_SOURCES : 0), kAttend, 1, &layer);
     set_params(node, params);
     ggml_format_name(node, "edgekv_attend-%d", args.il);
     ggml_build_forward_expand(args.gf, node);

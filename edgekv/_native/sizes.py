@@ -125,7 +125,7 @@ class DeviceBytes:
     scratch: int
     """Scratch of selection and attention; all layers use it in turn."""
     staging: int
-    """K and V of `n_staged` layers: prompts are attended there."""
+    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
     ring: int
     """Mode exact streams cold pages through it."""
     arena: int
@@ -141,6 +141,11 @@ def device_bytes(size: DeviceSize) -> DeviceBytes:
     out = ffi.new("edgekv_device_bytes *")
     lib.edgekv_get_device_bytes(ffi.new("edgekv_device_size *", of), out)
     return DeviceBytes(out.budget, out.sketches, out.tables, out.scratch, out.staging, out.ring, out.arena, out.n_staged, out.n_slots)
+
+
+def piece_heads(layer_bytes: int, n_head_kv: int) -> int:
+    """Prompts attend a layer in pieces: the KV heads of one, if K and V of the widest layer have so many bytes in `n_head_kv` heads."""
+    return lib.edgekv_piece_heads(layer_bytes, n_head_kv)
 
 
 def device_margin(total_bytes: int) -> int:

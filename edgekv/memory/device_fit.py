@@ -63,24 +63,31 @@ def margin_bytes(total: int) -> int:
     return sizes.device_margin(total)
 
 
-def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, cache: CacheOptions) -> int:
+def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, kv: KvOptions) -> int:
     """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
-    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary; and the f16 copies of a layer's quantised
-    K and V that its CUDA backend's flash attention makes for more than two tokens."""
-    copies = copied_bytes(model, n_ctx, cache)
+    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary; and the f16 copies of quantised K and V that
+    its CUDA backend's flash attention makes for more than two tokens, of all heads of a layer or of a piece."""
+    copies = copied_bytes(model, n_ctx, kv)
     return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab + copies
 
 
-def copied_bytes(model: Geometry, n_ctx: int, cache: CacheOptions) -> int:
+def copied_bytes(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
     """Of `compute_bytes`, the f16 copies of K and V."""
+    from edgekv._native import sizes
+
+    cache = kv.cache
     dims = sum(dim for dim, kind in ((model.head_dim_k, cache.type_k), (model.head_dim_v, cache.type_v)) if kind is not CacheType.F16)
-    return n_ctx * max(model.n_head_kv, default=0) * dims * 2
+    served = set(plain_layers(model)) if kv.mode is not KvMode.OFF else set()
+    n_heads = max((n for il, n in enumerate(model.n_head_kv) if il not in served), default=0)
+    if widest := max((model.n_head_kv[il] for il in served), default=0):
+        n_heads = max(n_heads, sizes.piece_heads(n_ctx * widest * head_row_bytes(model, cache), widest))
+    return n_ctx * n_heads * dims * 2
 
 
 def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
     """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits. It may not fit: see `DevicePlan.missing` and
     `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
-    copies = copied_bytes(model, n_ctx * n_sequences, kv.cache)
+    copies = copied_bytes(model, n_ctx * n_sequences, kv)
     for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
         plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
         fits = not plan.missing and plan.room >= (kv.placement.kv_vram or 0)
@@ -94,7 +101,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
     n_heads = sum(model.n_head_kv[il] for il in layers)
     n_cells = n_ctx * n_sequences
     home = n_cells * n_heads * head_row_bytes(model, kv.cache) if layers else 0
-    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs, kv.cache) if room.holds_model else 0
+    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs, kv) if room.holds_model else 0
     weights = model.tensor_bytes if room.holds_model else 0
     others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
     ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, room.free - weights - others, compute)

@@ -67,7 +67,7 @@ class DevicePlan:
     scratch: int
     """Scratch of selection and attention, which all layers share."""
     staging: int
-    """K and V of one layer, `n_staged` times: prompts are attended there."""
+    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
     n_staged: int
     ring: int
     """Mode exact streams cold pages through it."""

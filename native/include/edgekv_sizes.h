@@ -84,7 +84,7 @@ typedef struct {
     size_t sketches;
     size_t tables;  /* mirrors of the page table and of cells, priorities, attention mass */
     size_t scratch; /* of selection and attention; all layers use it in turn */
-    size_t staging; /* K and V of n_staged layers: prompts are attended there */
+    size_t staging; /* K and V of n_staged pieces of a layer, of some KV heads each: prompts are attended there */
     size_t ring;    /* mode exact streams cold pages through it */
     size_t arena;   /* whole slots in the rest of the budget: at most one for each page, and further slots for pages that are being filled */
     int n_staged;
@@ -93,6 +93,8 @@ typedef struct {
 
 /* Needs no device and no build with CUDA. */
 EDGEKV_API void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out);
+/* Prompts attend a layer in pieces: the KV heads of one, if K and V of the widest layer have so many bytes in n_head_kv heads. */
+EDGEKV_API int edgekv_piece_heads(size_t layer_bytes, int n_head_kv);
 /* The bytes that an automatic budget leaves to the driver, CUDA graphs and other programs. */
 EDGEKV_API size_t edgekv_device_margin(size_t total_bytes);
 

@@ -130,12 +130,12 @@ def test_device_formulas(large):
     small = 48 * 8 * (32 + 2 * 4 + 1) + 128 + 256 + 64 * 512 * 16 + 256 * (40 + 48) + 32 * 96
     small += 256 + 256 + 512 * 16 + 2048 + 8 * 32768 // 8 + 2 * 16384 * 8
     assert plan.scratch == selected + small
-    assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 8 * 512, 0)
+    assert (plan.n_staged, plan.staging, plan.ring) == (2, 2 * 32768 * 4 * 512, 0), "two pieces of four heads"
     assert plan.arena == (2 * GIB - plan.fixed) // 8192 * 8192 and plan.ring == 0 and plan.hot_tokens == plan.arena // (8192 * 256) * 16
-    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16, SPARSE.cache) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
+    assert plan.n_ubatch == 2048 and plan.compute == compute_bytes(large, 32768, 2048, 16, SPARSE) == 2048 * (2 * 32768 + 48 * 4096) + 16 * 4 * 128_256
     assert plan.room == CARD.free - large.tensor_bytes - plan.compute
-    small = device_plan(large, 32768, SPARSE.with_(kv_vram=512 * MIB), CARD)
-    assert (small.n_staged, small.staging) == (1, 32768 * 8 * 512), "a small budget stages one layer at a time"
+    small = device_plan(large, 32768, SPARSE.with_(kv_vram=448 * MIB), CARD)
+    assert (small.n_staged, small.staging) == (1, 32768 * 4 * 512), "a small budget stages one piece at a time"
     two = device_plan(large, 16384, SPARSE.with_(kv_vram=2 * GIB), CARD, n_sequences=2)
     assert (two.home, two.staging, two.sketches, two.tables) == (plan.home, plan.staging, plan.sketches, plan.tables)
     assert two.scratch < plan.scratch, "a list has the cells of one sequence"
@@ -151,22 +151,22 @@ def test_scratch_serves_fewer_tokens_at_a_time_in_a_long_context(large):
 
 
 def test_flash_attention_copies_a_quantised_cache(large):
-    """Each of K and V of the widest layer, in f16: 537 MB for 131,072 tokens of 8 heads of 128."""
-    def compute(**types: str) -> int:
-        plan = device_plan(large, 131072, EXACT.with_(**types), CARD)
-        assert plan.n_ubatch == 2048
-        return plan.compute
+    """Each of K and V of the widest layer's pieces, in f16: of 131,072 tokens two heads of 128; where stock serves, of all eight."""
+    def compute(mode: KvOptions = EXACT, **types: str) -> int:
+        return device_plan(large, 131072, mode.with_(**types), CARD).compute
 
-    copies = 131072 * 8 * 128 * 2
-    assert compute(type_k="q8_0", type_v="q8_0") - compute() == 2 * copies == 536_870_912
+    copies = 131072 * 2 * 128 * 2
+    stock = EXACT.with_(mode="off")
+    assert compute(stock, type_k="q8_0", type_v="q8_0") - compute(stock) == 8 * copies == 536_870_912
+    assert compute(type_k="q8_0", type_v="q8_0") - compute() == 2 * copies == 134_217_728
     assert compute(type_k="q8_0") - compute() == compute(type_v="q8_0") - compute() == copies
 
 
 def test_staging_and_ring_come_before_the_work_buffers(large):
     """They are chosen by what is free then; what the arena gets is not."""
-    free = large.tensor_bytes + 2 * GIB + 100 * MIB  # two layers of 256 MiB take a quarter of that, and more of what the work buffers leave
-    plan = device_plan(large, 65536, EXACT, replace(CARD, free=free))
-    assert plan.n_staged == 2 and 2 * 65536 * 8 * 512 > plan.room // 4
+    free = large.tensor_bytes + 2 * GIB + 100 * MIB  # two heads of 256 MiB take a quarter of that, and more of what the work buffers leave
+    plan = device_plan(large, 524288, EXACT, replace(CARD, free=free))
+    assert plan.n_staged == 2 and 2 * 524288 * 512 == plan.staging > plan.room // 4
     assert plan.budget == plan.room - margin_bytes(CARD.total)
 
 

@@ -105,6 +105,7 @@ public:
 
     void begin_graph(const EngineGraph & graph) override;
     void store(int layer, const EngineView & view, const EngineStore & args, void * stream) override;
+    void stage(const EnginePiece & piece, const EnginePiece & next, const EngineView & view, void * stream) override;
     void attend(int layer, const EngineView & view, const EngineAttend & args, void * stream) override;
 
     bool wait() override;
@@ -169,6 +170,7 @@ private:
     size_t brought_stride() const { return list_stride()/32; }
 
     bool comes(int layer, const std::vector<bool> & layers) const;  // whether the layer comes later in this graph
+    bool comes(const EnginePiece & next, int layer) const;
     void forget_ring();
     void mark_fresh(const EngineView & view, const int64_t * k_idxs, Stream stream);
     void fill_ring(const Fill & fill, const EngineView & view, Stream stream);
@@ -181,7 +183,10 @@ private:
     };
     std::vector<Group> groups_of(const EngineView & view, const EngineAttend & args, int layer) const;
 
-    void stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
+    CellRows staged_rows(const EnginePiece & piece, bool value) const;
+    void stage_piece(const EnginePiece & piece, const EngineView & view, Stream stream);
+    void take_piece(const EnginePiece & piece, const EngineView & view, Stream stream);
+    void announce(const EnginePiece & next, const EngineView & view, Stream stream);
     void bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream);
     Sight * sights_of(size_t query) const { return sights.as<Sight>() + query*groups_per_stream(); }
     void find_sight(const EngineView & view, const EngineAttend & args, bool sketched, Stream stream);
@@ -212,9 +217,9 @@ private:
     Upload uploads[2];
     int turn = 0;
 
-    // prompts: the layer whose cells are on their way to the staging buffer
+    // prompts: what is on its way to the staging buffer
     Event fork = nullptr, staged = nullptr;
-    int staged_layer = -1;
+    EnginePiece announced = kNoPiece;
 
     // the ring
     Event half_filled[2] = {}, half_free[2] = {};

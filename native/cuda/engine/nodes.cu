@@ -17,8 +17,12 @@ StoreArgs GpuEngine::store_args(int layer, const EngineView & view, const Engine
     store.n_head_kv = r.n_head_kv;
     store.n_tokens  = view.n_tokens*view.n_streams;
     store.cells_per_stream = shape.n_cells;
-    store.k = { { args.k, args.k_stride_token, args.k_stride_head }, args.k_idxs, r.k_type, { r.k, r.k_stride_cell, r.k_stride_head }, args.k_staging };
-    store.v = { { args.v, args.v_stride_token, args.v_stride_head }, args.v_idxs, r.v_type, { r.v, r.v_stride_cell, r.v_stride_head }, args.v_staging };
+    store.k = { { args.k, args.k_stride_token, args.k_stride_head }, args.k_idxs, r.k_type, { r.k, r.k_stride_cell, r.k_stride_head }, {} };
+    store.v = { { args.v, args.v_stride_token, args.v_stride_head }, args.v_idxs, r.v_type, { r.v, r.v_stride_cell, r.v_stride_head }, {} };
+    if (args.piece.layer >= 0) {
+        store.k.second = { staged_rows(args.piece, false), args.piece.first_head, args.piece.n_heads };
+        store.v.second = { staged_rows(args.piece, true), args.piece.first_head, args.piece.n_heads };
+    }
     store.arena = page_slots(layer, 0);
     if (args.sketch) {
         SketchBuild & build = store.build;
@@ -28,43 +32,77 @@ StoreArgs GpuEngine::store_args(int layer, const EngineView & view, const Engine
         build.n_stale      = &state.as<StepState>()->n_stale;
         build.hot          = hot_rows(layer);
         build.n_expected   = view.n_streams*(view.n_tokens/kGroupCells + 1);
-        if (args.k_staging && view.n_streams == shape.n_stream) {
-            build.home.k.data  = args.k_staging;
+        if (args.piece.n_heads == r.n_head_kv && view.n_streams == shape.n_stream) {
+            build.home.k.data  = args.piece.k;
             build.home.brought = true;
         }
     }
     return store;
 }
 
+// Whether a piece is staged by a later node of this graph than one of `layer`.
+bool GpuEngine::comes(const EnginePiece & next, int layer) const {
+    return next.layer != layer ? comes(next.layer, graph.stores) : graph.staged.empty() || graph.staged[layer] >= next.first_head;
+}
+
+// Rows of K or V of a piece in the staging buffer.
+CellRows GpuEngine::staged_rows(const EnginePiece & piece, bool value) const {
+    const EngineLayer & r     = shape.layers[piece.layer];
+    const size_t        bytes = value ? r.v_row_bytes : r.k_row_bytes;
+    return { value ? piece.v : piece.k, piece.n_heads*bytes, bytes };
+}
+
+// Copies the cells in view of a piece's heads to the staging buffer.
+void GpuEngine::stage_piece(const EnginePiece & piece, const EngineView & view, Stream stream) {
+    const EngineLayer & r    = shape.layers[piece.layer];
+    EdgekvDeviceLayer   home = home_of(r);
+    home.k      += piece.first_head*r.k_stride_head;
+    home.v      += piece.first_head*r.v_stride_head;
+    home.n_heads = piece.n_heads;
+    CellRows k = staged_rows(piece, false), v = staged_rows(piece, true);
+    for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
+        const size_t first = static_cast<size_t>(s)*shape.n_cells;
+        launch_stage({ home, s, view.n_cells, shape.page_tokens, slots_of(piece.layer, s) + piece.first_head*slots_stride(), slots_stride(),
+                       slots_memory.data(), shape.slot_bytes, { k.at(first, 0), k.stride_cell, k.stride_head },
+                       { v.at(first, 0), v.stride_cell, v.stride_head } }, stream);
+    }
+}
+
+// Waits for a piece whose copy was announced, or copies it now.
+void GpuEngine::take_piece(const EnginePiece & piece, const EngineView & view, Stream stream) {
+    if (announced.layer == piece.layer && announced.first_head == piece.first_head) {
+        event_wait(stream, staged);
+    } else {
+        stage_piece(piece, view, stream);
+    }
+    announced = kNoPiece;
+}
+
+// It travels while what lies in the buffer's other half is attended; its own half was last read before `fork`.
+void GpuEngine::announce(const EnginePiece & next, const EngineView & view, Stream stream) {
+    event_record(fork, stream);
+    event_wait(side, fork);
+    stage_piece(next, view, side);
+    event_record(staged, side);
+    announced = next;
+}
+
 void GpuEngine::store(int layer, const EngineView & view, const EngineStore & args, void * stream) {
     use_device(index);
-
-    const auto stage = [&](int which, char * k, char * v, Stream on) {
-        const EngineLayer & what = shape.layers[which];
-        for (int s = view.first_stream; s < view.first_stream + view.n_streams; ++s) {
-            launch_stage({ home_of(what), s, view.n_cells, shape.page_tokens, slots_of(which, s), slots_stride(), slots_memory.data(),
-                           shape.slot_bytes, k + s*what.k_stride_stream, v + s*what.v_stride_stream }, on);
-        }
-    };
-
-    if (args.k_staging) {
-        if (staged_layer == layer) {
-            event_wait(stream, staged);
-        } else {
-            stage(layer, args.k_staging, args.v_staging, stream);
-        }
-        staged_layer = -1;
+    if (args.piece.layer >= 0) {
+        take_piece(args.piece, view, stream);
     }
-
     launch_store(store_args(layer, view, args), stream);
+    if (comes(args.next, layer)) {
+        announce(args.next, view, stream);
+    }
+}
 
-    // the next layer's cells travel while this one is attended; its half of the staging buffer was last read before `fork`
-    if (args.k_next && comes(args.next_layer, graph.stores)) {
-        event_record(fork, stream);
-        event_wait(side, fork);
-        stage(args.next_layer, args.k_next, args.v_next, side);
-        event_record(staged, side);
-        staged_layer = args.next_layer;
+void GpuEngine::stage(const EnginePiece & piece, const EnginePiece & next, const EngineView & view, void * stream) {
+    use_device(index);
+    take_piece(piece, view, stream);
+    if (comes(next, piece.layer)) {
+        announce(next, view, stream);
     }
 }
 
@@ -155,14 +193,6 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
     return p;
 }
 
-// Copies a stream's cells in view to the staging buffer.
-void GpuEngine::stage_view(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
-    const EngineLayer & r        = shape.layers[layer];
-    const int         of_cache = view.first_stream + s;
-    launch_stage({ home_of(r), of_cache, view.n_cells, shape.page_tokens, slots_of(layer, of_cache), slots_stride(), slots_memory.data(),
-                   shape.slot_bytes, args.k_staging + of_cache*r.k_stride_stream, args.v_staging + of_cache*r.v_stride_stream }, stream);
-}
-
 // Copies the rows that a group's lists name in one stream.
 void GpuEngine::bring_rows(int layer, const EngineView & view, const EngineAttend & args, int s, Stream stream) {
     const EngineLayer & r        = shape.layers[layer];
@@ -215,7 +245,10 @@ void GpuEngine::attend_all(int layer, const EngineView & view, const EngineAtten
     }
 
     if (args.k_staging) {
-        stage_view(layer, view, args, s, stream);
+        EngineView one = view;
+        one.first_stream = of_cache;
+        one.n_streams    = 1;
+        stage_piece({ layer, 0, shape.layers[layer].n_head_kv, args.k_staging, args.v_staging }, one, stream);
     }
     for (int chunk = 0; chunk < n_parts; ++chunk) {
         AttendPart part = {};

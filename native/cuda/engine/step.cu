@@ -70,7 +70,7 @@ bool GpuEngine::upload_step(const EngineStep & step) {
     }
 
     // an abandoned ubatch may have left its copies
-    if (staged_layer >= 0 && !event_wait(main, staged)) {
+    if (announced.layer >= 0 && !event_wait(main, staged)) {
         return false;
     }
     for (const auto & [fill, half] : filling) {
@@ -78,7 +78,7 @@ bool GpuEngine::upload_step(const EngineStep & step) {
             return false;
         }
     }
-    staged_layer = -1;
+    announced = kNoPiece;
     filling.clear();
     forget_ring();
     graph = {};

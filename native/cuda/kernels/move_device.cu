@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(kThreads, 2) stage_kernel(const StageProblem p
         char * const dense = in_arena < 0 ? nullptr : p.arena + in_arena * p.slot_bytes + (value ? p.layer.v_offset : 0);
         char * const home = reinterpret_cast<char *>(value ? p.layer.v + p.stream * p.layer.v_stride_stream
                                                            : p.layer.k + p.stream * p.layer.k_stride_stream) + place;
-        const Rows to = {(value ? p.v : p.k) + place, stride}, of_slot = {dense, dense != nullptr ? row_bytes : 0};
+        const CellRows & rows = value ? p.v : p.k;
+        const Rows to = {rows.at(first, static_cast<size_t>(head)), rows.stride_cell}, of_slot = {dense, dense != nullptr ? row_bytes : 0};
         if (slot >= 0) {
             copy_rows(to, {nullptr, 0}, of_slot, row_bytes, n_rows, lane);
         } else {

@@ -2,7 +2,7 @@
 // and copy all cells of a stream into the staging buffer (prompts). Home is pinned host memory: kernels read it in place.
 #pragma once
 
-#include "cuda/gpu.h"
+#include "cuda/kernels/places.h"
 #include "cuda/kernels/move_pages.cuh"
 
 namespace edgekv::gpu {
@@ -32,7 +32,7 @@ struct RingProblem {
 constexpr int kGatherBlocks = 64;
 void launch_gather_ring(const RingProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 
-// Prompts: copies cells [0, n_cells) of one stream of a layer, all heads, in home's layout: same strides, same places of heads.
+// Prompts: copies cells [0, n_cells) of one stream of a layer, of the heads that `layer` counts, to `k` and `v`.
 // A page with a slot comes from the slot; every other page comes over the link, once. A page that gets a slot (the table says -2 - slot)
 // is copied into it as well.
 struct StageProblem {
@@ -44,8 +44,7 @@ struct StageProblem {
     size_t slots_stride;
     char * arena;
     size_t slot_bytes;
-    char * k;  // of the stream
-    char * v;
+    CellRows k, v;  // of the stream
 };
 void launch_stage(const StageProblem & problem, Stream stream, int n_blocks = kGatherBlocks);
 

@@ -24,6 +24,12 @@ struct CellRows {
     EDGEKV_HOST_AND_DEVICE char * at(size_t cell, size_t head) const { return data + cell * stride_cell + head * stride_head; }
 };
 
+// Rows of some heads in another place.
+struct PieceRows {
+    CellRows of;  // its head 0 is `first_head`; data null: there is no such place
+    int first_head, n_heads;
+};
+
 // The arena of a layer. A slot holds the rows of a page and head without gaps: K, and V from v_offset on.
 struct PageSlots {
     char * data;  // null: there is none

@@ -13,7 +13,7 @@ struct StoreRows {
     const int64_t * rows;  // [n_tokens] in device memory: each token's row in home; no two are equal
     CellType type;
     CellRows home;
-    char * second;  // another place of home's layout (staging), or null
+    PieceRows second;  // another place (staging)
 };
 
 struct StoreArgs {

@@ -81,10 +81,10 @@ __device__ inline void store_heads(const StoreArgs & args, const StoreBlocks & b
     __syncthreads();
 
     const int64_t row = rows.rows[token], stream = row / args.cells_per_stream, cell = row % args.cells_per_stream;
-    const CellRows second = {rows.second, rows.home.stride_cell, rows.home.stride_head};
     copy_heads(rows.home, row, first, staged, n_heads, row_bytes);
-    if (second.data != nullptr) {
-        copy_heads(second, row, first, staged, n_heads, row_bytes);
+    const int begin = max(first, rows.second.first_head), end = min(first + n_heads, rows.second.first_head + rows.second.n_heads);
+    if (rows.second.of.data != nullptr && begin < end) {
+        copy_heads(rows.second.of, row, begin - rows.second.first_head, staged + (begin - first) * row_bytes, end - begin, row_bytes);
     }
     for (int h = 0; h < n_heads && args.arena.data != nullptr; ++h) {
         if (char * const place = args.arena.row(stream, cell, first + h, is_v ? args.arena.v_offset : 0, row_bytes)) {

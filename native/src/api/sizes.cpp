@@ -68,12 +68,20 @@ EngineShape engine_shape(const edgekv_device_size & of, const PageShape & pages)
     return shape;
 }
 
-size_t widest_layer_bytes(const edgekv_device_size & of) {  // K and V of all cells
-    size_t most = 0;
-    for (const edgekv_device_heads * layer = of.layers; layer != of.layers + of.n_layers; ++layer) {
-        most = std::max(most, layer->n_head_kv * (layer->k_row_bytes + layer->v_row_bytes));
+// K and V of all cells of a staged piece, as DevicePlane::reserve_staging() has it.
+size_t piece_bytes(const edgekv_device_size & of) {
+    const size_t                n_cells = static_cast<size_t>(of.n_streams) * of.n_cells;
+    const edgekv_device_heads * end     = of.layers + of.n_layers;
+    const auto bytes = [](const edgekv_device_heads & layer) { return layer.n_head_kv * (layer.k_row_bytes + layer.v_row_bytes); };
+    const edgekv_device_heads & widest = *std::max_element(of.layers, end, [&](const auto & a, const auto & b) { return bytes(a) < bytes(b); });
+    const int n_pieces = engine_pieces(n_cells * bytes(widest), widest.n_head_kv);
+    size_t    k = 0, v = 0;
+    for (const edgekv_device_heads * layer = of.layers; layer != end; ++layer) {
+        const size_t n = static_cast<size_t>(engine_piece_heads(layer->n_head_kv, n_pieces));
+        k = std::max(k, n * layer->k_row_bytes);
+        v = std::max(v, n * layer->v_row_bytes);
     }
-    return static_cast<size_t>(of.n_streams) * of.n_cells * most;
+    return n_cells * (k + v);
 }
 
 size_t buffers(std::initializer_list<size_t> n_bytes) {  // rounded as in DeviceBuffer
@@ -155,6 +163,8 @@ size_t edgekv_prompt_bytes(const edgekv_layer_size * of) {
 
 size_t edgekv_slot_bytes(size_t row_bytes, int page_tokens) { return slot_bytes(row_bytes, page_tokens); }
 
+int edgekv_piece_heads(size_t layer_bytes, int n_head_kv) { return engine_piece_heads(n_head_kv, engine_pieces(layer_bytes, n_head_kv)); }
+
 size_t edgekv_device_margin(size_t total_bytes) { return device_margin(total_bytes); }
 
 void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out) {
@@ -168,9 +178,9 @@ void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes 
     const PageShape    pages  = page_shape(*of);
     const EngineShape  shape  = engine_shape(*of, pages);
     const EngineTables tables = engine_tables(shape);
-    const size_t       layer  = widest_layer_bytes(*of);
-    out->n_staged = engine_staged(layer, of->budget_bytes, of->free_bytes);
-    out->staging  = out->n_staged * layer;
+    const size_t       piece  = piece_bytes(*of);
+    out->n_staged = engine_staged(piece, of->budget_bytes, of->free_bytes);
+    out->staging  = out->n_staged * piece;
     out->tables   = buffers({ tables.mirrors, tables.priority, tables.mass });
     out->scratch  = buffers({ tables.layers, tables.totals, tables.hits, tables.tickets, tables.step, tables.stale, tables.fresh, tables.brought,
                               tables.updates, tables.updates });

@@ -103,6 +103,7 @@ public:
             graph.stores.push_back(layer >= first && layer < end);
         }
         graph.attends = graph.stores;
+        graph.staged.assign(kLayers, kHeads);
         plane->begin_graph(graph);
         return { first, end };
     }
@@ -163,7 +164,6 @@ public:
             store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
             store.k_idxs = store.v_idxs = cell.data();
             store.sketch = options.sparse && options.kind != SketchKind::none;
-            store.next_layer = -1;
             if (!store.sketch) {  // else the attend node stores
                 node("store-", layer, [&] { plane->store(layer, here, store, stream); });
             }

@@ -146,9 +146,9 @@ void check_parts() {
     }
 }
 
-// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last layer are in the staging buffer at its
-// end, the new tokens among them.
-void check_staging(int n_splits) {
+// A prompt whose layers lie in several graphs, each recorded for itself: K and V of a graph's last layer are in the staging buffers at its
+// end, the new tokens among them, all heads or in pieces.
+void check_staging(int n_splits, int n_pieces) {
     constexpr int kTokens = 32, kView = 256;
     constexpr size_t kBuffer = kCells * kCellBytes;
     Decoder decoder({ false, 0, false, "prompt", n_splits });
@@ -156,6 +156,11 @@ void check_staging(int n_splits) {
     DeviceArray<char> staging(4 * kBuffer);
     DeviceArray<float> inputs(kTokens * kHeads * kDim);
     DeviceArray<int64_t> cells(kTokens);
+    const int n_heads = kHeads / n_pieces;
+    const auto piece_of = [&](int layer, int piece) -> EnginePiece {
+        char * const at = staging.data() + (layer * n_pieces + piece) % 2 * 2 * kBuffer;
+        return layer < 0 ? kNoPiece : EnginePiece{ layer, piece * n_heads, n_heads, at, at + kBuffer };
+    };
     for (int turn = 0; turn < 4; ++turn) {
         std::mt19937 rng(turn);
         std::vector<float> values(kTokens * kHeads * kDim);
@@ -169,26 +174,33 @@ void check_staging(int n_splits) {
             const auto [first, end] = decoder.begin_split(split);
             Recording recording(plane.stream());
             for (int layer = first; layer < end; ++layer) {
-                const int  next = layer + 1 < kLayers ? layer + 1 : -1;
-                const auto half = [&](int which) { return which < 0 ? nullptr : staging.data() + which % 2 * 2 * kBuffer; };
+                const EngineView view = { kView, 1, 0, kTokens, 0, plane.generation() };
+                const int  next   = layer + 1 < kLayers ? layer + 1 : -1;
+                const auto behind = [&](int piece) { return piece + 1 < n_pieces ? piece_of(layer, piece + 1) : piece_of(next, 0); };
                 EngineStore store = {};
                 store.k = store.v = reinterpret_cast<const char *>(inputs.data());
                 store.k_stride_token = store.v_stride_token = kHeads * kDim * sizeof(float);
                 store.k_stride_head = store.v_stride_head = kDim * sizeof(float);
                 store.k_idxs = store.v_idxs = cells.data();
-                store.k_staging = half(layer);
-                store.v_staging = half(layer) + kBuffer;
-                store.k_next = half(next);
-                store.v_next = next < 0 ? nullptr : half(next) + kBuffer;
-                store.next_layer = next;
-                plane.store(layer, { kView, 1, 0, kTokens, 0, plane.generation() }, store, plane.stream());
+                store.piece = piece_of(layer, 0);
+                store.next = behind(0);
+                plane.store(layer, view, store, plane.stream());
+                for (int piece = 1; piece < n_pieces; ++piece) {
+                    plane.stage(piece_of(layer, piece), behind(piece), view, plane.stream());
+                }
             }
             CHECK(recording.end() && recording.launch(), "split %d of %d: %s", split, n_splits, gpu::last_error());
             test::must(plane.wait_for_step());
             const std::vector<char> all = staging.get();
-            const char * of_last = all.data() + (end - 1) % 2 * 2 * kBuffer;
-            CHECK(std::memcmp(of_last, decoder.k(end - 1), kView * kCellBytes) == 0, "K, turn %d split %d of %d", turn, split, n_splits);
-            CHECK(std::memcmp(of_last + kBuffer, decoder.v(end - 1), kView * kCellBytes) == 0, "V, turn %d split %d of %d", turn, split, n_splits);
+            for (int piece = 0; piece < n_pieces; ++piece) {
+                const EnginePiece of = piece_of(end - 1, piece);
+                for (int cell = 0; cell < kView; ++cell) {
+                    const size_t row = cell * kCellBytes + of.first_head * kRowBytes, there = cell * n_heads * kRowBytes;
+                    CHECK(std::memcmp(all.data() + (of.k - staging.data()) + there, decoder.k(end - 1) + row, n_heads * kRowBytes) == 0 &&
+                          std::memcmp(all.data() + (of.v - staging.data()) + there, decoder.v(end - 1) + row, n_heads * kRowBytes) == 0,
+                          "turn %d split %d of %d piece %d of %d cell %d", turn, split, n_splits, piece, n_pieces, cell);
+                }
+            }
         }
     }
 }
@@ -307,7 +319,8 @@ int main(int argc, char **) {
     check({ false, 600u << 10, true, "exact, a ring of few pages, three splits", 3 }, tokens(120));
     check({ true, 0, true, "sparse, three splits", 3 }, tokens(60));
     for (int n_splits = 1; n_splits <= 3; ++n_splits) {
-        check_staging(n_splits);
+        check_staging(n_splits, 1);
+        check_staging(n_splits, kHeads);
     }
     check({ true, 0, true, "sparse" }, tokens(264));
     check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100));

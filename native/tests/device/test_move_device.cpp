@@ -226,7 +226,8 @@ void check_stage(const Shape & c, int n_cells, uint64_t seed, Stream stream) {
     const DeviceArray<uint8_t> k(want_k), v(want_v), arena(held);
     const DeviceArray<int32_t> slots_device(slots);
     const StageProblem p = {layer, which, n_cells, c.page_tokens, slots_device.data(), slots_stride, reinterpret_cast<char *>(arena.data()),
-                            n_slot, reinterpret_cast<char *>(k.data()), reinterpret_cast<char *>(v.data())};
+                            n_slot, {reinterpret_cast<char *>(k.data()), layer.k_stride_cell, layer.k_stride_head},
+                            {reinterpret_cast<char *>(v.data()), layer.v_stride_cell, layer.v_stride_head}};
     const LinkBytes link;
     launch_stage(p, stream, 1 + static_cast<int>(seed % 5));
     must(stream_sync(stream));

@@ -132,7 +132,8 @@ public:
     size_t n_bytes() const { return layer.k_stride_cell * static_cast<size_t>(n_cells); }  // of K, and of V
 
     bool by_kernel(Stream stream) const {
-        launch_stage({layer, 0, n_cells, kPage, slots.data(), static_cast<size_t>(n_pages), nullptr, 0, out[0].data(), out[1].data()}, stream);
+        launch_stage({layer, 0, n_cells, kPage, slots.data(), static_cast<size_t>(n_pages), nullptr, 0,
+                      {out[0].data(), layer.k_stride_cell, layer.k_stride_head}, {out[1].data(), layer.v_stride_cell, layer.v_stride_head}}, stream);
         return true;
     }
     bool by_engine(Stream stream) const {

@@ -174,6 +174,9 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     const DeviceArray<char> arena_at(arena);
     const DeviceArray<int32_t> slots_at(slots);
 
+    // the second place has some of the heads
+    const int second_head = c.n_head_kv / 3, n_second = (c.n_head_kv + 1) / 2;
+
     gpu::StoreArgs args{};
     args.head_dim = c.head_dim;
     args.n_head_kv = c.n_head_kv;
@@ -183,7 +186,8 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
         const Side & side = sides[which];
         const size_t head_bytes = static_cast<size_t>(c.head_dim + pad) * 4;
         (which == 0 ? args.k : args.v) = {{reinterpret_cast<const char *>(side.src.data()), c.n_head_kv * head_bytes, head_bytes}, side.cells_at.data(),
-                                          side.type, {side.home_at.data(), side.stride_cell, side.stride_head}, side.second_at.or_null(c.second)};
+                                          side.type, {side.home_at.data(), side.stride_cell, side.stride_head},
+                                          {{side.second_at.or_null(c.second), side.stride_cell, side.stride_head}, second_head, n_second}};
     }
     if (c.arena) {
         args.arena = {arena_at.data(), slot_bytes, v_offset, slots_at.data(),
@@ -195,7 +199,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
     std::vector<char> got_arena = arena_at.get();
     for (int which = 0; which < 2; ++which) {
         Side & side = sides[which];
-        std::vector<char> untouched = side.home, got = side.home_at.get();
+        std::vector<char> second = side.home, got = side.home_at.get();
         std::vector<char> row(side.row_bytes);
         for (int t = 0; t < c.n_tokens; ++t) {
             for (int h = 0; h < c.n_head_kv; ++h) {
@@ -206,6 +210,9 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
                     std::copy_n(got.data() + at, row.size(), row.data());
                 }
                 std::copy(row.begin(), row.end(), side.home.begin() + at);
+                if (c.second && h >= second_head && h < second_head + n_second) {
+                    std::copy(row.begin(), row.end(), second.begin() + at - second_head * side.stride_head);
+                }
                 const int64_t cell = side.cells[t] % c.n_cells;
                 const int64_t page = side.cells[t] / c.n_cells * pages_per_stream + cell / page_tokens;
                 const int32_t slot = slots[static_cast<size_t>(h) * n_pages + page];
@@ -216,7 +223,7 @@ void check_case(const Case & c, uint64_t seed, gpu::Stream stream) {
             }
         }
         expect(got == side.home, c, which == 0 ? "home of K" : "home of V");
-        expect(side.second_at.get() == (c.second ? side.home : untouched), c, which == 0 ? "second place of K" : "second place of V");
+        expect(side.second_at.get() == second, c, which == 0 ? "second place of K" : "second place of V");
     }
     expect(got_arena == arena, c, "arena");
 }

@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 9;
+constexpr int kEngineAbi = 10;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -96,6 +96,15 @@ struct EngineView {
     int32_t generation; // of the engine's buffers and the selection's parameters
 };
 
+// Some KV heads of a layer in the staging buffer: rows [stream of the cache][cell][head of the piece].
+struct EnginePiece {
+    int layer;  // -1: there is none
+    int first_head, n_heads;
+    char * k;
+    char * v;
+};
+constexpr EnginePiece kNoPiece = { -1, 0, 0, nullptr, nullptr };
+
 // Tensors are device addresses with ggml's strides in bytes.
 struct EngineStore {
     const char * k;  // f32 [n_tokens of all streams][n_head_kv][head_dim]
@@ -105,12 +114,8 @@ struct EngineStore {
     const int64_t * v_idxs;
     bool sketch;
 
-    // Prompts: the node copies all cells in view to the staging buffer, which the stock attention then reads. null: no prompt.
-    char * k_staging;  // of the cache's layout
-    char * v_staging;
-    char * k_next;     // staging begins now for the next layer, here; null: it waits for its turn
-    char * v_next;
-    int next_layer;      // -1: none
+    EnginePiece piece = kNoPiece;  // prompts: as Engine::stage(); kNoPiece: no prompt
+    EnginePiece next  = kNoPiece;
 };
 
 struct EngineQuery {
@@ -132,7 +137,7 @@ struct EngineAttend {
     bool observe;
     int next_layer;  // the next layer of this graph that is attended without a selection; -1: none
 
-    // The staging buffer, with the cache's layout, which is free in a graph that attends. The engine copies rows of home here once if several
+    // The staging buffer, if it holds all heads, which is free in a graph that attends: home's rows in home's layout. Else null. The engine copies rows of home here once if several
     // groups of tokens read them; otherwise each token would read them over the link again.
     char * k_staging;
     char * v_staging;
@@ -142,6 +147,7 @@ struct EngineAttend {
 // are in it.
 struct EngineGraph {
     std::vector<bool> stores, attends;
+    std::vector<int> staged;  // the first head of a layer's last piece here
 };
 
 class Engine {
@@ -191,6 +197,9 @@ public:
     // only if the graph has that layer. Needed if graphs are recorded.
     virtual void begin_graph(const EngineGraph & graph) = 0;
     virtual void store(int layer, const EngineView & view, const EngineStore & args, void * stream) = 0;
+    // Prompts: copies all cells in view of some heads to the staging buffer, which the stock attention then reads. `next` is what will be staged next,
+    // in a part of the buffer that nothing under way reads: it begins now, on a stream of its own. kNoPiece: nothing does.
+    virtual void stage(const EnginePiece & piece, const EnginePiece & next, const EngineView & view, void * stream) = 0;
     virtual void attend(int layer, const EngineView & view, const EngineAttend & args, void * stream) = 0;
 
     // ---- checks ----

@@ -76,9 +76,18 @@ inline size_t engine_sketch_stream_bytes(const EngineShape & shape, int layer, S
     return sketch_bytes(kind, shape.layers[layer].head_dim, shape.layers[layer].n_head_kv, engine_stream_groups(shape));
 }
 
-// The number of staged layers, if the widest has `layer_bytes`: two if they are cheap, so that one fills while the other is read.
-inline int engine_staged(size_t layer_bytes, size_t budget_bytes, size_t free_bytes) {
-    return 2 * layer_bytes <= (budget_bytes ? budget_bytes : free_bytes) / 4 ? 2 : 1;
+// Prompts attend a layer in pieces of some KV heads, which need not be merged. A piece has at most so many bytes of K and V, or one head.
+constexpr size_t kPieceBytes = 64u << 20;
+
+// The number of pieces of a layer, if the widest has `layer_bytes` and n_heads; and the heads of a piece of any layer.
+inline int engine_pieces(size_t layer_bytes, int n_heads) {
+    return static_cast<int>(std::clamp<size_t>((layer_bytes + kPieceBytes - 1) / kPieceBytes, 1, static_cast<size_t>(n_heads)));
+}
+inline int engine_piece_heads(int n_heads, int n_pieces) { return (n_heads + n_pieces - 1) / n_pieces; }
+
+// The number of staged pieces of these bytes: two if they are cheap, so that one fills while the other is read.
+inline int engine_staged(size_t piece_bytes, size_t budget_bytes, size_t free_bytes) {
+    return 2 * piece_bytes <= (budget_bytes ? budget_bytes : free_bytes) / 4 ? 2 : 1;
 }
 
 struct EngineRing {

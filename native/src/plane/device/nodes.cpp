@@ -5,6 +5,7 @@
 #include "state/state.h"
 #include "plane/device/cuda_nodes.h"
 #include "plane/device/device_plane.h"
+#include "plane/device/engine_sizes.h"
 
 #include "ggml-impl.h"
 
@@ -25,6 +26,7 @@ struct NodeParams {
     EngineView view;
     int16_t next_layer;  // the layer that this node prepares, -1: none
     uint16_t flags;
+    int32_t piece;       // that a node stages
 };
 enum NodeFlag : uint16_t { SKETCHES = 1, OBSERVES = 2, STAGES = 4, SELECTS = 8, JOINED = 16 };  // joined: the attend node stores, not the store node
 static_assert(sizeof(ggml_custom_op_params) + sizeof(NodeParams) <= GGML_MAX_OP_PARAMS, "they must fit behind ggml's");
@@ -65,29 +67,50 @@ EngineStore store_of(ggml_tensor * const * src, uint16_t flags) {
     args.k_idxs = static_cast<const int64_t *>(src[STORE_K_IDXS]->data);
     args.v_idxs = static_cast<const int64_t *>(src[STORE_V_IDXS]->data);
     args.sketch   = flags & SKETCHES;
-    args.next_layer = -1;
     return args;
+}
+
+int n_pieces_of(const DevicePlane & plane, int layer) {
+    const int n = plane.ctx.hooked[layer]->info.n_head_kv, each = engine_piece_heads(n, plane.staging.n_pieces());
+    return (n + each - 1) / each;
+}
+
+EnginePiece piece_of(const DevicePlane & plane, int layer, int piece) {
+    const int n = plane.ctx.hooked[layer]->info.n_head_kv, each = engine_piece_heads(n, plane.staging.n_pieces());
+    return { layer, piece * each, std::min(each, n - piece * each), static_cast<char *>(plane.staging.k(layer, piece)->data),
+             static_cast<char *>(plane.staging.v(layer, piece)->data) };
+}
+
+// The piece that is staged behind a node's, if that can begin beside it: the layer's next, or the next layer's first.
+EnginePiece piece_behind(const DeviceLayer & layer, const NodeParams & params) {
+    const DevicePlane & plane = *layer.plane;
+    if (plane.staging.n_buffers() == 1) {
+        return kNoPiece;
+    }
+    const bool        inside = params.piece + 1 < n_pieces_of(plane, layer.index);
+    const EnginePiece next   = inside ? piece_of(plane, layer.index, params.piece + 1)
+                             : params.next_layer >= 0 ? piece_of(plane, params.next_layer, 0) : kNoPiece;
+    return next.layer >= 0 && next.k != piece_of(plane, layer.index, params.piece).k ? next : kNoPiece;  // a layer between may have other nodes
 }
 
 void run_store_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
     const NodeParams params = get_params(node);
     const bool       stages = params.flags & STAGES;
-    const Staging &  buffer = layer.plane->staging;
     if (params.flags & JOINED) {
         return;
     }
 
     EngineStore args = store_of(node->src + (stages ? 1 : 0), params.flags);  // the first source of an in-place node is the buffer
-    args.next_layer = params.next_layer;
     if (stages) {
-        args.k_staging = static_cast<char *>(buffer.k(layer.index)->data);
-        args.v_staging = static_cast<char *>(buffer.v(layer.index)->data);
-        if (params.next_layer >= 0) {
-            args.k_next = static_cast<char *>(buffer.k(params.next_layer)->data);
-            args.v_next = static_cast<char *>(buffer.v(params.next_layer)->data);
-        }
+        args.piece = piece_of(*layer.plane, layer.index, 0);
+        args.next  = piece_behind(layer, params);
     }
     layer.plane->engine->store(layer.index, params.view, args, stream);
+}
+
+void run_stage_on(const DeviceLayer & layer, const ggml_tensor * node, void * stream) {
+    const NodeParams params = get_params(node);
+    layer.plane->engine->stage(piece_of(*layer.plane, layer.index, params.piece), piece_behind(layer, params), params.view, stream);
 }
 
 EngineQuery query_of(const DeviceLayer & layer, const ggml_tensor * q, const ggml_tensor * mask, const ggml_tensor * k_idxs, const ggml_tensor * sinks) {
@@ -109,8 +132,10 @@ void run_attend_on(const DeviceLayer & layer, const ggml_tensor * node, void * s
     args.selection = params.flags & SELECTS ? &plane.ctx.params.selection : nullptr;
     args.observe   = params.flags & OBSERVES;
     args.next_layer  = params.next_layer;
-    args.k_staging = static_cast<char *>(plane.staging.k(layer.index)->data);
-    args.v_staging = static_cast<char *>(plane.staging.v(layer.index)->data);
+    if (plane.staging.n_pieces() == 1) {
+        args.k_staging = static_cast<char *>(plane.staging.k(layer.index)->data);
+        args.v_staging = static_cast<char *>(plane.staging.v(layer.index)->data);
+    }
     plane.engine->attend(layer.index, params.view, args, stream);
 }
 
@@ -120,7 +145,7 @@ void run_node(Run run, const DeviceLayer & layer, const ggml_tensor * node, void
     Engine & engine = *layer.plane->engine;
     if (engine.begin_node()) {
         char name[64];  // llama.cpp renames the last node of a layer's attention
-        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : "attend", layer.layer->il);
+        std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : run == run_stage_on ? "stage" : "attend", layer.layer->il);
         run(layer, node, stream);
         engine.end_node(name, stream, waits);
     }
@@ -136,6 +161,7 @@ void run_emulated(ggml_tensor * dst, int ith, int, void * userdata) {
 }
 
 constexpr ggml_custom_op_t kStore  = run_emulated<run_store_on>;
+constexpr ggml_custom_op_t kStage  = run_emulated<run_stage_on>;
 constexpr ggml_custom_op_t kAttend = run_emulated<run_attend_on>;
 
 ggml_custom_op_params custom_params(const ggml_tensor * node) {
@@ -148,7 +174,7 @@ ggml_custom_op_params custom_params(const ggml_tensor * node) {
 
 bool device_node_supported(int device, const ggml_tensor * node) {
     const auto params = custom_params(node);
-    if (params.fun != kStore && params.fun != kAttend) {
+    if (params.fun != kStore && params.fun != kStage && params.fun != kAttend) {
         return false;
     }
     return static_cast<const DeviceLayer *>(params.userdata)->plane->serves(device);
@@ -168,9 +194,13 @@ bool device_graph_begin(int device, ggml_cgraph * graph) {
             plane = layer.plane;
             hooked.stores.resize(plane->ctx.shape.n_layers);
             hooked.attends.resize(plane->ctx.shape.n_layers);
+            hooked.staged.resize(plane->ctx.shape.n_layers);
         }
         hooked.stores[layer.index]  = hooked.stores[layer.index] || params.fun == kStore;
         hooked.attends[layer.index] = hooked.attends[layer.index] || params.fun == kAttend;
+        if (params.fun == kStage) {
+            hooked.staged[layer.index] = piece_of(*plane, layer.index, get_params(node).piece).first_head;
+        }
     }
     if (!plane) {
         return true;
@@ -183,7 +213,7 @@ void device_node_compute(int, ggml_tensor * node, void * stream) {
     const auto          params = custom_params(node);
     const DeviceLayer & layer  = *static_cast<const DeviceLayer *>(params.userdata);
 
-    run_node(params.fun == kStore ? run_store_on : run_attend_on, layer, node, stream, false);
+    run_node(params.fun == kStore ? run_store_on : params.fun == kStage ? run_stage_on : run_attend_on, layer, node, stream, false);
 }
 
 // ---- building ----------------------------------------------------------------------------------------------------------------
@@ -233,9 +263,54 @@ static void attend_staged(const Staging & staging, const DeviceLayer & layer, co
     layer.nodes().staged = nullptr;
 }
 
+// Attends a layer piece by piece with stock nodes, and joins the outputs of the heads. The first piece is staged already.
+static ggml_tensor * attend_pieces(const DeviceLayer & layer, const llama_edgekv_attend & args) {
+    const DevicePlane & plane = *layer.plane;
+    ggml_context * ctx = args.ctx;
+    ggml_tensor *  q   = args.q;
+    ggml_tensor *  stage  = layer.nodes().staged;
+    ggml_tensor *  joined = nullptr;
+    NodeParams     params = get_params(stage);
+    const int64_t  n_streams = args.k->ne[3], n_tokens = q->ne[2] / n_streams, n_cells = plane.ctx.shape.n_cells, group = q->ne[1] / args.k->ne[1];
+
+    layer.nodes().staged = nullptr;
+    for (int piece = 0; piece < n_pieces_of(plane, layer.index); ++piece) {
+        const EnginePiece of = piece_of(plane, layer.index, piece);
+        ggml_tensor *     v  = plane.staging.v(layer.index, piece);
+        if (piece > 0) {
+            params.piece = piece;
+            stage = ggml_custom_inplace(ctx, plane.staging.k(layer.index, piece), &joined, 1, kStage, 1, const_cast<DeviceLayer *>(&layer));
+            set_params(stage, params);
+            ggml_format_name(stage, "edgekv_stage-%d-%d", args.il, piece);
+        }
+        const auto rows = [&](ggml_tensor * buffer, const ggml_tensor * whole) {
+            const size_t row = ggml_row_size(whole->type, whole->ne[0]), cell = of.n_heads * row, stream = n_cells * cell;
+            return ggml_permute(ctx, ggml_view_4d(ctx, buffer, whole->ne[0], of.n_heads, whole->ne[2], n_streams, row, cell, stream,
+                                                  params.view.first_stream * stream), 0, 2, 1, 3);
+        };
+        ggml_tensor * queries = ggml_permute(ctx, ggml_view_4d(ctx, q, q->ne[0], of.n_heads * group, n_tokens, n_streams, q->nb[1], q->nb[2],
+                                                               q->nb[2] * n_tokens, of.first_head * group * q->nb[1]), 0, 2, 1, 3);
+        ggml_tensor * out = ggml_flash_attn_ext(ctx, queries, rows(stage, args.k), rows(v, args.v), args.mask, args.scale, args.max_bias, args.softcap);
+        ggml_flash_attn_ext_add_sinks(out, args.sinks ? ggml_view_1d(ctx, args.sinks, of.n_heads * group, of.first_head * group * sizeof(float)) : nullptr);
+        ggml_prec_set_acc(out, GGML_PREC_F32);
+        out    = ggml_reshape_2d(ctx, out, out->ne[0] * out->ne[1], out->ne[2] * out->ne[3]);
+        joined = joined ? ggml_concat(ctx, joined, out, 0) : out;
+        ggml_build_forward_expand(args.gf, joined);
+    }
+    return joined;
+}
+
 ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     DeviceLayer & layer = of(served);
     DeviceNodes & nodes = layer.nodes();
+    if (nodes.staged && n_pieces_of(*this, layer.index) > 1) {
+        if (attendable(args) && args.max_bias == 0.0f) {
+            return attend_pieces(layer, args);
+        }
+        nodes.staged = nullptr;
+        served.info.state = EDGEKV_LAYER_GRAPH;
+        return nullptr;
+    }
     if (nodes.staged) {
         attend_staged(staging, layer, args);
         return nullptr;

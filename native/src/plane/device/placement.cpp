@@ -83,16 +83,26 @@ Failure DevicePlane::why_not() const {
     return {};
 }
 
-// Sized for the widest layer.
+// Sized for the widest layer's pieces.
 Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info) {
-    const auto bytes = [](const Layer * layer, int n) { return Staging::bytes(layer->seam.k, layer->seam.v, n); };
+    const auto bytes = [](const Layer * layer) { return ggml_nbytes(layer->seam.k) + ggml_nbytes(layer->seam.v); };
     const Layer * widest = *std::max_element(ctx.hooked.begin(), ctx.hooked.end(),
-                                             [&](const Layer * a, const Layer * b) { return bytes(a, 1) < bytes(b, 1); });
+                                             [&](const Layer * a, const Layer * b) { return bytes(a) < bytes(b); });
+    const ggml_tensor * k = widest->seam.k;
+    const ggml_tensor * v = widest->seam.v;
 
-    const size_t once = bytes(widest, 1);
-    auto *       buft = on_backend ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
-    if (!staging.reserve(buft, widest->seam.k, widest->seam.v, engine_staged(once, ctx.params.placement.vram_bytes, info.free_bytes))) {
-        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend one layer; " +
+    Staging::Division division = { engine_pieces(bytes(widest), widest->info.n_head_kv), 1, 0, 0 };
+    for (const Layer * layer : ctx.hooked) {
+        const int n = engine_piece_heads(layer->info.n_head_kv, division.n_pieces);
+        division.k_values = std::max(division.k_values, layer->seam.k->ne[0] / layer->info.n_head_kv * n);
+        division.v_values = std::max(division.v_values, layer->seam.v->ne[0] / layer->info.n_head_kv * n);
+    }
+    const size_t once = k->ne[1] * k->ne[2] * (ggml_row_size(k->type, division.k_values) + ggml_row_size(v->type, division.v_values));
+    division.n_buffers = engine_staged(once, ctx.params.placement.vram_bytes, info.free_bytes);
+
+    auto * buft = on_backend ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
+    if (!staging.reserve(buft, k, v, division)) {
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend a layer's heads; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 or q4_0 cache, or offload fewer layers" };
     }
     return {};

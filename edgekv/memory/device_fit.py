@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgekv.amounts import MIB, size
-from edgekv.config import CacheOptions, KvOptions
+from edgekv.config import KvOptions
 from edgekv.errors import DoesNotFit
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import (

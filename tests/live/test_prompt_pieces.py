@@ -12,7 +12,9 @@ PIECE = 64 << 20
 
 @pytest.mark.parametrize(("kind", "shape", "types"), [
     ("llama", {"n_head": 8, "n_head_kv": 4}, {}), ("llama", {"n_head": 3, "n_head_kv": 3}, {}),
-    ("llama", {"n_head": 8, "n_head_kv": 4}, {"type_k": "q8_0", "type_v": "q8_0"}), ("gemma2", {"n_head": 4, "n_head_kv": 4}, {}), ("gpt-oss", {"n_head": 8, "n_head_kv": 4}, {})], ids=["two heads each", "three heads", "q8_0", "softcap", "sinks"])
+    ("llama", {"n_head": 8, "n_head_kv": 4}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("gemma2", {"n_head": 4, "n_head_kv": 4}, {}), ("gpt-oss", {"n_head": 8, "n_head_kv": 4}, {})],
+    ids=["two heads each", "three heads", "q8_0", "softcap", "sinks"])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])
 def test_the_logits_are_those_of_whole_layers(synthetic, kind, shape, types, mode):
     """A prompt of two ubatches, then single tokens, and steps of several. Where the context is short, a layer is one piece."""

@@ -287,7 +287,8 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                 "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
         (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, np.zeros(shape, np.int32), newest, None, 0,
-                                                                  32 * row_bytes)}),
+                                                                  32 * row_bytes),
+                  "set_hot_rows": lambda handle, n_bytes: said.append(("rows", n_bytes))}),
         (NativePages, {
             "resize": lambda pages, n: said.append(("arena", n)),
             "begin": lambda pages, ids, slots: said.append(("begin", moves_of(pages._shape, ids, slots))),
@@ -309,7 +310,7 @@ def test_tiering_on_an_emulated_plane(plane):
     """In mode exact the capacity is the plane's, each copy is announced before it begins, and bytes lie where the kernels look for them."""
     options = KvOptions(mode=KvMode.EXACT)
     tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
-    assert plane.said == [("arena", 0), ("arena", 10)] and not plane.priority.any()
+    assert plane.said == [("arena", 0), ("rows", 0), ("arena", 10)] and not plane.priority.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.hierarchy.step(tiers.observation(prompt_step(list(range(8)))))
     for _ in range(6):
@@ -323,9 +324,9 @@ def test_tiering_on_an_emulated_plane(plane):
         cells = plane.home[row, :, page * 16 : page * 16 + 16, head]
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
     assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
-    tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=3 * 2048))
+    tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=4 * 2048))
     tiers.hierarchy.step(tiers.observation(prompt_step([])))
-    assert tiers.hierarchy.table.n_slots == 3
+    assert tiers.hierarchy.table.n_slots == 1 and plane.said[-1][0] != "rows" and ("rows", 3 * 2048) in plane.said, "three quarters are for rows"
     tiers.close()
 
 

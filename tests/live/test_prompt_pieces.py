@@ -12,7 +12,7 @@ PIECE = 64 << 20
 
 @pytest.mark.parametrize(("kind", "shape", "types"), [
     ("llama", {"n_head": 8, "n_head_kv": 4}, {}), ("llama", {"n_head": 3, "n_head_kv": 3}, {}),
-    ("llama", {"n_head": 8, "n_head_kv": 4}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("llama", {"n_head": 8, "n_head_kv": 8}, {"type_k": "q8_0", "type_v": "q8_0"}),
     ("gemma2", {"n_head": 4, "n_head_kv": 4}, {}), ("gpt-oss", {"n_head": 8, "n_head_kv": 4}, {})],
     ids=["two heads each", "three heads", "q8_0", "softcap", "sinks"])
 @pytest.mark.parametrize("mode", ["exact", "sparse"])

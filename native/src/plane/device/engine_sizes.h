@@ -81,7 +81,9 @@ constexpr size_t kPieceBytes = 64u << 20;
 
 // The number of pieces of a layer, if the widest has `layer_bytes` and n_heads; and the heads of a piece of any layer.
 inline int engine_pieces(size_t layer_bytes, int n_heads) {
-    return static_cast<int>(std::clamp<size_t>((layer_bytes + kPieceBytes - 1) / kPieceBytes, 1, static_cast<size_t>(n_heads)));
+    const size_t head_bytes = std::max<size_t>(layer_bytes / n_heads, 1);
+    const int    each       = static_cast<int>(std::clamp<size_t>(kPieceBytes / head_bytes, 1, static_cast<size_t>(n_heads)));
+    return (n_heads + each - 1) / each;
 }
 inline int engine_piece_heads(int n_heads, int n_pieces) { return (n_heads + n_pieces - 1) / n_pieces; }
 

@@ -247,7 +247,7 @@ void build_arriving(const SketchCase & c, const SketchInstance & in, const Place
     gpu::StoreArgs args = no_tokens(c);
     args.n_tokens = static_cast<int>(cells.size());
     args.k = {{reinterpret_cast<const char *>(src.data()), width * sizeof(float), c.head_dim * sizeof(float)}, rows.data(), c.type,
-              {placed.home.data(), in.stride_cell, in.stride_head}, nullptr};
+              {placed.home.data(), in.stride_cell, in.stride_head}, {}};
     args.v = args.k;
     args.v.home.data = values.data();
     args.arena = placed.page_slots(c, in);

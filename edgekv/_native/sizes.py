@@ -144,7 +144,7 @@ def device_bytes(size: DeviceSize) -> DeviceBytes:
 
 
 def piece_heads(layer_bytes: int, n_head_kv: int) -> int:
-    """Prompts attend a layer in pieces: the KV heads of one, if K and V of the widest layer have so many bytes in `n_head_kv` heads."""
+    """The KV heads of a piece: prompts attend a layer in pieces. layer_bytes: K and V of the widest layer, which has `n_head_kv` heads."""
     return lib.edgekv_piece_heads(layer_bytes, n_head_kv)
 
 

@@ -93,7 +93,7 @@ typedef struct {
 
 /* Needs no device and no build with CUDA. */
 EDGEKV_API void edgekv_get_device_bytes(const edgekv_device_size * of, edgekv_device_bytes * out);
-/* Prompts attend a layer in pieces: the KV heads of one, if K and V of the widest layer have so many bytes in n_head_kv heads. */
+/* The KV heads of a piece: prompts attend a layer in pieces. layer_bytes: K and V of the widest layer, which has n_head_kv heads. */
 EDGEKV_API int edgekv_piece_heads(size_t layer_bytes, int n_head_kv);
 /* The bytes that an automatic budget leaves to the driver, CUDA graphs and other programs. */
 EDGEKV_API size_t edgekv_device_margin(size_t total_bytes);

@@ -177,7 +177,8 @@ AttendProblem GpuEngine::problem(int layer, const EngineView & view, const Engin
         p.rows.weights = layer_sketches[layer].kind != SketchKind::none ? list_weights.as<float>() + list*list_stride() : nullptr;
         p.rows.n_rows  = list_lengths.as<int32_t>() + list;
         p.rows.stride  = list_stride();
-        if (const HotRows hot = hot_rows(layer); keeps_rows(layer, args)) {
+        if (keeps_rows(layer, args)) {
+            const HotRows hot = hot_rows(layer);
             p.copies = { hot.data, hot.stride, hot.v_offset, list_copies.as<int32_t>() + list*list_stride() };
         }
         p.error_every  = args.selection->error_every;

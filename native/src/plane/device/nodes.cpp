@@ -70,11 +70,7 @@ EngineStore store_of(ggml_tensor * const * src, uint16_t flags) {
     return args;
 }
 
-int n_pieces_of(const DevicePlane & plane, int layer) {
-    const int n = plane.ctx.hooked[layer]->info.n_head_kv, each = engine_piece_heads(n, plane.staging.n_pieces());
-    return (n + each - 1) / each;
-}
-
+// n_heads is below 1 behind a layer's last piece.
 EnginePiece piece_of(const DevicePlane & plane, int layer, int piece) {
     const int n = plane.ctx.hooked[layer]->info.n_head_kv, each = engine_piece_heads(n, plane.staging.n_pieces());
     return { layer, piece * each, std::min(each, n - piece * each), static_cast<char *>(plane.staging.k(layer, piece)->data),
@@ -87,9 +83,10 @@ EnginePiece piece_behind(const DeviceLayer & layer, const NodeParams & params) {
     if (plane.staging.n_buffers() == 1) {
         return kNoPiece;
     }
-    const bool        inside = params.piece + 1 < n_pieces_of(plane, layer.index);
-    const EnginePiece next   = inside ? piece_of(plane, layer.index, params.piece + 1)
-                             : params.next_layer >= 0 ? piece_of(plane, params.next_layer, 0) : kNoPiece;
+    EnginePiece next = piece_of(plane, layer.index, params.piece + 1);
+    if (next.n_heads < 1) {
+        next = params.next_layer >= 0 ? piece_of(plane, params.next_layer, 0) : kNoPiece;
+    }
     return next.layer >= 0 && next.k != piece_of(plane, layer.index, params.piece).k ? next : kNoPiece;  // a layer between may have other nodes
 }
 
@@ -274,9 +271,12 @@ static ggml_tensor * attend_pieces(const DeviceLayer & layer, const llama_edgekv
     const int64_t  n_streams = args.k->ne[3], n_tokens = q->ne[2] / n_streams, n_cells = plane.ctx.shape.n_cells, group = q->ne[1] / args.k->ne[1];
 
     layer.nodes().staged = nullptr;
-    for (int piece = 0; piece < n_pieces_of(plane, layer.index); ++piece) {
+    for (int piece = 0; ; ++piece) {
         const EnginePiece of = piece_of(plane, layer.index, piece);
-        ggml_tensor *     v  = plane.staging.v(layer.index, piece);
+        if (of.n_heads < 1) {
+            return joined;
+        }
+        ggml_tensor * v = plane.staging.v(layer.index, piece);
         if (piece > 0) {
             params.piece = piece;
             stage = ggml_custom_inplace(ctx, plane.staging.k(layer.index, piece), &joined, 1, kStage, 1, const_cast<DeviceLayer *>(&layer));
@@ -297,13 +297,12 @@ static ggml_tensor * attend_pieces(const DeviceLayer & layer, const llama_edgekv
         joined = joined ? ggml_concat(ctx, joined, out, 0) : out;
         ggml_build_forward_expand(args.gf, joined);
     }
-    return joined;
 }
 
 ggml_tensor * DevicePlane::do_build_attend(Layer & served, const llama_edgekv_attend & args) {
     DeviceLayer & layer = of(served);
     DeviceNodes & nodes = layer.nodes();
-    if (nodes.staged && n_pieces_of(*this, layer.index) > 1) {
+    if (nodes.staged && piece_of(*this, layer.index, 1).n_heads > 0) {
         if (attendable(args) && args.max_bias == 0.0f) {
             return attend_pieces(layer, args);
         }

@@ -102,7 +102,7 @@ Failure DevicePlane::reserve_staging(ggml_backend_dev_t device, const edgekv_dev
 
     auto * buft = on_backend ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type();
     if (!staging.reserve(buft, k, v, division)) {
-        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which prompts need to attend a layer's heads; " +
+        return { EDGEKV_NO_MEMORY, "the GPU has no memory for " + mebibytes(once) + ", which a prompt needs for some heads of a layer; " +
                                    mebibytes(info.free_bytes) + " are free. Use a smaller context, a q8_0 or q4_0 cache, or offload fewer layers" };
     }
     return {};

@@ -1,7 +1,8 @@
 """Keeps a folder within its bytes, whichever process writes into it: the least recently used blocks go first."""
 
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgekv.store.blocks import Link
@@ -10,6 +11,9 @@ from edgekv.store.named import pinned_paths, read_pins
 
 FRESH_S = 1.0
 """Other processes' writes may go uncounted for this long."""
+
+REMEMBERED = 4096
+"""Blocks whose parents are known although the folder may not have them."""
 
 
 class FolderBound:
@@ -24,6 +28,7 @@ class FolderBound:
         """Whether the last call of `make_room` found too little that may go, and pins."""
         self._looked: float | None = None
         self._theirs: set[Path] = set()  # what this user may not remove
+        self._parents: OrderedDict[bytes, bytes] = OrderedDict()  # by key, of what room was asked for
 
     def look(self) -> list[BlockFile]:
         """List the folder again; returns every file, the least recently used first. Raises OSError."""
@@ -55,14 +60,18 @@ class FolderBound:
                     self._theirs.add(file.path)
         return n_gone
 
-    def make_room(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
-        """Evict until `n_bytes` fit, but nothing that `keep` wants or that is pinned. Returns whether they fit, and the number of files that went.
+    def make_room(self, link: Link, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, int]:
+        """Evict until `n_bytes` of a block fit, but nothing that it follows, that `keep` wants or that is pinned. Returns whether they fit, and the
+        number of files that went.
 
         Nothing goes where all that may go would not be enough. Raises OSError.
         """
+        self._parents[link.key] = link.parent
+        if len(self._parents) > REMEMBERED:
+            self._parents.popitem(last=False)
         n_gone = 0
         while True:
-            fits, victims = self._victims(n_bytes, keep)
+            fits, victims = self._victims(link, n_bytes, keep)
             n_theirs = len(self._theirs)
             for file in victims:
                 try:
@@ -77,7 +86,7 @@ class FolderBound:
                 return fits, n_gone
             self._looked = None
 
-    def _victims(self, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, list[BlockFile]]:
+    def _victims(self, link: Link, n_bytes: int, keep: Callable[[Link], bool]) -> tuple[bool, list[BlockFile]]:
         """Whether there will be room, and the files that must go for it."""
         if n_bytes > self.most_bytes:
             return False, []
@@ -87,14 +96,24 @@ class FolderBound:
         excess = self.n_bytes + n_bytes - self.most_bytes
         if excess <= 0:
             return True, []
-        pinned = pinned_paths(read_pins(self.folder), files)
+        pinned, above = pinned_paths(read_pins(self.folder), files), self._above(link, files)
         victims: list[BlockFile] = []
         spare = self.most_bytes // 64 if self.most_bytes // 64 >= 4 * n_bytes else 0  # or a full folder would be listed for every block
         for file in files:
             if excess <= -spare:
                 break
-            if file.path not in pinned and file.path not in self._theirs and not keep(file.link):
+            if file.path not in pinned and file.path not in self._theirs and file.link.key not in above and not keep(file.link):
                 victims.append(file)
                 excess -= file.n_bytes
         self.pinned = excess > 0 and bool(pinned)
         return (False, []) if excess > 0 else (True, victims)
+
+    def _above(self, link: Link, files: Sequence[BlockFile]) -> set[bytes]:
+        """The keys of what a block follows: also beyond a block that found no room."""
+        parents = self._parents | {file.link.key: file.link.parent for file in files}
+        above: set[bytes] = set()
+        key: bytes | None = link.parent
+        while key is not None and key not in above:
+            above.add(key)
+            key = parents.get(key)
+        return above

@@ -256,7 +256,7 @@ class FolderPlace:
             if path in self._refused or not path.exists():
                 header, payload = encode(block, self._identity, rounded)
                 n_bytes = len(header) + len(payload)
-                fits, n_evicted = self._bound.make_room(n_bytes, lambda link: link.key in self._latest)
+                fits, n_evicted = self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest)
                 self.stats.n_evicted += n_evicted
                 if not fits:
                     self._say_full()

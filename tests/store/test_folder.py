@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import until
-from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable
+from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
@@ -191,6 +191,22 @@ def test_a_conversation_longer_than_the_bound_keeps_its_beginning(tmp_path):
     for _ in range(3):
         save(store, tokens)
     assert store.stats().disk.n_written == n_written  # no block of it takes another's place
+
+
+@pytest.mark.parametrize("n_before", [0, 256])
+def test_the_beginning_stays_while_the_rest_is_still_being_read(tmp_path, n_before):
+    tokens = conversation(1280)
+    save(open_store(tmp_path), tokens[:n_before])
+    store = open_store(tmp_path, folder_bytes=26_000)
+    read = reader(tokens)
+
+    def slow(first, n):
+        assert store.flush(20)  # the blocks before are written, and the folder does not know yet what chain they belong to
+        return read(first, n)
+
+    store.save(tokens, exact(tokens), slow)
+    assert store.flush(20)
+    assert n_restored(open_store(tmp_path), tokens) == 512
 
 
 def test_what_is_pinned_stays_until_it_expires(tmp_path):

@@ -15,11 +15,17 @@
 
 namespace test {
 
+enum class RowsOf {
+    vram,  // home lies on the device: as if the arena had every row
+    home,
+    kept,  // home, with room for copies of all rows that are listed
+};
+
 struct LayersShape {
     int head_dim, n_head_kv, group;
     int n_layers, n_cells;
     edgekv::CellType type;
-    bool in_vram;  // home lies on the device: as if the arena had every row
+    RowsOf rows;
     float resolution;
 };
 
@@ -39,7 +45,9 @@ public:
           rows(shape.n_head_kv * stride), n_rows(static_cast<size_t>(shape.n_head_kv)), weights(shape.n_head_kv * stride),
           totals(static_cast<size_t>(shape.n_head_kv)), hits(static_cast<size_t>(shape.n_head_kv)),
           sample_words(edgekv::gpu::sample_words(static_cast<size_t>(shape.n_head_kv), n_groups, shape.group).n), n_stale(1), n_ubatch(1),
-          tickets(static_cast<size_t>(shape.n_head_kv)) {
+          tickets(static_cast<size_t>(shape.n_head_kv)), n_sets(shape.rows == RowsOf::kept ? shape.n_layers * shape.n_head_kv * kSetsOfHead : 0),
+          entries(static_cast<size_t>(n_sets) * edgekv::gpu::kHotRowWays), copies(n_sets * edgekv::gpu::kHotRowWays * copy_stride()),
+          copy_slots(n_sets > 0 ? shape.n_head_kv * stride : 0) {
         std::vector<int32_t> of_cells(static_cast<size_t>(shape.n_cells));
         std::iota(of_cells.begin(), of_cells.end(), 0);
         positions = DeviceArray<int32_t>(of_cells);
@@ -81,6 +89,11 @@ public:
         edgekv::gpu::launch_sight(p, stream);
     }
 
+    // Every row that is listed next has to be brought.
+    void forget_copies(edgekv::gpu::Stream stream) const {
+        must(edgekv::gpu::zero_async(entries.data(), entries_bytes(), stream));
+    }
+
     std::vector<float> outputs() const { return out.get(); }
 
     // What every layer gives that reads all rows.
@@ -100,6 +113,7 @@ public:
 private:
     using AttendProblem = edgekv::AttendProblem;
     static constexpr int kGroup = edgekv::kGroupCells, kPage = 16;  // of dense_problem()
+    static constexpr int kSetsOfHead = 256;                         // for some 500 rows: hardly a set has more than it holds
 
     static std::vector<float> normal(uint64_t seed, int n) {
         Random rng(seed);
@@ -118,7 +132,7 @@ private:
         for (size_t at = 0; at < all.size(); at += row) {
             std::memcpy(all.data() + at, few.bytes.data() + static_cast<size_t>(rng.below(kFew)) * few.stride_cell, row);
         }
-        return DeviceArray<char>(all, !shape.in_vram);
+        return DeviceArray<char>(all, shape.rows != RowsOf::vram);
     }
 
     size_t sketch_stride() const {
@@ -135,7 +149,21 @@ private:
     }
 
     edgekv::gpu::SketchHome sketch_home() const {
-        return {shape.type, {k.data(), row * shape.n_head_kv, row}, 0, shape.in_vram, {}};
+        return {shape.type, home_of(k), 0, shape.rows == RowsOf::vram, {}};
+    }
+
+    edgekv::gpu::CellRows home_of(const DeviceArray<char> & rows_of) const { return {rows_of.data(), row * shape.n_head_kv, row}; }
+
+    size_t copy_stride() const { return 2 * ((row + 15) / 16 * 16); }
+
+    size_t entries_bytes() const { return n_sets * edgekv::gpu::kHotRowSetBytes; }
+
+    edgekv::gpu::HotRows hot_rows(int layer) const {
+        if (n_sets == 0) {
+            return {};
+        }
+        const uint64_t n_rows = static_cast<uint64_t>(shape.n_head_kv) * shape.n_cells;
+        return {entries.data(), static_cast<uint32_t>(n_sets), copies.data(), copy_stride(), copy_stride() / 2, layer * n_rows, 1, shape.n_cells};
     }
 
     // Sketches as for most tokens: no group has filled up.
@@ -150,7 +178,7 @@ private:
             return r;
         };
         a.k = rows_of(k.data()), a.v = rows_of(v.data());
-        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1, {}};
+        a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1, hot_rows(layer)};
         return a;
     }
 
@@ -201,6 +229,13 @@ private:
         b.layer = layer;
         b.k_idxs = own_cell.data(), b.positions = positions.data(), b.n_cells_stream = shape.n_cells;
         b.weights = weights.data();
+        if (n_sets > 0) {
+            const int row_bytes = static_cast<int>(row);
+            b.kept.hot = hot_rows(layer);
+            b.kept.k = {home_of(k), 0, row_bytes}, b.kept.v = {home_of(v), 0, row_bytes};
+            b.kept.open = open.data(), b.kept.n_groups = n_groups;
+            b.kept.slots = copy_slots.data();
+        }
         return b;
     }
 
@@ -209,6 +244,9 @@ private:
         p.k = k.data(), p.v = v.data();
         p.q = reinterpret_cast<const char *>(q.data()), p.out = reinterpret_cast<char *>(out.data());
         p.rows = {rows.data(), weights.data(), n_rows.data(), stride};
+        if (n_sets > 0) {
+            p.copies = {copies.data(), copy_stride(), copy_stride() / 2, copy_slots.data()};
+        }
         p.hits = hits.data();
         p.error_every = 64, p.error_turn = layer;
         return p;
@@ -216,7 +254,7 @@ private:
 
     edgekv::gpu::AttendPart part() const {
         edgekv::gpu::AttendPart a = {};
-        a.brought = shape.in_vram;
+        a.brought = shape.rows == RowsOf::vram;
         a.n_splits = n_splits;
         a.tickets = tickets.data(), a.n_ubatch = n_ubatch.data();
         return a;
@@ -243,6 +281,10 @@ private:
     DeviceArray<unsigned long long> sample_words;
     DeviceArray<int32_t> n_stale;
     DeviceArray<uint32_t> n_ubatch, tickets;
+    const int n_sets;  // of copies of rows
+    DeviceArray<unsigned long long> entries;
+    DeviceArray<char> copies;
+    DeviceArray<int32_t> copy_slots;
     DeviceArray<edgekv::gpu::StaleGroup> stale{static_cast<size_t>(n_groups)};
     DeviceArray<int32_t> positions;
     std::vector<DeviceArray<char>> sketches;

@@ -113,7 +113,7 @@ def _run(session: Session, name: str, seconds: float) -> Outcome:
 
 def _bench(session: Session, name: str, n_cells: int, seconds: float) -> Outcome:
     done = session.execute(f"{name}-{n_cells}", [folder(session) / name, "--bench", str(n_cells)], seconds)
-    for line in done.tail.splitlines()[-20:]:
+    for line in done.tail.splitlines()[-24:]:
         print(f"    {line}", flush=True)
     return session.outcome(f"{name}-{n_cells}", done)
 

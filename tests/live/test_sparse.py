@@ -136,14 +136,16 @@ def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
 
 
 def test_rows_and_weights_are_those_of_the_specification(synthetic):
-    """Weights are the inverse of a probability: over any stretch of cells they add up to about the number of cells."""
-    llama = open_model(synthetic("llama"))
+    """Weights are the inverse of a probability: while a page's number goes once round (draw.h), they add up to about the number of cells in every
+    page. Fewer tokens see a part of the circle only, and with four heads in all that is chance."""
+    llama = open_model(synthetic("llama"), n_ctx=2048)
     options = llama.kv.options.with_(**SAMPLED, keep_rows=True)
     logits_of(llama, (1,) * 3, options)
-    sums, variances, n = np.zeros(N_PROMPT), np.zeros(N_PROMPT), 0
-    for token in range(80):
+    sums, n = np.zeros(N_PROMPT), 0
+    rng = np.random.default_rng(1)
+    for token in rng.integers(260, 350, 513).tolist():
         before = llama.kv.layer_selection()
-        llama.eval([260 + token])
+        llama.eval([token])
         read = llama.kv.layer_selection()["n_read"] - before["n_read"]
         certain = llama.kv.layer_selection()["n_certain"] - before["n_certain"]
         for row in range(2):
@@ -151,13 +153,11 @@ def test_rows_and_weights_are_those_of_the_specification(synthetic):
                 cells, weights = llama.kv.last_rows(row, head)
                 assert len(cells) == len(weights) == read[row, head] and (np.diff(cells) > 0).all() and cells[-1] == llama.n_tokens - 1
                 assert (weights >= 1).all() and np.count_nonzero(weights == 1) == certain[row, head]
-                sums += np.bincount(cells, weights, minlength=1024)[:N_PROMPT]
-                variances += np.bincount(cells, weights * (weights - 1), minlength=1024)[:N_PROMPT]  # as Horvitz and Thompson estimate them
+                sums += np.bincount(cells, weights, minlength=N_PROMPT)[:N_PROMPT]
                 n += 1
-    means, errors = (sums / n)[16:512].reshape(31, 16).mean(axis=1), np.sqrt(variances[16:512].reshape(31, 16).sum(axis=1)) / (16 * n)
-    usual = errors < 0.35  # elsewhere a row with a tiny probability was read and stands for thousands
-    assert np.count_nonzero(usual) >= 27 and (np.abs(means - 1) < np.where(usual, 0.35, 3 * errors)).all()
-    assert np.mean(means[usual]) == pytest.approx(1, abs=0.06)
+    means = (sums / n)[16:512].reshape(31, 16).mean(axis=1)
+    assert (np.abs(means - 1) < 0.25).all()  # the worst page: 0.07 to 0.19 with twenty prompts and each instruction set
+    assert np.mean(means) == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("sketch", ["b3", "none"])

@@ -91,7 +91,7 @@ public:
 
     // Every row that is listed next has to be brought.
     void forget_copies(edgekv::gpu::Stream stream) const {
-        must(edgekv::gpu::zero_async(entries.data(), entries_bytes(), stream));
+        must(edgekv::gpu::zero_async(entries.data(), n_sets * edgekv::gpu::kHotRowSetBytes, stream));
     }
 
     std::vector<float> outputs() const { return out.get(); }
@@ -156,8 +156,6 @@ private:
 
     size_t copy_stride() const { return 2 * ((row + 15) / 16 * 16); }
 
-    size_t entries_bytes() const { return n_sets * edgekv::gpu::kHotRowSetBytes; }
-
     edgekv::gpu::HotRows hot_rows(int layer) const {
         if (n_sets == 0) {
             return {};
@@ -170,14 +168,14 @@ private:
     edgekv::gpu::StoreArgs store(int layer) const {
         edgekv::gpu::StoreArgs a = {};
         a.head_dim = shape.head_dim, a.n_head_kv = shape.n_head_kv, a.n_tokens = 1, a.cells_per_stream = shape.n_cells;
-        const auto rows_of = [&](char * home) {
+        const auto rows_of = [&](const DeviceArray<char> & home) {
             edgekv::gpu::StoreRows r = {};
             r.src = head_rows(arriving, shape.n_head_kv);
             r.rows = own_cell.data();
-            r.type = shape.type, r.home = {home, row * shape.n_head_kv, row};
+            r.type = shape.type, r.home = home_of(home);
             return r;
         };
-        a.k = rows_of(k.data()), a.v = rows_of(v.data());
+        a.k = rows_of(k), a.v = rows_of(v);
         a.build = {sketch_array(layer), sketch_home(), stale.data(), n_stale.data(), 1, hot_rows(layer)};
         return a;
     }
@@ -230,9 +228,8 @@ private:
         b.k_idxs = own_cell.data(), b.positions = positions.data(), b.n_cells_stream = shape.n_cells;
         b.weights = weights.data();
         if (n_sets > 0) {
-            const int row_bytes = static_cast<int>(row);
             b.kept.hot = hot_rows(layer);
-            b.kept.k = {home_of(k), 0, row_bytes}, b.kept.v = {home_of(v), 0, row_bytes};
+            b.kept.k = {home_of(k), 0, static_cast<int>(row)}, b.kept.v = {home_of(v), 0, static_cast<int>(row)};
             b.kept.open = open.data(), b.kept.n_groups = n_groups;
             b.kept.slots = copy_slots.data();
         }
@@ -244,9 +241,8 @@ private:
         p.k = k.data(), p.v = v.data();
         p.q = reinterpret_cast<const char *>(q.data()), p.out = reinterpret_cast<char *>(out.data());
         p.rows = {rows.data(), weights.data(), n_rows.data(), stride};
-        if (n_sets > 0) {
-            p.copies = {copies.data(), copy_stride(), copy_stride() / 2, copy_slots.data()};
-        }
+        const edgekv::gpu::HotRows hot = hot_rows(layer);
+        p.copies = {hot.data, hot.stride, hot.v_offset, copy_slots.data()};
         p.hits = hits.data();
         p.error_every = 64, p.error_turn = layer;
         return p;

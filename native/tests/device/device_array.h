@@ -76,6 +76,15 @@ struct TestStream {
     edgekv::gpu::Stream s = nullptr;
 };
 
+// Bytes that have crossed the emulated device's link to host memory; 0 on a card, which does not tell.
+inline size_t crossed_bytes() {
+#if defined(__CUDACC__)
+    return 0;
+#else
+    return edgekv::gpu::emulator::link_bytes();
+#endif
+}
+
 // Returns whether the first device can be used, and says why not.
 inline bool has_device(edgekv::gpu::Device & device) {
     const bool found = edgekv::gpu::device_count() > 0 && edgekv::gpu::use_device(0) && edgekv::gpu::device(0, device);

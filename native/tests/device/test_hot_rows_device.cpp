@@ -98,10 +98,10 @@ public:
         b.kept.arena = {rows.data(), 1, 0, pages.data(), static_cast<size_t>(n_streams) * pages_per_stream, kPage, pages_per_stream};
         b.kept.open = open.data(), b.kept.n_groups = c.n_groups;
         b.kept.slots = slots.data();
-        const size_t before = emulated_link();
+        const size_t before = crossed_bytes();
         launch_sample(b, stream);
         must(stream_sync(stream) && check());
-        check_lists(listed.get(), n.get(), slots.get(), of_list, emulated_link() - before);
+        check_lists(listed.get(), n.get(), slots.get(), of_list, crossed_bytes() - before);
     }
 
     // Builds the sketches of a group of all heads, and forgets its rows.
@@ -134,14 +134,6 @@ public:
     int n_streams;
 
 private:
-    static size_t emulated_link() {
-#if defined(__CUDACC__)
-        return 0;
-#else
-        return emulator::link_bytes();
-#endif
-    }
-
     size_t row(int head, int stream, int cell) const { return (static_cast<size_t>(stream) * c.n_cells() + cell) * c.n_head_kv + head; }
     HomeRows home_of(const DeviceArray<char> & home, size_t bytes) const {
         return {{home.data(), c.n_head_kv * bytes, bytes}, static_cast<size_t>(c.n_cells()) * c.n_head_kv * bytes, static_cast<int>(bytes)};

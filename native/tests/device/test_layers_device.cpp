@@ -76,14 +76,6 @@ void check_all_rows() {
     }
 }
 
-size_t link_bytes() {
-#if defined(__CUDACC__)
-    return 0;
-#else
-    return emulator::link_bytes();
-#endif
-}
-
 void check_copies() {
     LayersShape shape = {64, 2, 4, 3, 1000, CellType::q8_0, RowsOf::home, 50.0f};
     const TestStream stream;
@@ -93,12 +85,12 @@ void check_copies() {
     const DecodedLayers kept(shape, 4);
     std::vector<size_t> crossed;
     for (const bool forgets : {true, false, true, false}) {
-        const size_t before = link_bytes();
+        const size_t before = crossed_bytes();
         if (forgets) {
             kept.forget_copies(stream);
         }
         run(kept, shape.n_layers, stream);
-        crossed.push_back(link_bytes() - before);
+        crossed.push_back(crossed_bytes() - before);
         CHECK(kept.outputs() == at_home.outputs(), "copies of rows change attention, forgotten: %d", forgets);
     }
 #if !defined(__CUDACC__)

@@ -45,8 +45,8 @@ def test_a_rehearsal_says_what_holds(tmp_path, monkeypatch, capsys):
         assert source.read_text().replace("\n", "") == text, "the source stays as it is"
 
 
-MEMBERS = {"core/0004": {"edgekv_clock"}, "server/0006": {"edgekv_space"}}
-"""What must go wherever upstream copies, moves or swaps an object."""
+MEMBERS = {"core/0004": {"edgekv_clock"}, "core/0019": {"edgekv_threads"}, "server/0006": {"edgekv_space"}}
+"""What must go wherever upstream copies, moves or swaps an object, or ends with it."""
 
 LOCALS = {
     "core/0001": {"edgekv_attended", "edgekv_choice", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
@@ -73,7 +73,7 @@ def added_lines() -> dict[str, list[str]]:
     return added
 
 
-def test_a_patch_declares_only_names_of_its_own_and_no_member_but_two():
+def test_a_patch_declares_only_names_of_its_own_and_no_member_but_three():
     """So nothing of upstream's is hidden, and no class of upstream's grows. What is declared anew belongs into one of the two lists."""
     for name, lines in added_lines().items():
         declared = {found for line in lines for found in DECLARATION.findall(line)}

@@ -25,11 +25,6 @@ def lib_dir() -> Path:
     return Path(edgekv.lib_folder).resolve()
 
 
-SPIN_COUNT = "1000"
-"""Turns that a thread waits for the others before it sleeps, in GNU's OpenMP. By default it waits for milliseconds, and where another process
-has the core that the others need, each of some hundred waits of a token lasts as long as the kernel lets that process run."""
-
-
 def prepare() -> None:
     """Load our libraries and put llama-cpp-python on them. Idempotent.
 
@@ -42,8 +37,6 @@ def prepare() -> None:
     folder = lib_dir()
     _check_llama_cpp(folder)
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when libgomp is loaded
 
     from edgekv._native import core, instructions, prompt_kernel
 

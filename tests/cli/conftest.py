@@ -37,7 +37,6 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV_", "NO_COLOR"))}
-    # Several threads spin for each other, which takes a hundred times as long on a busy machine: one thread.
     return clean | {"XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path), "TERM": "xterm-256color", "EDGEKV_THREADS": "1"}
 
 

@@ -133,8 +133,7 @@ def test_homes_on_disk_that_cannot_be_end_with_a_sentence(synthetic, monkeypatch
 
 def program(*arguments, **settings) -> subprocess.Popen:
     command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings,
-                            env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
 def test_ctrl_c_prints_what_was_measured(synthetic):

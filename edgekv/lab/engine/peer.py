@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgekv._native import SPIN_COUNT
 from edgekv.errors import ConfigError
 from edgekv.lab.engine.request import BenchTest
 from edgekv.rates.measuring import interrupts
@@ -77,10 +76,7 @@ def ask(peer: Path, setting: PeerSetting, test: BenchTest) -> list[dict[str, Any
 
 def _run(command: list[str]) -> tuple[int, str, str]:
     """Run a command; return exit code, standard output, standard error. Ctrl-C ends the command."""
-    environment = dict(os.environ)
-    if environment.get("GOMP_SPINCOUNT") == SPIN_COUNT:  # our setting, not the user's
-        del environment["GOMP_SPINCOUNT"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             while True:
                 try:

@@ -101,6 +101,21 @@ EDGEKV_API edgekv_status edgekv_use_isa(int isa);
 /* Measures an instruction set's prompt kernel: seconds for a small problem, the fastest of three runs; a few milliseconds in all. */
 EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
 
+/* How a kernel fetches weights before it multiplies them, which changes no result: `near` chunks of 256 values ahead into the first cache (0: none), and the
+ * next block of rows, as one piece, into the second. */
+typedef struct {
+    int near;
+    bool stream;
+} edgekv_fetch;
+/* Orders in which kernels read weights, by number; the name is null past the last. */
+EDGEKV_API const char * edgekv_walk_name(int walk);
+/* Measures ways to fetch for one order: seconds for 64 MiB of weights and one token, of each the fastest of three runs, in turns; a quarter of a second
+ * in all. EDGEKV_UNSUPPORTED: EdgeKV multiplies no weights here. */
+EDGEKV_API edgekv_status edgekv_time_fetches(int walk, const edgekv_fetch * ways, int n_ways, double * seconds);
+/* Kernels fetch in this way from the next ubatch on. */
+EDGEKV_API edgekv_status edgekv_use_fetch(int walk, edgekv_fetch way);
+EDGEKV_API int64_t edgekv_weight_bytes(const edgekv_context * ctx); /* of the model's weights */
+
 /* Whether EdgeKV's kernels multiply weights of that enum ggml_type by tokens. layout: the name of ggml's buffer type, if ggml keeps weights
  * in a layout of its own; NULL: they lie as in the file. */
 EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);

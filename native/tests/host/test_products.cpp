@@ -90,6 +90,7 @@ struct Instance {
         p.n_tokens      = c.n_tokens;
         p.out           = out;
         p.out_stride    = out_stride();
+        p.fetch         = kDefaultFetch;
         return p;
     }
     size_t out_stride() const { return static_cast<size_t>(c.n_rows) + 3; }
@@ -159,6 +160,23 @@ void check_products(const Kernels & with, const Type & type, WeightLayout layout
         }
     }
     check({type, layout, 256, sixteens ? 16 : 8, 515}, 0, sixteens ? 16 : 8, with);  // more tokens than a pass
+}
+
+// How weights are fetched changes no bit, with one token, several and many.
+void check_fetches(const Kernels & with, const Type & type, WeightLayout layout) {
+    for (const int n_tokens : {1, 3, 9}) {
+        const Instance in({type, layout, 768, 32, n_tokens}, 7);
+        const auto multiply = n_tokens > kFewTokens ? with.of.multiply : with.of.multiply_few;
+        std::vector<float> want(in.out_stride() * static_cast<size_t>(n_tokens)), got(want);
+        multiply(in.problem(false, want.data()), 0, 32);
+        for (const WeightFetch fetch : {WeightFetch{0, false}, WeightFetch{0, true}, WeightFetch{5, false}}) {
+            ProductProblem p = in.problem(false, got.data());
+            p.fetch = fetch;
+            multiply(p, 0, 32);
+            CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0, "%s, %s%s, %d tokens: fetching %d chunks ahead%s changes a product",
+                  with.name, type.name, kLayoutNames[static_cast<int>(layout)], n_tokens, fetch.near, fetch.stream ? " and streaming" : "");
+        }
+    }
 }
 
 // The same token has the same product, whatever is beside it.
@@ -288,8 +306,10 @@ int main() {
         std::printf("%s ", with.name);
         for (const Type & type : kTypes) {
             check_products(with, type, WeightLayout::rows);
+            check_fetches(with, type, WeightLayout::rows);
             if (type.repacked) {
                 check_products(with, type, WeightLayout::eights);
+                check_fetches(with, type, WeightLayout::eights);
             }
             const bool sixteens = with.tiles && type.tiled;
             if (sixteens) {

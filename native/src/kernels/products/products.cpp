@@ -37,6 +37,11 @@ int weight_values(WeightType type) {
     }
 }
 
+WeightWalk weight_walk(WeightType type, WeightLayout layout) {
+    const bool of_k = type == WeightType::q4_k || type == WeightType::q5_k || type == WeightType::q6_k;
+    return layout == WeightLayout::eights ? (of_k ? WeightWalk::eights_of_k : WeightWalk::eights) : of_k ? WeightWalk::four : WeightWalk::sixteen;
+}
+
 bool product_supported(Isa isa, WeightLayout layout) {
     return EDGEKV_X86 && isa != Isa::portable && (layout != WeightLayout::sixteens || isa == Isa::amx);
 }

@@ -49,6 +49,18 @@ enum class GateForm { silu, gelu };
 constexpr float kGeluLinear = 1.5957691216f;  // 2 * sqrt(2 / pi)
 constexpr float kGeluCubic  = 0.044715f;
 
+// The orders in which few tokens' kernels read rows: sixteen side by side, four of the K types, and ggml's groups of eight.
+enum class WeightWalk { sixteen, four, eights, eights_of_k };
+constexpr int kWeightWalks = 4;
+WeightWalk weight_walk(WeightType type, WeightLayout layout);
+
+// How weights are fetched ahead. It changes no result. Which way is the fastest follows from the processor, and is measured for each walk.
+struct WeightFetch {
+    int near;     // chunks of sixteen rows ahead, of which each row is fetched into L1; 0: none
+    bool stream;  // the next block of rows is fetched into L2, as one piece
+};
+constexpr WeightFetch kDefaultFetch = {2, true};
+
 struct ProductProblem {
     WeightType type;
     WeightLayout layout;
@@ -61,6 +73,7 @@ struct ProductProblem {
     const int32_t * places;   // [n_tokens]: each token's row of `out`; null: token t has row t
     float * out;              // [rows][out_stride]; the product with row r of the weights is at r
     size_t out_stride;        // values
+    WeightFetch fetch;
 
     float * out_row(int token) const { return out + static_cast<size_t>(places ? places[token] : token) * out_stride; }
 };

@@ -37,6 +37,7 @@ constexpr size_t kMaxUnitBytes = size_t{1} << 21;  // of weights claimed at once
 
 std::atomic<bool> g_used{true};
 std::atomic<int64_t> g_made{0};
+std::atomic<WeightFetch> g_fetch[kWeightWalks] = {kDefaultFetch, kDefaultFetch, kDefaultFetch, kDefaultFetch};
 
 // Weights are the fifth source: to ask whether a backend may run a node on repacked weights, ggml looks at the first four sources only, and
 // it accepts no nodes but its own.
@@ -177,6 +178,7 @@ ProductProblem problem_of(const ggml_tensor * weights, int expert = 0) {
     problem.weights       = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2];
     problem.weight_stride = weights->nb[1];
     problem.n_values      = static_cast<int>(weights->ne[0]);
+    problem.fetch         = g_fetch[static_cast<int>(weight_walk(problem.type, problem.layout))].load(std::memory_order_relaxed);
     return problem;
 }
 
@@ -330,6 +332,8 @@ ggml_tensor * build_product(const llama_edgekv_product & args) {
     return ggml_custom_4d(args.ctx, GGML_TYPE_F32, args.weights->ne[1], n_used, n_tokens, 1, sources, N_PRODUCT_SOURCES, run_product,
                           GGML_N_TASKS_MAX, turn);
 }
+
+void set_weight_fetch(WeightWalk walk, WeightFetch fetch) { g_fetch[static_cast<int>(walk)].store(fetch, std::memory_order_relaxed); }
 
 int64_t use_products(bool use) {
     g_used.store(use, std::memory_order_relaxed);

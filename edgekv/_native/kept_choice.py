@@ -1,0 +1,36 @@
+"""Choices that a machine makes once, by a measurement, and keeps in the user's cache folder."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edgekv import __version__, json_file
+from edgekv.machine import cpu_family
+
+GAIN = 0.9
+"""Another than the default is chosen if it takes at most this part of the default's time: a smaller difference can be noise."""
+
+log = logging.getLogger("edgekv")
+
+
+def choose(path: Path, what: str, default: str, names: list[str], times: Callable[[], Mapping[str, float]]) -> str:
+    """The kept choice of `names`, or a new one. Where it cannot be kept, the default, so that it is the same each time.
+
+    Args:
+        path: of the file that keeps it, JSON.
+        what: names the choice; the processor and the version of EdgeKV are added.
+        times: measures the seconds of each name.
+    """
+    machine = f"{cpu_family()}; {what}; EdgeKV {__version__}"
+    kept = {name: choice for name, choice in json_file.read(path).items() if isinstance(choice, str)}
+    if kept.get(machine) in names:
+        return kept[machine]
+    seconds = times()
+    best = min(names, key=seconds.__getitem__)
+    chosen = best if seconds[best] < GAIN * seconds[default] else default
+    try:
+        json_file.replace(path, kept | {machine: chosen})
+    except OSError as error:
+        log.info("what is fastest here (%s) cannot be kept in %s (%s): the default is used", what, path, error.strerror)
+        return default
+    return chosen

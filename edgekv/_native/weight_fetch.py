@@ -19,7 +19,7 @@ LEAST_BYTES = 32 << 20
 _Q4_1 = 3
 
 _lock = threading.Lock()
-_chosen: dict[str, str] = {}
+_chosen: dict[str, str] = {}  # walk to way, of this process
 
 
 def choice_file() -> Path:
@@ -61,8 +61,3 @@ def choose(walk: str, path: Path | None = None) -> str:
     """The kept way of an order, or the fastest one. path: of the file that keeps it."""
     names = list(WAYS)
     return kept_choice.choose(path or choice_file(), f"{isa()}, {walk}", names[0], names, lambda: time_ways(walk))
-
-
-def in_use() -> dict[str, str]:
-    """The way of each order that was chosen in this process."""
-    return dict(_chosen)

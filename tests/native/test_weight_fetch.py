@@ -48,7 +48,7 @@ def test_each_order_is_measured_and_what_is_chosen_is_used(tmp_path, monkeypatch
     weight_fetch.prepare(weight_fetch.LEAST_BYTES - 1)
     assert not used and not list(tmp_path.iterdir()), "a small model asks for nothing"
     weight_fetch.prepare(weight_fetch.LEAST_BYTES)
-    assert list(used) == weight_fetch.walks() and used == weight_fetch.in_use()
+    assert list(used) == weight_fetch.walks() and used == weight_fetch._chosen
     assert sorted(used.values()) == sorted(json.loads((tmp_path / "fetch.json").read_text()).values())
 
 
@@ -58,4 +58,4 @@ def test_every_way_can_be_timed_and_used():
         assert all(0 < seconds < 60 for seconds in weight_fetch.time_ways(walk).values())
         for way in weight_fetch.WAYS:
             weight_fetch.use(walk, way)
-        weight_fetch.use(walk, weight_fetch.in_use().get(walk, next(iter(weight_fetch.WAYS))))
+        weight_fetch.use(walk, weight_fetch._chosen.get(walk, next(iter(weight_fetch.WAYS))))

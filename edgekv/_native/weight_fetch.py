@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from edgekv._native import kept_choice
+from edgekv._native import kept_choice, weight_types
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa
 
@@ -16,7 +16,6 @@ WAYS = {"stream, 2 near": (2, True), "stream": (0, True), "5 near": (5, False), 
 """The first is the kernels' default."""
 LEAST_BYTES = 32 << 20
 """Smaller weights lie in caches: there it matters little, and is not measured."""
-_Q4_1 = 3
 
 _lock = threading.Lock()
 _chosen: dict[str, str] = {}  # walk to way, of this process
@@ -48,7 +47,7 @@ def use(walk: str, way: str) -> None:
 
 def prepare(handle: Handle) -> None:
     """Use what is fastest on this machine, once in a process, if the model of `handle` is large enough for it to matter."""
-    if lib.edgekv_weight_bytes(handle) < LEAST_BYTES or not lib.edgekv_multiplies(_Q4_1, ffi.NULL):
+    if lib.edgekv_weight_bytes(handle) < LEAST_BYTES or not weight_types.multiplied_by_us("Q4_1", None):
         return
     with _lock:
         for walk in walks():
@@ -57,7 +56,7 @@ def prepare(handle: Handle) -> None:
                 use(walk, _chosen[walk])
 
 
-def choose(walk: str, path: Path | None = None) -> str:
-    """The kept way of an order, or the fastest one. path: of the file that keeps it."""
+def choose(walk: str) -> str:
+    """The kept way of an order, or the fastest one."""
     names = list(WAYS)
-    return kept_choice.choose(path or choice_file(), f"{isa()}, {walk}", names[0], names, lambda: time_ways(walk))
+    return kept_choice.choose(choice_file(), f"{isa()}, {walk}", names[0], names, lambda: time_ways(walk))

@@ -101,8 +101,8 @@ EDGEKV_API edgekv_status edgekv_use_isa(int isa);
 /* Measures an instruction set's prompt kernel: seconds for a small problem, the fastest of three runs; a few milliseconds in all. */
 EDGEKV_API edgekv_status edgekv_time_prompts(int isa, double * seconds);
 
-/* How a kernel fetches weights before it multiplies them, which changes no result: `near` chunks of 256 values ahead into the first cache (0: none), and the
- * next block of rows, as one piece, into the second. */
+/* How a kernel fetches weights before it multiplies them, which changes no result: each row into the first cache, ahead by the bytes of `near` chunks of
+ * sixteen rows (0: not at all), and the next block of rows, as one piece, into the second. */
 typedef struct {
     int near;
     bool stream;

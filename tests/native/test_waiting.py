@@ -13,7 +13,7 @@ IMPORTS = {
     "edgekv.Llama": "import edgekv; Llama = edgekv.Llama",
     "numpy first": "import numpy; import edgekv; Llama = edgekv.Llama",
     "llama_cpp": "import edgekv; from llama_cpp import Llama",
-    "llama_cpp and its spinning": "import os; os.environ['OMP_WAIT_POLICY'] = 'active'; import edgekv; from llama_cpp import Llama",
+    "llama_cpp, told to spin": "import os; os.environ['OMP_WAIT_POLICY'] = 'active'; import edgekv; from llama_cpp import Llama",
 }
 
 DECODE = """

@@ -9,7 +9,9 @@ from support.prefix_server import ask, conversation, n_read, serve
 from support.resident import resident_bytes
 
 from edgekv.errors import ConfigError
+from edgekv.live.runtime import Runtime
 from edgekv.memory.context import ENDLESS
+from edgekv.models.synth_file import SyntheticShape
 from edgekv.serving.server import Server
 from edgekv.store.settings import StoreSettings
 
@@ -37,34 +39,42 @@ def exposed(server: Server, name: str) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
-@pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"resolution": 1e9, "exact_tokens": 0}])
-def test_conversations_at_once_have_the_answers_of_each_alone(long_ones, more):
-    """Their answers run far over what is kept, and so do their next turns. Each prompt is read, in both turns, before others are answered: pieces of
-    prompts would be shorter beside others (llama.cpp takes as many tokens of each stream), and tokens that leave depend on where a piece ends."""
-    prompts = [conversation(seed, 120 + 23 * seed) for seed in range(3)]
+def test_conversations_at_once_each_keep_their_own_tokens(long_ones, more):
+    """Their answers run far over what is kept, and so do their next turns. A row of V in the first layer tells which token it is of. That a sequence
+    beside others is computed as it is alone: tests/live/test_evicting_sequences.py."""
+    n_vocab = SyntheticShape.n_vocab
+    with serve(long_ones) as server:
+        ask(server, list(range(n_vocab)), 1)
+        row_of = server.runtime.cells.values(0)[0, :n_vocab].astype(np.float32).reshape(n_vocab, -1)
 
-    def turn(server: Server, i: int, said: list[int], n: int = 400) -> list[int]:
-        return ask(server, said, n, id_slot=i)["tokens"]
+    def held(run: Runtime, stream: int) -> dict[int, int]:
+        """Tokens whose rows all heads of the first layer keep, by position."""
+        positions = run.cells.stream(stream).positions
+        gone = np.split(run.cells.dropped()[0].any(axis=0), run.cells.n_stream)[stream].repeat(run.page_tokens)[: len(positions)]
+        kept = np.flatnonzero((positions >= 0) & ~gone)
+        rows = run.cells.values(0)[stream, kept].astype(np.float32).reshape(len(kept), -1)
+        tokens = [int(np.abs(row_of - row).sum(axis=1).argmin()) for row in rows]
+        return dict(sorted(zip(positions[kept].tolist(), tokens, strict=True)))
 
-    alone = []
-    for prompt in prompts:
-        with evicting(long_ones, more) as server:
-            first = turn(server, 0, prompt)
-            turn(server, 0, [*prompt, *first, 300], 1)
-            alone.append((first, turn(server, 0, [*prompt, *first, 300])))
+    said = [conversation(seed, 120 + 23 * seed) for seed in range(3)]
     with evicting(long_ones, more, n_slots=3) as server, ThreadPoolExecutor(3) as pool:
-        assert server.runtime.cells.n_stream == 3
-        for i, prompt in enumerate(prompts):
-            turn(server, i, prompt, 1)
-        first = list(pool.map(lambda i: turn(server, i, prompts[i]), range(3)))
-        assert first == [one for one, _ in alone]
-        for i, prompt in enumerate(prompts):
-            turn(server, i, [*prompt, *first[i], 300], 1)
-        second = list(pool.map(lambda i: turn(server, i, [*prompts[i], *first[i], 300]), range(3)))
-        assert second == [two for _, two in alone]
-        assert [slot["n_positions"] for slot in by_slot(server)] == [len(prompt) + 800 for prompt in prompts]
-        assert server.runtime.stats.n_freed > 3 * 400
+        run = server.runtime
+        assert run.cells.n_stream == 3
+        for turn in range(2):
+            answers = list(pool.map(lambda i: ask(server, said[i], 400, id_slot=i), range(3)))
+            assert turn == 0 or [n_read(answer) for answer in answers] == [2] * 3, "the token that ended the answer, and the next"
+            said = [[*tokens, *answer["tokens"], 300] for tokens, answer in zip(said, answers, strict=True)]
+            assert [slot["n_positions"] for slot in by_slot(server)] == [len(tokens) - 2 for tokens in said]
+            for stream, tokens in enumerate(said):
+                found = held(run, stream)
+                assert KEEP / 2 < len(found) < len(tokens) - 2
+                if "positions" in more:  # gaps are closed
+                    left = iter(tokens)
+                    assert all(token in left for token in found.values()), "in their order"
+                else:
+                    assert found == {position: tokens[position] for position in found}
+        assert run.stats.n_freed > 3 * 400
 
 
 def test_each_slot_has_its_bound_and_gives_its_memory_back(long_ones, tmp_path):

@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from edgekv import _native
 from edgekv._native import core, testing
 
 ROUNDING = ("avx512bf16", "amx")
@@ -26,9 +27,7 @@ _LEAST = 1e-6
 
 
 def _with(isa: str) -> Iterator[str]:
-    import edgekv.live.runtime  # noqa: F401 (the first import chooses one)
-
-    before = core.isa()
+    before = _native.isa()
     testing.set_isa(isa)
     yield isa
     testing.set_isa(before)
@@ -49,7 +48,8 @@ def every_single_isa(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def single_precision() -> Iterator[str]:
     """The best of these, for tests of something else than the processor's own kernels."""
-    yield from _with(core.isa() if core.isa() in SINGLE else SINGLE[-1])
+    own = _native.isa()
+    yield from _with(own if own in SINGLE else SINGLE[-1])
 
 
 @dataclass(frozen=True)

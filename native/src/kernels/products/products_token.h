@@ -2,6 +2,7 @@
 // are unpacked into registers and multiplied by the tokens there, block after block.
 #pragma once
 
+#include "kernels/products/products_eights.h"
 #include "kernels/products/products_of_k.h"
 #include "kernels/products/token_values.h"
 
@@ -201,6 +202,16 @@ struct Few {
     }
 };
 
+template <template <bool> class Type>
+struct FewEights {
+    static void run(const ProductProblem & p, int first, int end) { multiply_eights<Type<true>>(p, first, end); }
+};
+template <>
+struct Few<Q4_0<true>> : FewEights<Q4_0> {};
+template <>
+struct Few<IQ4_NL<true>> : FewEights<IQ4_NL> {};
+template <>
+struct Few<MXFP4<true>> : FewEights<MXFP4> {};
 template <>
 struct Few<Q4_K<false>> {
     static void run(const ProductProblem & p, int first, int end) { multiply_of_k<RowQ4_K>(p, first, end); }

@@ -149,23 +149,24 @@ struct Of32 : Weights<RANGE, false> {
     using Block = BLOCK;
     static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
     static constexpr int kLess       = LEAST == kUnsigned ? 0 : LEAST;
-    [[gnu::always_inline]] static CodePair nibbles_of(const Rows & rows, int r, int b) {
-        return nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
+    [[gnu::always_inline]] static Simd::I bytes(const Rows & rows, int r, int b) {
+        return sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0);
     }
+    [[gnu::always_inline]] static CodePair nibbles_of(const Rows & rows, int r, int b) { return nibbles(bytes(rows, r, b)); }
+    static __m256 eight_factors(const Block & block) { return floats(reinterpret_cast<const uint16_t *>(&block)); }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = INTERLEAVED ? floats(reinterpret_cast<const uint16_t *>(&rows.block<Block>(0, b))) : rows.halves<Block>(b);
+            const __m256 d = INTERLEAVED ? eight_factors(rows.block<Block>(0, b)) : rows.halves<Block>(b);
             Factors{d, LEAST == kStored ? rows.halves<Block>(b, sizeof(uint16_t)) : times(d, -LEAST)}.store(to, b, column);
         }
     }
 };
 
+// Those that ggml may interleave also have unpacked(), the codes of bytes, and eight_factors(), d of a block of eight rows.
 template <bool INTERLEAVED>
 struct Q4_0 : Of32<std::conditional_t<INTERLEAVED, EightQ4_0, BlockQ4_0>, INTERLEAVED, CodeRange::u4, 8> {
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
-        const CodePair found = Q4_0::nibbles_of(rows, r, b);
-        return INTERLEAVED ? CodePair{Simd::ixor(found.low, bytes_of(8)), Simd::ixor(found.high, bytes_of(8))} : found;
-    }
+    [[gnu::always_inline]] static CodePair unpacked(Simd::I bytes) { return nibbles(INTERLEAVED ? Simd::ixor(bytes, bytes_of(0x88)) : bytes); }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return unpacked(Q4_0::bytes(rows, r, b)); }
 };
 
 struct Q4_1 : Of32<BlockQ4_1, false, CodeRange::u4, kStored> {
@@ -200,7 +201,8 @@ struct Q8_0 : Of32<BlockQ8_0, false, CodeRange::i8, kUnsigned> {
 
 template <bool INTERLEAVED>
 struct IQ4_NL : Of32<std::conditional_t<INTERLEAVED, EightIQ4_NL, BlockIQ4_NL>, INTERLEAVED, CodeRange::i8, kUnsigned> {
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return looked_up(kIq4Values, IQ4_NL::nibbles_of(rows, r, b)); }
+    [[gnu::always_inline]] static CodePair unpacked(Simd::I bytes) { return looked_up(kIq4Values, nibbles(bytes)); }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) { return unpacked(IQ4_NL::bytes(rows, r, b)); }
 };
 
 template <bool INTERLEAVED>
@@ -208,13 +210,17 @@ struct MXFP4 : Weights<CodeRange::u5, false> {
     using Block = std::conditional_t<INTERLEAVED, EightMXFP4, BlockMXFP4>;
     static constexpr int kSideBySide = INTERLEAVED ? 8 : 1;
     static constexpr int kLess       = kMxfp4Least;
-    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+    [[gnu::always_inline]] static CodePair unpacked(Simd::I bytes) {
         alignas(16) static const int8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};  // kMxfp4Values, more by kMxfp4Least
-        return looked_up(values, nibbles(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0)));
+        return looked_up(values, nibbles(bytes));
     }
+    [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
+        return unpacked(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
+    }
+    static __m128i eight_exponents(const Block & block) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(&block)); }
     static __m128i exponents(const EightRows & rows, int b) {  // bytes
         if (INTERLEAVED) {
-            return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(&rows.block<Block>(0, b)));
+            return eight_exponents(rows.block<Block>(0, b));
         }
         int64_t found = 0;
         for (int r = 0; r < 8; ++r) {
@@ -222,12 +228,16 @@ struct MXFP4 : Weights<CodeRange::u5, false> {
         }
         return _mm_cvtsi64_si128(found);
     }
+    static __m256 powers(__m128i exponents) {
+        const __m256i e = _mm256_cvtepu8_epi32(exponents);  // 2^(e - 128); the first two are subnormal
+        const __m256i one = _mm256_set1_epi32(1), normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+        const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
+    }
+    static __m256 eight_factors(const Block & block) { return powers(eight_exponents(block)); }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
-            const __m256i e = _mm256_cvtepu8_epi32(exponents(rows, b));  // 2^(e - 128); the first two are subnormal
-            const __m256i one = _mm256_set1_epi32(1), normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
-            const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-            const __m256 d = _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
+            const __m256 d = powers(exponents(rows, b));
             Factors{d, times(d, -kMxfp4Least)}.store(to, b, column);
         }
     }

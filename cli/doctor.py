@@ -88,7 +88,7 @@ def _print(report: dict[str, Any]) -> None:
         _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
               else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
         _line("compiled with", report["system"].rstrip("| "))
-        _print_weights(report["weights"])
+        _print_weights(report["weights"], report["weights_left"])
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")
     if report["enabled"] is False:
@@ -105,14 +105,18 @@ def _print(report: dict[str, Any]) -> None:
 _LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows", "EDGEKV": "by EdgeKV"}
 
 
-def _print_weights(weights: dict[str, str | None]) -> None:
-    """Print the quantised types that the processor multiplies fast. llama.cpp takes a type's first layout, which is its best."""
+def _print_weights(weights: dict[str, str | None], left: list[dict[str, str | None]]) -> None:
+    """Print the quantised types that the processor multiplies fast. llama.cpp takes a type's first layout, which is its best. left: what our kernels
+    were measured to be slower at."""
     of: dict[str, list[str]] = {}
     slow: list[str] = []
     for name, layout in weights.items():
         (slow if layout is None else of.setdefault(layout, [])).append(name)
     fast = "; ".join(f"{', '.join(names)} ({_LAYOUTS.get(layout, layout)})" for layout, names in of.items())
     _line("weights", f"fast kernels for {fast}" if fast else "no type has kernels of its own on this processor")
+    if left:
+        found = (f"{one['type']} with {one['tokens']}" + (f" ({_LAYOUTS[one['layout']]})" if one["layout"] else "") for one in left)
+        _line("", f"llama.cpp's own where they were measured to be faster here: {', '.join(found)}")
     if fast and slow:
         _line("", f"none for {', '.join(slow)}: prompts are read several times more slowly with these")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from edgekv import __version__, json_file
 from edgekv.machine import cpu_family
 
-GAIN = 0.9
-"""Another than the default is chosen if it takes at most this part of the default's time: a smaller difference can be noise."""
+GAIN = 0.95
+"""Another than the default is chosen if it takes less than this part of the default's time: a smaller difference can be noise."""
 
 log = logging.getLogger("edgekv")
 
@@ -21,16 +21,27 @@ def choose(path: Path, what: str, default: str, names: list[str], times: Callabl
         what: names the choice; the processor and the version of EdgeKV are added.
         times: measures the seconds of each name.
     """
-    machine = f"{cpu_family()}; {what}; EdgeKV {__version__}"
-    kept = {name: choice for name, choice in json_file.read(path).items() if isinstance(choice, str)}
-    if kept.get(machine) in names:
-        return kept[machine]
+    if (before := kept(path, what)) in names:
+        return before
     seconds = times()
     best = min(names, key=seconds.__getitem__)
     chosen = best if seconds[best] < GAIN * seconds[default] else default
     try:
-        json_file.replace(path, kept | {machine: chosen})
+        json_file.replace(path, _choices(path) | {_on_this_machine(what): chosen})
     except OSError as error:
         log.info("what is fastest here (%s) cannot be kept in %s (%s): the default is used", what, path, error.strerror)
         return default
     return chosen
+
+
+def kept(path: Path, what: str) -> str | None:
+    """The choice that was made, None: none was."""
+    return _choices(path).get(_on_this_machine(what))
+
+
+def _choices(path: Path) -> dict[str, str]:
+    return {name: choice for name, choice in json_file.read(path).items() if isinstance(choice, str)}
+
+
+def _on_this_machine(what: str) -> str:
+    return f"{cpu_family()}; {what}; EdgeKV {__version__}"

@@ -33,10 +33,10 @@ def throw_in(n: int) -> None:
     lib.edgekv_throw_in(n)
 
 
-def use_products(use: bool) -> int:
-    """Let graphs that are built from now on multiply batches with Q4_1 weights in our kernel, or in ggml's. Returns how many products ours
-    has made in this process."""
-    return lib.edgekv_use_products(use)
+def use_products(use: bool | None) -> int:
+    """Let graphs that are built from now on multiply weights in our kernels, or in ggml's; None: as was measured on this machine. Returns how many
+    products ours have made in this process."""
+    return lib.edgekv_use_products(2 if use is None else int(use))
 
 
 def leave_whole_layers(handle: Handle) -> None:

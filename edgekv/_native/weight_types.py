@@ -66,7 +66,8 @@ def multiplied_by_us(name: str, layout: str | None) -> bool:
     """Whether our kernels multiply weights of a type of WEIGHT_TYPES, in the layout of layouts(), by tokens."""
     from edgekv._native._core import ffi, lib
 
-    return lib.edgekv_multiplies(WEIGHT_TYPES[name], ffi.NULL if layout is None else layout.encode())
+    alive = ffi.NULL if layout is None else ffi.new("char[]", layout.encode())
+    return lib.edgekv_multiplies((WEIGHT_TYPES[name], alive))
 
 
 def _library() -> ctypes.CDLL:

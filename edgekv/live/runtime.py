@@ -25,7 +25,7 @@ from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 
-from edgekv._native import core, device_calls, paging, token_rows, weight_fetch  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device_calls, paging, token_rows, weight_kernels  # noqa: E402  (the libraries must be in place first)
 from edgekv.live import attachments  # noqa: E402 (as above)
 from edgekv.live.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.live.cells import Cells  # noqa: E402 (as above)
@@ -63,7 +63,7 @@ class Runtime:
         self._overdue = False  # mode evict is in force and has dropped nothing yet
         self._check_evict(options)
         self._check_errors(options)
-        weight_fetch.prepare(handle)
+        weight_kernels.prepare(handle)
         self._set_resolutions(handle, options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)

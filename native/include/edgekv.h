@@ -107,18 +107,29 @@ typedef struct {
     int near;
     bool stream;
 } edgekv_fetch;
-/* Orders in which kernels read weights, by number; the name is null past the last. */
-EDGEKV_API const char * edgekv_walk_name(int walk);
-/* Measures ways to fetch for one order: seconds for 64 MiB of weights and one token, of each the fastest of three runs, in turns; a quarter of a second
- * in all. EDGEKV_UNSUPPORTED: EdgeKV multiplies no weights here. */
-EDGEKV_API edgekv_status edgekv_time_fetches(int walk, const edgekv_fetch * ways, int n_ways, double * seconds);
-/* Kernels fetch in this way from the next ubatch on. */
-EDGEKV_API edgekv_status edgekv_use_fetch(int walk, edgekv_fetch way);
+/* A kind of weights: their enum ggml_type, and the name of ggml's buffer type, if ggml keeps them in a layout of its own; NULL: they lie as in the file. */
+typedef struct {
+    int type;
+    const char * layout;
+} edgekv_weights;
+/* The kinds of the model's weights that EdgeKV's kernels multiply, at most `capacity`; their number. The names belong to ggml. */
+EDGEKV_API int edgekv_get_weights(const edgekv_context * ctx, edgekv_weights * kinds, int capacity);
+/* The order in which kernels read such weights, which several kinds share; NULL: EdgeKV multiplies none here. */
+EDGEKV_API const char * edgekv_walk(edgekv_weights kind);
+/* Measures ways to fetch: seconds for 64 MiB of weights and one token, of each the fastest of five runs, in turns; a quarter of a second in all. The
+ * last way stays in use. EDGEKV_UNSUPPORTED: EdgeKV multiplies no such weights here. */
+EDGEKV_API edgekv_status edgekv_time_fetches(edgekv_weights kind, const edgekv_fetch * ways, int n_ways, double * seconds);
+/* Kernels fetch all weights of that order in this way from the next ubatch on. */
+EDGEKV_API edgekv_status edgekv_use_fetch(edgekv_weights kind, edgekv_fetch way);
+/* Measures a product on one thread: seconds[0] of ours, seconds[1] of ggml's, of each the fastest of five runs, in turns. One token meets 64 MiB of
+ * weights, several meet 2,048 rows. EDGEKV_UNSUPPORTED: EdgeKV multiplies no such weights here. */
+EDGEKV_API edgekv_status edgekv_time_products(edgekv_weights kind, bool several, double * seconds);
+/* Whether graphs built from now on leave products of such weights with one token, or with several, to ggml. At first they leave none. */
+EDGEKV_API edgekv_status edgekv_leave_products(edgekv_weights kind, bool several, bool leave);
 EDGEKV_API int64_t edgekv_weight_bytes(const edgekv_context * ctx); /* of the model's weights */
 
-/* Whether EdgeKV's kernels multiply weights of that enum ggml_type by tokens. layout: the name of ggml's buffer type, if ggml keeps weights
- * in a layout of its own; NULL: they lie as in the file. */
-EDGEKV_API bool edgekv_multiplies(int weight_type, const char * layout);
+/* Whether EdgeKV has kernels that multiply such weights here. */
+EDGEKV_API bool edgekv_multiplies(edgekv_weights kind);
 
 /* cffi: end */
 

@@ -44,9 +44,9 @@ EDGEKV_API edgekv_status edgekv_sample(edgekv_sample_args * args, int isa);
 /* The n-th call from now on, by libllama or a caller, of a function that may allocate finds no memory; 0: none fails. */
 EDGEKV_API void edgekv_throw_in(int n);
 
-/* Whether graphs built from now on multiply weights in our kernels, where these exist; at first they do. Returns the number of products
-   that our kernels made in this process. */
-EDGEKV_API int64_t edgekv_use_products(bool use);
+/* Which weights graphs built from now on multiply in our kernels: 0: none; 1: all that have one; 2: those that were not left to ggml, as at first.
+   Returns the number of products that our kernels made in this process. */
+EDGEKV_API int64_t edgekv_use_products(int use);
 
 /* Leaves layers that every mode attends whole to stock nodes, as a device does. Call it while nothing decodes. */
 EDGEKV_API void edgekv_leave_whole_layers(edgekv_context * ctx);

@@ -38,6 +38,11 @@ int llama_edgekv_n_layer(const llama_context * lctx) {
     return static_cast<int>(lctx->get_model().hparams.n_layer());
 }
 
+const ggml_tensor * llama_edgekv_get_weights(const llama_context * lctx, int i) {
+    const auto & tensors = lctx->get_model().tensors_by_name;
+    return i < static_cast<int>(tensors.size()) ? tensors[static_cast<size_t>(i)].second : nullptr;
+}
+
 template <class Rows>  // a private type of llama.cpp
 static void put_rows(const llama_kv_cache & kv, const Rows & layer, llama_edgekv_layer & out) {
     out.v_transposed = layer.v && llama_edgekv_access::v_transposed(kv);

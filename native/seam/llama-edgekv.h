@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 22
+#define LLAMA_EDGEKV_ABI 23
 
 #ifdef __cplusplus
 extern "C" {
@@ -163,6 +163,7 @@ struct llama_edgekv_layer {
 };
 
 LLAMA_API int  llama_edgekv_n_layer(const struct llama_context * lctx);
+LLAMA_API const struct ggml_tensor * llama_edgekv_get_weights(const struct llama_context * lctx, int i);  // of the model; null past the last
 LLAMA_API bool llama_edgekv_get_layer(const struct llama_context * lctx, int il, struct llama_edgekv_layer * out);
 
 // The cells of one stream, seen in place. The pointers stay valid until the context is freed; every decode and every llama_memory_* call

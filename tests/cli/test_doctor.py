@@ -13,6 +13,7 @@ from support.fake_gpus import CARD
 
 from edgekv import _native, diagnosis
 from edgekv._native import weight_types
+from edgekv._native.weight_kernels import Kind
 from edgekv._native.weight_types import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
 from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
@@ -79,10 +80,11 @@ def test_weight_types_are_ggmls():
 
 
 def test_weights_in_words(monkeypatch, synthetic):
-    def said(found: dict[str, str | None], *arguments: str, ours: tuple[str, ...] = ()) -> list[str]:
+    def said(found: dict[str, str | None], *arguments: str, ours: tuple[str, ...] = (), left: tuple[tuple[Kind, str], ...] = ()) -> list[str]:
+        monkeypatch.setattr("edgekv._native.weight_kernels.left_to_llama_cpp", lambda kinds: [one for one in left if one[0] in kinds])
         monkeypatch.setattr("edgekv._native.weight_types.layouts", lambda: found)
         monkeypatch.setattr("edgekv._native.weight_types.multiplied_by_us", lambda name, layout: name in ours)
-        return [line for line in run(*arguments).stdout.splitlines() if line.startswith(("weights ", " " * 16 + "none for"))]
+        return [line for line in run(*arguments).stdout.splitlines() if line.startswith(("weights ", " " * 16 + "none for", " " * 16 + "llama.cpp's"))]
 
     found = {"F16": "AMX", "Q8_0": "AMX", "Q5_1": None, "Q4_0": "AMX", "Q2_K": "CPU_REPACK", "IQ1_S": None}
     fast = "weights         fast kernels for Q8_0, Q4_0 (in tiles, AMX); Q2_K (in interleaved rows)"
@@ -90,6 +92,9 @@ def test_weights_in_words(monkeypatch, synthetic):
     assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
     assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0")) == [
         "weights         fast kernels for Q4_1, Q4_0 (by EdgeKV)"]
+    slower = ((Kind("Q4_0", "CPU_REPACK"), "one token"), (Kind("Q4_1", None), "several tokens"), (Kind("Q8_0", None), "one token"))
+    assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0"), left=slower)[1:] == [
+        "                llama.cpp's own where they were measured to be faster here: Q4_0 with one token (in interleaved rows), Q4_1 with several tokens"]
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
     monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})

@@ -29,7 +29,7 @@ MIXTURES = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q5_0": "q5_0", "Q5_1": "q5_1", "Q8_
 @pytest.fixture
 def products() -> Iterator[None]:
     yield
-    testing.use_products(True)
+    testing.use_products(None)
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,9 @@ def in_floats(path: Path) -> Path:
 
 def read(path: Path, mode: str, ours: bool, **loading: object) -> tuple[np.ndarray, list[int]]:
     """Logits of batches of N_TOKENS, float32 [token, n_vocab], and the number of products that our kernel made for each batch."""
-    before = testing.use_products(ours)
     logits, made = [], []
     with attached(path, KvOptions(mode=mode), n_seq=1, model_params=loading) as (context, _):
-        position = 0
+        before, position = testing.use_products(ours), 0
         for n in N_TOKENS:
             tokens = np.random.default_rng(n).integers(0, 250, n)
             logits.extend(context.decode(tokens, range(position, position + n), [0] * n))

@@ -47,7 +47,7 @@ bool edgekv_isa_supported(int isa) { return isa >= 0 && isa < kNumIsa && isa_sup
 
 int edgekv_isa(void) { return static_cast<int>(selected_isa()); }
 
-bool edgekv_multiplies(int weight_type, const char * layout) { return has_product(static_cast<ggml_type>(weight_type), layout); }
+bool edgekv_multiplies(edgekv_weights kind) { return has_product(static_cast<ggml_type>(kind.type), kind.layout); }
 
 edgekv_status edgekv_use_isa(int isa) {
     if (!edgekv_isa_supported(isa)) {

@@ -128,7 +128,7 @@ void edgekv_leave_whole_layers(edgekv_context * ctx) {
 
 void edgekv_throw_in(int n) { throw_in_guarded(n); }
 
-int64_t edgekv_use_products(bool use) { return use_products(use); }
+int64_t edgekv_use_products(int use) { return use_products(static_cast<ProductUse>(use)); }
 
 uint64_t edgekv_cells_looked(const edgekv_context * ctx) { return ctx->pages.n_looked(); }
 

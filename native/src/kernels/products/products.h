@@ -24,10 +24,12 @@ constexpr int kFewTokens    = 4;
 constexpr int kTokensBehind = 15;  // chunks of tokens that may be read past the last one, as the rest of a tile
 
 enum class WeightType { q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4 };
+constexpr int kWeightTypes = 11;
 
 // How rows lie: as in ggml's files; eight side by side in pieces of eight bytes, as ggml repacks q4_0, q4_k, iq4_nl and mxfp4; or sixteen side by side, as it
 // lays out q4_0, q4_1, q8_0, q4_k, q5_k, q6_k and iq4_xs for tiles (AMX).
 enum class WeightLayout { rows, eights, sixteens };
+constexpr int kWeightLayouts = 3;
 
 // The form of quantised tokens, as in ggml for each type of weights: a factor for each 32 values, rounded to f16, or one for 256.
 enum class TokenForm { of_32, of_256 };

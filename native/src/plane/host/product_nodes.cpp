@@ -35,8 +35,9 @@ constexpr int kShared  = kHead / sizeof(std::atomic<int>);
 constexpr int kMaxUnit = 4 * kProductRows;     // rows claimed at once, with many tokens
 constexpr size_t kMaxUnitBytes = size_t{1} << 21;  // of weights claimed at once, with few tokens
 
-std::atomic<bool> g_used{true};
+std::atomic<ProductUse> g_use{ProductUse::chosen};
 std::atomic<int64_t> g_made{0};
+std::atomic<bool> g_left[kWeightTypes][kWeightLayouts][2];  // [.., several tokens]: left to ggml
 std::atomic<WeightFetch> g_fetch[kWeightWalks] = {kDefaultFetch, kDefaultFetch, kDefaultFetch, kDefaultFetch};
 
 // Weights are the fifth source: to ask whether a backend may run a node on repacked weights, ggml looks at the first four sources only, and
@@ -86,8 +87,6 @@ std::optional<WeightLayout> weight_layout(ggml_type type, const char * buffer) {
     }
     return std::nullopt;
 }
-
-const char * buffer_name(const ggml_tensor * w) { return ggml_backend_buffer_is_host(w->buffer) ? nullptr : ggml_backend_buffer_name(w->buffer); }
 
 int n_chunks(const ggml_tensor * tokens) { return static_cast<int>((tokens->ne[0] + kProductChunk - 1) / kProductChunk); }
 
@@ -174,7 +173,7 @@ void run_quantise(ggml_tensor * dst, int ith, int nth, void * packed) {
 ProductProblem problem_of(const ggml_tensor * weights, int expert = 0) {
     ProductProblem problem = {};
     problem.type          = *weight_type(weights->type);
-    problem.layout        = *weight_layout(weights->type, buffer_name(weights));
+    problem.layout        = *weight_layout(weights->type, layout_of(weights));
     problem.weights       = static_cast<const char *>(weights->data) + static_cast<size_t>(expert) * weights->nb[2];
     problem.weight_stride = weights->nb[1];
     problem.n_values      = static_cast<int>(weights->ne[0]);
@@ -239,10 +238,14 @@ bool fits(const llama_edgekv_product & args) {
 
 bool multiplies(const llama_edgekv_product & args) {
     const ggml_tensor * w = args.weights, * cur = args.tokens;
-    const char * layout = w->buffer ? buffer_name(w) : nullptr;
+    const char * layout = w->buffer ? layout_of(w) : nullptr;
     return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && (args.ids || w->ne[2] == 1) && w->ne[3] == 1 &&
            w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float) && fits(args);
+}
+
+std::atomic<bool> & left(ggml_type type, const char * layout, bool several) {
+    return g_left[static_cast<int>(*weight_type(type))][static_cast<int>(*weight_layout(type, layout))][several];
 }
 
 // The last node made for some tokens, or for some choice of experts, while a graph is built.
@@ -318,11 +321,21 @@ bool has_product(ggml_type weights, const char * layout) {
     return weight_type(weights) && found && product_supported(selected_isa(), *found) && !has_gpu();
 }
 
-ggml_tensor * build_product(const llama_edgekv_product & args) {
-    if (!g_used.load(std::memory_order_relaxed) || !multiplies(args)) {
-        return nullptr;
-    }
+const char * layout_of(const ggml_tensor * weights) {
+    return ggml_backend_buffer_is_host(weights->buffer) ? nullptr : ggml_backend_buffer_name(weights->buffer);
+}
 
+WeightWalk walk_of(ggml_type weights, const char * layout) { return weight_walk(*weight_type(weights), *weight_layout(weights, layout)); }
+
+ggml_tensor * build_product(const llama_edgekv_product & args) {
+    const ggml_tensor * w = args.weights;
+    const bool several = args.ids ? args.ids->ne[1] > 1 : args.tokens->ne[1] > 1;
+    const ProductUse use = g_use.load(std::memory_order_relaxed);
+    const bool ours = use != ProductUse::none && multiplies(args) && (use == ProductUse::all || !leaves_products(w->type, layout_of(w), several));
+    return ours ? make_product(args) : nullptr;
+}
+
+ggml_tensor * make_product(const llama_edgekv_product & args) {
     ggml_tensor * routed = args.ids ? routes(args) : nullptr;
     Made &        with   = quantised(args, routed);
     ggml_tensor * sources[N_PRODUCT_SOURCES] = { with.node, routed };
@@ -335,8 +348,16 @@ ggml_tensor * build_product(const llama_edgekv_product & args) {
 
 void set_weight_fetch(WeightWalk walk, WeightFetch fetch) { g_fetch[static_cast<int>(walk)].store(fetch, std::memory_order_relaxed); }
 
-int64_t use_products(bool use) {
-    g_used.store(use, std::memory_order_relaxed);
+void leave_products(ggml_type weights, const char * layout, bool several, bool leave) {
+    left(weights, layout, several).store(leave, std::memory_order_relaxed);
+}
+
+bool leaves_products(ggml_type weights, const char * layout, bool several) {
+    return left(weights, layout, several).load(std::memory_order_relaxed);
+}
+
+int64_t use_products(ProductUse use) {
+    g_use.store(use, std::memory_order_relaxed);
     return g_made.load(std::memory_order_relaxed);
 }
 

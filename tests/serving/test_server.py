@@ -1,5 +1,6 @@
 """The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
 
+import ctypes
 import functools
 import importlib
 import os
@@ -48,14 +49,21 @@ def options(model: Path, **more) -> ServerOptions:
 # ---- life ---------------------------------------------------------------------------------------------------------------
 
 
+def handlers() -> list[bytes]:
+    """What the kernel does at each signal (the beginning of a struct sigaction), whatever Python believes."""
+    now = ctypes.create_string_buffer(1024)
+    return [now.raw[:8] for number in range(1, 32) if ctypes.CDLL(None).sigaction(number, None, now) == 0]
+
+
 def test_starts_and_stops_again_and_again(tiny, capfd):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = handlers()
+    assert len(before) == 31
     for _ in range(3):
         server = Server(options(tiny))
         with server:
             assert server.alive and active() is server
             assert server.get("/health") == {"status": "ok"}
-            assert {number: signal.getsignal(number) for number in before} == before
+            assert handlers() == before
             log = server.log_path
             assert log.exists()
         assert not server.alive and active() is None and not log.exists()

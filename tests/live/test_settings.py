@@ -47,6 +47,8 @@ def of_server(**options: object) -> Callable[[Path], object]:
     def run(model: Path) -> Iterator[Said]:
         with Server(ServerOptions(model, **{"n_ctx": 512, "n_threads": 3} | options)) as server:
             assert [slot["n_ctx"] for slot in server.get("/slots")] == [512] * server.options.n_slots
+            assert {(layer.type_k, layer.type_v) for layer in server.runtime.layers} == {server.options.kv.cache.names}
+            assert all(layer.hooked for layer in server.runtime.layers), "with flash attention"
             yield said_by(ctypes.c_void_p(server.runtime.address))
 
     return run
@@ -56,7 +58,7 @@ def of_server(**options: object) -> Callable[[Path], object]:
     "edgekv.Llama": (of_llama, (512, 128, 64, 1, 3, 2)),
     "a decoder": (of_decoder, (512, 128, 64, 1, 3, 3)),
     "a server": (of_server(), (512, 512, 512, 1, 3, 3)),
-    "its slots": (of_server(n_slots=2, kv=KvOptions(mode="exact")), (1024, 512, 512, 2, 3, 3)),
+    "its slots": (of_server(n_slots=2, kv=KvOptions(mode="exact", type_k="q8_0", type_v="q4_0")), (1024, 512, 512, 2, 3, 3)),
     "in mode evict": (of_server(kv=KvOptions(mode="evict", keep=256)), (512, 64, 64, 1, 3, 3)),
     "llama.cpp's options": (of_server(extra=("--threads-batch", "2", "--batch-size", "128", "--ubatch-size", "64")), (512, 128, 64, 1, 3, 2)),
 }.values())

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from edgekv.errors import ContextOverflow, DoesNotFit, EdgeKVError
+from edgekv.serving.get_json import is_here
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
@@ -129,8 +130,7 @@ class ChatClient:
             base_url=url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(10.0, read=None),  # a prompt can take minutes to read
-            # No proxy stands between this machine and itself; loading the certificates takes time.
-            trust_env=elsewhere and not _is_here(url),
+            trust_env=elsewhere and not is_here(url),  # loading the certificates takes time
             verify=url.startswith("https:"),
         )
 
@@ -231,10 +231,6 @@ def _piece(chunk: dict[str, Any]) -> AnswerPiece:
         finish_reason=choice.get("finish_reason"),
         usage=Usage.parse(usage) if isinstance(usage, dict) else None,
     )
-
-
-def _is_here(url: str) -> bool:
-    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
 
 
 def _refusal(body: bytes) -> EdgeKVError:

@@ -1,7 +1,10 @@
 """llama.cpp's HTTP server inside this process, through cffi: its life, and its documents about the KV hierarchy."""
 
+import ctypes
 import logging
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgekv import _native
@@ -19,10 +22,25 @@ def run(argv: list[str]) -> int:
     from edgekv._native._server import ffi, lib
 
     kept = [ffi.new("char[]", argument.encode()) for argument in argv]
-    code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", [*kept, ffi.NULL]))
+    with _log_lent():
+        code = lib.edgekv_server_run(len(kept), ffi.new("char *[]", [*kept, ffi.NULL]))
     if code == THREW:
         raise EdgeKVError(f"the server ended with an exception: {ffi.string(lib.edgekv_server_error()).decode()}")
     return code
+
+
+@contextmanager
+def _log_lent() -> Iterator[None]:
+    """The server takes llama.cpp's log for itself; inside, so that a llama_cpp that was there before has it back afterwards."""
+    if (llama_cpp := sys.modules.get("llama_cpp")) is None:
+        yield
+        return
+    callback, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
+    llama_cpp.llama_log_get(ctypes.byref(callback), ctypes.byref(data))
+    try:
+        yield
+    finally:
+        llama_cpp.llama_log_set(callback, data)
 
 
 def terminate() -> None:

@@ -1,4 +1,4 @@
-"""Requests of a process to its own server, over HTTP like any client's."""
+"""Requests to servers of this machine, over HTTP like any client's."""
 
 import http.client
 import json
@@ -16,3 +16,8 @@ def get_json(url: str, path: str, key: str | None = None) -> Any:
         return json.loads(response.read()) if response.status == http.HTTPStatus.OK else None
     finally:
         connection.close()
+
+
+def is_here(url: str) -> bool:
+    """Whether a server is one of this machine, which no proxy stands before, whatever the variables for proxies say."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")

@@ -252,10 +252,10 @@ class Server:
             "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
             "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
+            "--poll", "0", "--poll-batch", "0",  # its threads sleep between two graphs, as those of other contexts do
         ]
         argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
-        if options.weights_from_disk:
-            argv.append("--no-repack")  # otherwise repacked weights would be a copy in memory
+        argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
         if kv.placement.device == DeviceKind.HOST.value:
             argv += ["--device", "none"]
         if options.n_gpu_layers is not None:

@@ -44,6 +44,10 @@ _OWNED = {
     **dict.fromkeys(("--log-disable", "--log-file"), "--log-file before the --"),
 }
 
+_BESIDE_OURS = ("--api-key-file", "--api-prefix", "--device", "--log-file", "--models-dir", "--models-preset", "--n-gpu-layers", "--reuse-port",
+                "--ssl-cert-file", "--ssl-key-file")
+"""Those of them whose variables llama.cpp's server takes: it prefers our command line to a variable, and these are not always there."""
+
 _LIVES = "the process outlived llama_server()"
 _TRIAL = f"""
 import sys
@@ -229,7 +233,10 @@ def check_recall(options: ServerOptions, model: Geometry) -> None:
 
 
 def check_extra(extra: tuple[str, ...]) -> None:
-    """Raise ConfigError for options that cannot be passed on, and for values that would end the process."""
+    """Raise ConfigError for options that cannot be passed on, also by llama.cpp's variables, and for values that would end the process."""
+    for name in _BESIDE_OURS:
+        if (variable := f"LLAMA_ARG_{name[2:].replace('-', '_').upper()}") in os.environ:
+            raise ConfigError(f"{variable} cannot be passed on to llama.cpp's server; unset it, and use {_OWNED[name]}")
     for argument in extra:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _OWNED:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.serving.get_json import is_here
 
 PIECE_CHARACTERS = 8000
 """Characters between two looks at whether others wait: about 2,000 tokens."""
@@ -64,7 +65,7 @@ class Warmer:
         import httpx2 as httpx
 
         timeout = httpx.Timeout(_CONNECT_S, read=None)  # a text may take minutes to read
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout)
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout, trust_env=not is_here(url))
         self._error = httpx.HTTPError
         self._url, self._role, self._space, self._ttl = url, role, space, ttl
 

@@ -69,6 +69,7 @@ def test_ctrl_c_stops_the_answer_only(screen):
     chat = screen("--ctx", "2048", "--temp", "0")
     chat.type(ENDLESS)
     chat.until(r"river\.[^\n]*\n\s*([\w'-]+[ ,.]+){4}")
+    assert not chat.child.getecho(), "the terminal says that it shows no keys while an answer comes"
     chat.child.sendintr()
     chat.until("stopped by you")
     chat.say("/stats", r"messages\s+2")

@@ -15,6 +15,7 @@ from edgekv.cli.chat.kv_status import KvStatus
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
+from edgekv.serving.warming import Warmer
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}
 PROPS = {"default_generation_settings": {"n_ctx": 4096, "params": {}}, "total_slots": 2}
@@ -53,6 +54,15 @@ def ask(remote: RemoteServer, pieces: list[AnswerPiece] | None = None) -> ChatAn
 ])
 def test_addresses(url, base):
     assert base_url(url) == base
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
+def test_no_proxy_stands_before_this_machine(opened, monkeypatch, name):
+    """The HTTP library reads the variables where a client is made; here they name a proxy for everything that is not there."""
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    endpoint = opened(pages={"/edgekv/cache": page({"data": []})})
+    assert ChatClient(endpoint.url, elsewhere=True).get("/v1/models")[0] == 200
+    Warmer(endpoint.url).check()
 
 
 @pytest.mark.parametrize("url", ["a:8080", "", "http://", "ftp://a", "http://a:99999", "http://[::1", "http://a:0"])

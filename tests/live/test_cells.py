@@ -163,9 +163,11 @@ def flags_of(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages to ask for")
-def test_the_cache_asks_for_huge_pages(synthetic):
-    with attached(synthetic("llama"), n_ctx=1 << 16, n_seq=1) as (_, run):
+@pytest.mark.parametrize(("options", "flag"), [(KvOptions(), "hg"), (KvOptions(mode="evict", keep=1 << 15), "nh")])
+def test_the_cache_asks_for_huge_pages(synthetic, options, flag):
+    """In mode evict for small ones, of which single ones are given back."""
+    with attached(synthetic("llama"), options, n_ctx=1 << 16, n_seq=1) as (_, run):
         views = [view(layer.il) for layer in run.layers for view in (run.cells.keys, run.cells.values)]
         middles = [view.__array_interface__["data"][0] + view.nbytes // 2 for view in views]
         assert sum(view.nbytes for view in views) >= 16 << 20
-        assert all("hg" in flags_of(middle) for middle in middles)
+        assert all({"hg", "nh"} & {*flags_of(middle)} == {flag} for middle in middles)

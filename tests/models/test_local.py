@@ -1,6 +1,9 @@
 """Models that other tools keep on this machine, and how one is found by name."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -40,6 +43,16 @@ def home(tmp_path, monkeypatch, default_model):
 
 def run(*arguments: str):
     return CliRunner().invoke(models, arguments, standalone_mode=False)
+
+
+@pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "/x"}, {"HF_HOME": "~/h"}, {"HF_HOME": "/h", "HF_HUB_CACHE": "$HOME/c"}])
+def test_what_is_fetched_is_looked_for_where_it_lies(variables, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_CACHE_"))}
+    code = "from huggingface_hub.constants import HF_HUB_CACHE as theirs; from edgekv.models.local import hub_folder; print(theirs, hub_folder(), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], env=clean | {"HOME": str(tmp_path)} | variables, capture_output=True, text=True, check=True)
+    theirs, ours = done.stdout.splitlines()
+    assert theirs == ours
 
 
 def test_every_place_is_looked_at(home):

@@ -1,5 +1,5 @@
-"""Threads that wait for each other leave the processor to others, however a program came to load the libraries. ggml's own counter says whether
-they slept: no variable, and no clock."""
+"""Threads that wait, for each other or for the next graph, leave the processor to others, however a program came to load the libraries. ggml's own
+counter says whether they slept, and their own clocks what they took: no variable, and no clock on the wall."""
 
 import subprocess
 import sys
@@ -30,6 +30,63 @@ for token in range(8):
 print(times_asleep() - before)
 """
 
+SPUN = """
+import os, sys, threading, time
+
+def state(thread):
+    try:
+        with open(f"/proc/self/task/{thread}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+
+def seconds(thread):
+    try:
+        return time.clock_gettime(~thread << 3 | 6)  # of the processor, by the thread's own clock
+    except OSError:
+        return 0.0
+
+def spun():  # seconds of the processor that one of the other threads takes until all sleep, at most
+    others = {int(thread) for thread in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+    before = {thread: seconds(thread) for thread in others}
+    while any(state(thread) in "RD" for thread in others):
+        os.sched_yield()
+    return max(seconds(thread) - before[thread] for thread in others)
+"""
+
+PROGRAM = SPUN + """
+%s
+llama = Llama(sys.argv[1], n_ctx=256, n_threads=2, n_threads_batch=2, verbose=False)
+found = []
+for token in range(260, 268):
+    llama.eval([token])
+    found.append(spun())
+print(min(found))
+"""
+
+SERVER = SPUN + """
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from edgekv.serving.server import Server, ServerOptions
+from support.clients import post
+with Server(ServerOptions(Path(sys.argv[1]), n_ctx=2048, %s)) as server:
+    found = []
+    server.runtime.observers.append(lambda *_: found.append(spun()))  # called behind a graph
+    post(server.url, "/completion", {"prompt": [260] * %d, "n_predict": %d, "ignore_eos": True})
+assert len(found) > 2
+print(min(found))
+"""
+
+BETWEEN_GRAPHS = {
+    "edgekv.Llama": PROGRAM % IMPORTS["edgekv.Llama"],
+    "llama_cpp": PROGRAM % IMPORTS["llama_cpp"],
+    "a server's tokens": SERVER % ("n_threads=2", 4, 8),
+    "a server's prompts": SERVER % ("n_threads=1, extra=('--threads-batch', '2')", 1500, 1),
+}
+
+POLLING_S = 1024 * 128 * 50 / 6e9
+"""A thread that polls as ggml's do by default takes longer: a cycle for each turn of its loop, on a processor faster than any."""
+
 FORK = """
 llama.eval([5])
 child = os.fork()
@@ -43,7 +100,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process is ke
 
 
 def run(program: str, model: Path) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", program, str(model), str(edgekv.lib_folder)], capture_output=True, text=True, timeout=300)
+    tests = str(Path(__file__).resolve().parent.parent)
+    done = subprocess.run([sys.executable, "-c", program, str(model), str(edgekv.lib_folder), tests], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -52,6 +110,13 @@ def run(program: str, model: Path) -> list[str]:
 def test_threads_that_share_a_processor_sleep_for_each_other(synthetic, imports):
     """Two threads on one processor: whoever comes first to a barrier sleeps, or the other never comes. In each token once at the least."""
     assert int(run(DECODE % imports, synthetic())[0]) >= 8
+
+
+@pytest.mark.parametrize("program", BETWEEN_GRAPHS.values(), ids=BETWEEN_GRAPHS.keys())
+def test_threads_sleep_between_two_graphs(synthetic, program):
+    """llama.cpp's server makes threads of its own, which poll unless it is told not to. The least of several graphs: other work may delay a thread's
+    way to sleep, and never shortens its polling."""
+    assert float(run(program, synthetic("llama"))[0]) < POLLING_S
 
 
 def test_a_fork_has_threads_of_its_own(synthetic):

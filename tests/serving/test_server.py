@@ -1,5 +1,7 @@
 """The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
 
+import ctypes
+import functools
 import importlib
 import os
 import signal
@@ -22,6 +24,7 @@ from edgekv.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, Mode
 from edgekv.live import runtime
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
+from edgekv.serving import server_options
 from edgekv.serving.log import ServerLog
 from edgekv.serving.server import Server, ServerOptions, active
 from edgekv.vocab import KvMode
@@ -46,14 +49,21 @@ def options(model: Path, **more) -> ServerOptions:
 # ---- life ---------------------------------------------------------------------------------------------------------------
 
 
+def handlers() -> list[bytes]:
+    """What the kernel does at each signal (the beginning of a struct sigaction), whatever Python believes."""
+    now = ctypes.create_string_buffer(1024)
+    return [now.raw[:8] for number in range(1, 32) if ctypes.CDLL(None).sigaction(number, None, now) == 0]
+
+
 def test_starts_and_stops_again_and_again(tiny, capfd):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = handlers()
+    assert len(before) == 31
     for _ in range(3):
         server = Server(options(tiny))
         with server:
             assert server.alive and active() is server
             assert server.get("/health") == {"status": "ok"}
-            assert {number: signal.getsignal(number) for number in before} == before
+            assert handlers() == before
             log = server.log_path
             assert log.exists()
         assert not server.alive and active() is None and not log.exists()
@@ -300,6 +310,22 @@ def test_extra_options_that_cannot_be(tiny, extra, native):
     with pytest.raises(ConfigError) as caught:
         Server(options(tiny, extra=extra)).start()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", server_options._BESIDE_OURS)
+def test_what_cannot_be_passed_on_comes_by_no_variable(tiny, name, monkeypatch, native):
+    """llama.cpp's server reads a variable for each option; its help names it. A prefix or keys that only it knows would keep us out for ever."""
+    variable = f"LLAMA_ARG_{name[2:].replace('-', '_').upper()}"
+    assert f"(env: {variable})" in option_help()
+    native(lambda argv: pytest.fail("the server was started"))
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"{variable} cannot be passed on .* unset it, and use"):
+        Server(options(tiny)).start()
+
+
+@functools.cache
+def option_help() -> str:
+    return server_options.try_extra(("--help",)).stdout
 
 
 def test_extra_options_are_passed_on(tiny):

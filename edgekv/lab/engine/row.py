@@ -27,11 +27,11 @@ _PLACE = ("kind", "test", "text", "kv_mode", "n_ctx", "home", "fill", "peer", "n
 OURS = (*_PLACE, *(figure.key for figure in FIGURES))
 
 _AS_LLAMA_BENCH = {
-    "cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
+    "cpu_mask": "0x0", "cpu_strict": False, "poll": 0, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
     "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none", "load_mode": "auto", "lazy_mode": "auto",
     "embeddings": False, "no_op_offload": 0, "no_host": False, "repack": True, "fit_target": 0, "fit_min_ctx": 0,
 }
-"""llama-bench's defaults, which are also ours."""
+"""llama-bench's defaults, which are also ours, but for `poll`: threads sleep between two graphs."""
 
 
 def empty_row() -> Row:

@@ -82,6 +82,7 @@ class MetadataReader(gguf.GGUFReader):
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
         if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
             raise _Truncated
+        self.data = np.asarray(self.data)  # type: ignore[assignment]  # a part of a mapped array takes eight times as long to make
         return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(

@@ -39,9 +39,9 @@ class Publisher:
     store, traffic: functions called for each set of figures; None: such figures are unknown.
     """
 
-    def __init__(self, served: Served, runtime: Callable[[], Runtime | None]):
-        self.store: Callable[[], StoreFigures | None] | None = None
-        self.traffic: Callable[[], TrafficFigures] | None = None
+    def __init__(self, served: Served, runtime: Callable[[], Runtime | None], store: Callable[[], StoreFigures | None] | None):
+        self.store = store
+        self.traffic: Callable[[], TrafficFigures] | None = traffic
         self.shown = Shown(served)
         """The latest figures."""
         self.errands = Errands()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import http.client
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,9 +24,7 @@ from edgekv.models.geometry import open_model
 from edgekv.serving import first_tokens
 from edgekv.serving.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.serving.errands import Result
-from edgekv.serving.get_json import get_json
 from edgekv.serving.log import ServerLog
-from edgekv.serving.publisher import Publisher, traffic
 from edgekv.serving.room import failed_start, memory_request
 from edgekv.serving.server_options import (
     LOOPBACK,
@@ -51,6 +48,7 @@ if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime
     from edgekv.serving.keepers import Keepers
     from edgekv.serving.prefixes import Prefixes
+    from edgekv.serving.publisher import Publisher
     from edgekv.serving.recalling import Recall
 
 BATCH_TOKENS = 512
@@ -89,14 +87,22 @@ class Server:
         # An event instead of Thread.join(): an interrupt during the join makes Python believe that the thread has ended (bpo-45274).
         self._ended = threading.Event()
         self._ended.set()
+        self._turned = threading.Event()
+        """The server's task loop took its first turn, or the server has ended."""
         self._log: ServerLog | None = None
         self._exit: int | BaseException | None = None
         self._ready = False
         self._thread: threading.Thread | None = None
         self._runtime: Runtime | None = None
         self._keepers: Keepers | None = None
-        self.figures = Publisher(self._served(), lambda: self.runtime)
+
+    @cached_property
+    def figures(self) -> Publisher:
         """The endpoint's figures of the KV hierarchy."""
+        from edgekv.serving.publisher import Publisher  # while the model is loaded
+
+        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
+        return Publisher(served, lambda: self.runtime, lambda: None if self.prefixes is None else self.prefixes.figures())
 
     def _choose_context(self) -> ContextChoice:
         """Choose the context's size and device. Raises DoesNotFit."""
@@ -119,9 +125,6 @@ class Server:
     @property
     def alias(self) -> str:
         return self.options.alias or self.options.model.stem
-
-    def _served(self) -> Served:
-        return Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
 
     @property
     def url(self) -> str:
@@ -168,11 +171,15 @@ class Server:
             self._log.note(line)
 
     def start(self) -> Server:
-        """Load the model; return when the server answers requests.
+        """Load the model, if `begin()` did not; return when the server answers requests. Raises as `begin()`, and EdgeKVError if the server fails to
+        start. An interrupt cannot stop the load of a model: `stop()` then waits for its end."""
+        if _active is not self or self._ready:
+            self.begin()
+        self._wait_until_ready()
+        return self
 
-        Raises ConfigError for a busy port or a forbidden option, EdgeKVError if the server fails to start.
-        An interrupt cannot stop the load of a model: `stop()` then waits for its end.
-        """
+    def begin(self) -> None:
+        """Begin to load the model, on another thread; `start()` waits for it. Raises ConfigError for a busy port or a forbidden option."""
         global _active
         if _active is not None:
             raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
@@ -180,8 +187,9 @@ class Server:
         self.port = free_port(self.options.host, self.options.port)
         hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
         from edgekv import _native
-        from edgekv._native import crash
+        from edgekv._native import crash, http_server
         from edgekv.live import runtime
+        from edgekv.serving.keepers import Keepers
 
         _native.prepare()
         runtime.set_defaults(self.options.kv, self._attached)
@@ -192,14 +200,14 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
-        self._open_keepers()
+        self._keepers = Keepers(self.model, self.options)
+        http_server.on_refresh(lambda idle: self._turned.set())
         self._exit, self._ready = None, False
         self._ended.clear()
+        self._turned.clear()
         _active = self
         self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
         self._thread.start()
-        self._wait_until_ready()
-        return self
 
     def stop(self) -> None:
         """Stop the server and wait for its end; safe to call twice, and after a failure."""
@@ -235,7 +243,7 @@ class Server:
         return "the server was not started" if self._log is None else self._log.explain()
 
     def __enter__(self) -> Server:
-        return self if _active is self else self.start()
+        return self if _active is self and self._ready else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
@@ -274,18 +282,6 @@ class Server:
             return device.n_ubatch
         return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(kept(self.context.n_ctx, kv), BATCH_TOKENS)
 
-    def _open_keepers(self) -> None:
-        from edgekv.serving.keepers import Keepers
-
-        self._keepers = Keepers(self.model, self.options)
-        self.figures.store = None if self.prefixes is None else self.prefixes.figures
-
-    def _close_keepers(self) -> None:
-        keepers, self._keepers = self._keepers, None
-        self.figures.store = None
-        if keepers is not None:
-            keepers.close()
-
     def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import http_server as native
 
@@ -295,27 +291,26 @@ class Server:
         native.draft_from_text(self.draft is Drafting.NGRAM)
         native.admit(hosts.names, hosts.any_address)
         native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
-        self.figures.traffic = traffic
         try:
             self._exit = native.run(argv)
         except BaseException as error:  # why_stopped() reports it
             self._exit = error
         finally:
             self._ended.set()
+            self._turned.set()
 
     def _wait_until_ready(self) -> None:
-        while not self._ready:
-            if not self.alive:
-                sentence = self.why_stopped()
-                self._release(failed=True)
-                raise failed_start(self.options.kv, sentence)
-            # /health answers before the task loop runs; the second request passes through that loop.
-            self._ready = self._answers("/health") and self._answers("/lora-adapters")
-            time.sleep(0 if self._ready else _POLL_S)
+        figures = self.figures
+        self._turned.wait()
+        if not self.alive:
+            sentence = self.why_stopped()
+            self._release(failed=True)
+            raise failed_start(self.options.kv, sentence)
+        self._ready = True
         self._check_runtime()
         if self._runtime is not None:
             first_tokens.watch(self._runtime, self.request)
-        self.figures.begin()
+        figures.begin()
         self._answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
 
     def _attached(self, made: Runtime) -> None:
@@ -326,8 +321,7 @@ class Server:
                 self.figures.follow(made)
 
     def _check_runtime(self) -> None:
-        """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes
-        room."""
+        """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes room."""
         from edgekv.live import runtime
 
         if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
@@ -360,13 +354,17 @@ class Server:
         return future.result()
 
     def _answers(self, path: str) -> bool:
+        from http.client import HTTPException
+
         try:
             return self.get(path) is not None
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, HTTPException, ValueError):
             return False
 
     def get(self, path: str) -> Any:
         """The JSON of a GET; None if the server answers with an error."""
+        from edgekv.serving.get_json import get_json
+
         return get_json(self.url, path, self._keys[0] if self._keys else None)
 
     def _release(self, failed: bool) -> None:
@@ -374,7 +372,9 @@ class Server:
         from edgekv._native import crash
         from edgekv.live import runtime
 
-        self._close_keepers()
+        keepers, self._keepers = self._keepers, None
+        if keepers is not None:
+            keepers.close()
         self.figures.end()
         if (llama := sys.modules.get("edgekv.llama")) is not None:
             llama.listen()  # Python takes the log back from the server

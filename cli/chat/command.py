@@ -90,24 +90,24 @@ def chat(
     question = _question(prompt)
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
-    from edgekv.cli.chat.client import ChatClient
     from edgekv.cli.chat.kept import KeptChats, kept_folder
-    from edgekv.cli.chat.render import Renderer
     from edgekv.cli.chat.talk import Talk
-    from edgekv.cli.chat.views import OwnServer
 
     kept = KeptChats(kept_folder())
-    renderer = Renderer(None, footer=sys.stderr.isatty() if footer is None else footer)
-    talk = Talk(renderer, kept, question, system, kept.newest() if resume == _NEWEST else resume, wanted=not no_keep)
+    footer = sys.stderr.isatty() if footer is None else footer
+    talk = Talk(kept, question, system, kept.newest() if resume == _NEWEST else resume, wanted=not no_keep)
     sampling = {field: settings.pop(name) for name, field in _SAMPLING.items()}
     sampling = {field: value for field, value in sampling.items() if value is not None}
     if url is not None:
+        from edgekv.cli.chat.client import ChatClient
         from edgekv.cli.chat.endpoint import RemoteServer, base_url
+        from edgekv.cli.chat.render import Renderer
 
+        renderer = Renderer(None, footer)
         client = ChatClient(base_url(url), _key(api_key, api_key_file), sampling, elsewhere=True)
         with renderer.waiting(f"connecting to {url}"):
             remote = RemoteServer(client, _name_there(model))
-        return talk.run(remote, client)
+        return talk.run(remote, client, renderer)
 
     from edgekv.cli.common.summary import summary_line, told_cost
     from edgekv.serving.server import Server, ServerOptions
@@ -125,9 +125,16 @@ def chat(
         cache_shared=True,  # each chat has another key
         draft=draft, recall=recall,
     ))
+    cost = told_cost(server)
+    server.begin()
+    from edgekv.cli.chat.client import ChatClient  # these imports take about as long as a small model to load
+    from edgekv.cli.chat.render import Renderer
+    from edgekv.cli.chat.views import OwnServer
+
+    renderer = Renderer(None, footer)
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
-    if cost := told_cost(server):
+    if cost:
         renderer.note(cost)
     if question is None:
         renderer.note(summary_line(server))
@@ -137,7 +144,7 @@ def chat(
         try:
             if server.runtime is not None:
                 server.note(summary_line(server, server.runtime))
-            return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling))
+            return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling), renderer)
         except EdgeKVError:
             if server.alive:
                 raise

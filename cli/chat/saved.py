@@ -1,15 +1,19 @@
 """Conversations in files: a JSON list of messages, written completely or not at all."""
 
+from __future__ import annotations
+
 import json
 import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekv.cli.chat.client import Message
 from edgekv.errors import EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.client import Message
 
 _ROLES = ("system", "user", "assistant")
 

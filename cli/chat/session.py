@@ -1,13 +1,17 @@
 """A conversation's messages, also after an answer was cut, refused or taken back."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Usage
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.errors import EdgeKVError
+
+if TYPE_CHECKING:
+    from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Usage
 
 _PINNED = "pinned"  # key of a message
 

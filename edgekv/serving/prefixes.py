@@ -1,11 +1,14 @@
 """Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +26,6 @@ from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
 from edgekv.serving.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
 from edgekv.serving.saving import Saver
-from edgekv.serving.shown import StoreFigures
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
 from edgekv.store.blocks import BLOCK_TOKENS
@@ -34,6 +36,9 @@ from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore, StoreStats
+
+if TYPE_CHECKING:
+    from edgekv.serving.shown import StoreFigures
 
 log = logging.getLogger("edgekv")
 
@@ -313,6 +318,8 @@ class Prefixes:
 
     def figures(self) -> StoreFigures:
         """The endpoint's figures, over all stores."""
+        from edgekv.serving.shown import StoreFigures  # a model loads without it
+
         all_stats = self.stats()
         return StoreFigures(
             # each store counts the whole RAM and the whole folder

@@ -40,7 +40,6 @@ from edgekv.serving.server_options import (
     spaces_of,
     with_measured,
 )
-from edgekv.serving.shown import Served
 from edgekv.serving.sites import Admitted, admitted, is_public
 from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
@@ -100,6 +99,7 @@ class Server:
     def figures(self) -> Publisher:
         """The endpoint's figures of the KV hierarchy."""
         from edgekv.serving.publisher import Publisher  # while the model is loaded
+        from edgekv.serving.shown import Served
 
         served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
         return Publisher(served, lambda: self.runtime, lambda: None if self.prefixes is None else self.prefixes.figures())

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.serving.publisher"}
+MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.serving.publisher", "edgekv.serving.shown"}
 """Each takes a noticeable part of the time in which a small model loads."""
 
 UNTIL_THE_LOAD = """

@@ -138,13 +138,14 @@ def chat(
         renderer.note(cost)
     if question is None:
         renderer.note(summary_line(server))
+    client = ChatClient(server.url, server.options.api_key, sampling)  # imports more
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
     with server:
         try:
             if server.runtime is not None:
                 server.note(summary_line(server, server.runtime))
-            return talk.run(OwnServer(server), ChatClient(server.url, server.options.api_key, sampling), renderer)
+            return talk.run(OwnServer(server), client, renderer)
         except EdgeKVError:
             if server.alive:
                 raise

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +24,33 @@ from edgekv.cli.main import main
 main()
 """
 
+UNTIL_READY = """
+import json, os, sys
+from edgekv.serving.server import Server
+start = Server.start
+def ready(server):
+    start(server)
+    print(json.dumps(list(sys.modules)), flush=True)
+    os._exit(0)
+Server.start = ready
+from edgekv.cli.main import main
+main()
+"""
+
+
+def run(program: str, folder: Path, *command: str) -> Any:
+    """The JSON that a program prints."""
+    # from an empty folder: with -c, the current one comes first on the path
+    done = subprocess.run([sys.executable, "-c", program, *command], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
 def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model, tmp_path):
-    # from an empty folder: with -c, the current one comes first on the path
-    done = subprocess.run([sys.executable, "-c", UNTIL_THE_LOAD, *command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not MEANWHILE & set(json.loads(done.stdout))
+    assert not MEANWHILE & set(run(UNTIL_THE_LOAD, tmp_path, *command))
+
+
+def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready(default_model, tmp_path):
+    assert {"rich", "httpcore2"} <= set(run(UNTIL_READY, tmp_path, "chat", "-p", "Hello"))

@@ -12,6 +12,7 @@ import click
 from edgekv.amounts import MIB, gibibytes, mebibytes, size, tokens
 from edgekv.cli.common.caches import ram_option
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.progress import measuring_bar
 from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK
@@ -57,9 +58,9 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     path = model_path(model)
     chosen = split_kv_options(settings, path, slots)
     store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
-    measuring = Measuring(lambda what: click.echo(what, err=True), measure, recalibrate)
     asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
-    found = plan_here(path, asked, measuring)
+    with measuring_bar() as show:
+        found = plan_here(path, asked, Measuring(show, measure, recalibrate))
     if as_json:
         print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
     else:

@@ -249,12 +249,12 @@ class _Bank:
             codes = quantised.shape[1] - 2
             self._blocks = quantised.view([("scaled", np.float16), ("codes", np.uint8, codes)])[:, 0]
 
-    def scaled(self, std: float) -> np.ndarray:
-        """Blocks [_N_BLOCKS] of numbers with this standard deviation. Both quantised types begin with their scale."""
+    def scaled(self, std: float, chosen: np.ndarray | slice = np.s_[:]) -> np.ndarray:
+        """The chosen blocks, of numbers with this standard deviation. Both quantised types begin with their scale."""
         if self._plain is not None:
-            upper = ((self._plain * np.float32(std)).view(np.uint32) >> 16).astype(np.uint16)  # bf16 is the upper half of an f32
+            upper = ((self._plain[chosen] * np.float32(std)).view(np.uint32) >> 16).astype(np.uint16)  # bf16 is the upper half of an f32
             return upper.view(f"V{upper.itemsize * _BLOCK}")[:, 0]
-        blocks = self._blocks.copy()
+        blocks = self._blocks[chosen].copy()
         blocks["scaled"] = blocks["scaled"].astype(np.float32) * std
         return blocks.view(f"V{blocks.dtype.itemsize}")  # NumPy gathers plain bytes faster than fields
 
@@ -273,7 +273,7 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
     common = random.integers(0, _N_BLOCKS, per_row, dtype=np.uint16)
     n_rare = FIRST_PRINTABLE if tensor.name in ("token_embd.weight", "output.weight") else 0
     for n_rows, std in ((n_rare, _RARE * tensor.std), (tensor.n_rows - n_rare, tensor.std)):
-        blocks, left = bank.scaled(std), n_rows
+        blocks, left = bank.scaled(std) if n_rows * per_row >= _N_BLOCKS else None, n_rows  # a small matrix scales only its own
         while left:
             n = min(left, max(1, _CHUNK_BLOCKS // per_row))
             chosen = random.integers(0, _N_BLOCKS, (n, per_row), dtype=np.uint16)
@@ -281,5 +281,5 @@ def _chunks(tensor: Weights, bank: _Bank, seed: int) -> Iterator[np.ndarray]:
                 common_here = random.random((n, per_row), dtype=np.float32) < tensor.shared
                 common_here[:, 0] = False  # otherwise short rows would all be equal
                 chosen = np.where(common_here, common, chosen)
-            yield blocks.take(chosen.ravel(), mode="clip")
+            yield bank.scaled(std, chosen.ravel()) if blocks is None else blocks.take(chosen.ravel(), mode="clip")
             left -= n

@@ -4,7 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import click
 
@@ -41,6 +41,22 @@ def progress_bar() -> Iterator[Show]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("load", total=None)
+        yield show
+
+
+@contextmanager
+def measuring_bar() -> Iterator[Show]:
+    """Yields the function that shows progress of a few seconds: one line when the work begins, and on a terminal a bar. Nothing if there is none."""
+    with ExitStack() as stack:
+        bar: Show | None = None
+
+        def show(what: str, done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                click.echo(what, err=True)
+                bar = stack.enter_context(progress_bar()) if sys.stderr.isatty() else lambda *told: None
+            bar(what, done, total)
+
         yield show
 
 

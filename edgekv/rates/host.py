@@ -127,6 +127,10 @@ class MatrixShape:
         return f"{self.n_embd}x{self.n_ff}"
 
 
+_LONGEST = MatrixShape(2048, 8192)
+"""A byte of longer rows takes no longer."""
+
+
 @dataclass(frozen=True)
 class HostRates:
     """All rates for one model, on this processor with n_threads."""
@@ -193,11 +197,11 @@ def attention_shape(model: Geometry, kv: KvOptions) -> AttentionShape:
 
 
 def matrix_shape(model: ModelFile) -> MatrixShape:
-    """The sizes that most of a model's weights have."""
+    """The sizes that most of a model's weights have, up to those where a row's start no longer counts."""
     arch, n_embd = model.geometry.architecture, model.geometry.n_embd
     found = model.header.value(f"{arch}.expert_feed_forward_length", 0) or model.header.value(f"{arch}.feed_forward_length", 0)
     n_ff = max(map(int, found), default=0) if isinstance(found, list) else int(found)
-    return MatrixShape(n_embd, n_ff or 2 * n_embd)
+    return MatrixShape(min(n_embd, _LONGEST.n_embd), min(n_ff or 2 * n_embd, _LONGEST.n_ff))
 
 
 def measured_head_dim(head_dim_k: int, head_dim_v: int) -> int:

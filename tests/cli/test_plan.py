@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from support.program import EDGEKV
 from support.rates import give_rates
 
 from edgekv.amounts import size
+from edgekv.cli.common import progress
 from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
 from edgekv.config import KvOptions
@@ -52,7 +54,7 @@ def test_table(tmp_path, measured):
                   "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
         assert words in result.stdout, words
     assert "at the start, then " in result.stdout and "bytes a token as tokens come" in result.stdout
-    assert "measuring this machine once: weights q4_0 2048x8192" in result.stderr and measured == ["q4_0"]
+    assert result.stderr.splitlines() == ["measuring this machine once"] and measured == ["q4_0"], "one line, whatever is measured"
     again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 
@@ -74,6 +76,27 @@ def test_what_rests_on_rates_of_a_busy_machine_says_so(tmp_path, monkeypatch, me
     busy[0] = 0.0
     for _ in range(2):
         assert "busy" not in "\n".join(lines()) and measured == ["q4_0"] * 3
+
+
+def test_one_line_and_one_bar_on_a_terminal(monkeypatch, capsys):
+    """Whatever is measured, and none where nothing is."""
+    bars: list[list[tuple]] = []
+
+    @contextmanager
+    def bar():
+        bars.append([])
+        yield lambda *told: bars[-1].append(told)
+
+    monkeypatch.setattr(progress, "progress_bar", bar)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress.measuring_bar() as show:
+        assert not bars
+        for done in range(3):
+            show("measuring", done, 3)
+    assert bars == [[("measuring", 0, 3), ("measuring", 1, 3), ("measuring", 2, 3)]] and capsys.readouterr().err == "measuring\n"
+    with progress.measuring_bar():
+        pass
+    assert len(bars) == 1 and not capsys.readouterr().err
 
 
 def test_json(tmp_path):

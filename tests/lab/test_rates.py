@@ -40,19 +40,25 @@ def test_others(clock, others: float, expected: float):
 def test_the_fastest_of_many_samples(clock):
     """Quiet, by the clock: most were disturbed."""
     taken: list[float] = []
+    short = steps.MOST_S / 100
 
     def sample() -> tuple[float, float]:
-        taken.append(0.01 if len(taken) % 7 == 6 else 0.02 * 1.1 ** (len(taken) % 7))
+        taken.append(short if len(taken) % 7 == 6 else 2 * short * 1.1 ** (len(taken) % 7))
         return steps.timed(lambda: run(clock, taken[-1], 2.0, 0.0))
 
-    assert steps.fastest(sample, 2) == pytest.approx(0.01)
-    assert taken.count(0.01) == steps.LEAST_SAMPLES, "more are taken until the fastest are near each other"
+    assert steps.fastest(sample, 2) == pytest.approx(short)
+    assert taken.count(short) == steps.LEAST_SAMPLES, "more are taken until the fastest are near each other"
 
 
 def test_samples_end_where_they_never_agree(clock):
-    times = (0.1 / n for n in itertools.count(1))
-    steps.fastest(lambda: steps.timed(lambda: run(clock, max(1e-3, next(times)), 2.0, 0.0)), 2)
-    assert clock.time < steps.MOST_S + 0.2
+    first = steps.MOST_S / 6
+    times = (first * 0.9**n for n in itertools.count())  # 10 times the first in all
+    steps.fastest(lambda: steps.timed(lambda: run(clock, next(times), 2.0, 0.0)), 2)
+    assert steps.MOST_S < clock.time < steps.MOST_S + first
+
+
+def test_one_sample_that_is_long_is_enough(clock):
+    assert steps.fastest(lambda: steps.timed(lambda: run(clock, 2 * steps.MOST_S, 2.0, 0.0)), 2) == pytest.approx(2 * steps.MOST_S) == clock.time
 
 
 def test_processor_time_where_others_are_busy(clock):

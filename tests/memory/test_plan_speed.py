@@ -60,7 +60,7 @@ def test_a_busy_machine(default_model, n_threads, tmp_path, monkeypatch):
     model, kv = open_model(default_model), KvOptions(mode=KvMode.SPARSE)
 
     def plan() -> tuple[HostRates, dict[tuple, float]]:
-        rates = host_rates(model, kv, n_threads, print)
+        rates = host_rates(model, kv, n_threads)
         line = HostRoofline(model, kv, rates)
         return rates, {(mode, depth, of.__name__): of(mode, depth) for mode in MODES for depth in DEPTHS for of in (line.decode_seconds, line.prompt_seconds)}
 
@@ -80,7 +80,7 @@ def test_estimates_are_near(name, n_threads, request, tmp_path, monkeypatch):
     path: Path = request.getfixturevalue(name)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda app: str(tmp_path / app))
     model, kv = open_model(path), KvOptions(mode=KvMode.SPARSE)
-    line = HostRoofline(model, kv, host_rates(model, kv, n_threads, print))
+    line = HostRoofline(model, kv, host_rates(model, kv, n_threads))
     fill = Fill.TEXT if name == "default_model" else Fill.SYNTHETIC
     asked = BenchRequest((path,), (find_text("prose"),), n_prompt=(256,), n_gen=(16,), depths=DEPTHS, threads=(n_threads,), n_rounds=3, fill=fill)
     far = []

@@ -88,6 +88,7 @@ def test_rows_are_as_long_as_the_model_s(tmp_path):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
     assert matrix_shape(header(tmp_path, "llama-3.2-1b")) == MatrixShape(2048, 8192)
     assert matrix_shape(header(tmp_path, "qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
+    assert matrix_shape(header(tmp_path, "llama-3-70b")) == MatrixShape(2048, 8192), "longer rows take no longer for a byte"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
     assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
 
@@ -130,25 +131,43 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
 def test_measured_once(tmp_path, monkeypatch):
     """All rates of a model are measured, kept, and not measured again unless a person asks."""
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
-    model, kv, said = header(tmp_path, "tiny"), KvOptions(), []
+    model, kv, shown = header(tmp_path, "tiny"), KvOptions(), []
+
+    def show(*told):
+        shown.append(told)
+
     assert kept_for(model, kv, KeptRates(1, "x")) is None and measured_types(model) == ["q4_0"]
-    first = measuring.host_rates(model, kv, 1, said.append)
-    assert len(said) == 3 and all("measuring this machine once" in line for line in said) and first.read > 1e8
-    assert measuring.host_rates(model, kv, 1, said.append) == first and len(said) == 3
-    measuring.host_rates(model, kv, 1, said.append, again=True)
-    assert len(said) == 6
+    first = measuring.host_rates(model, kv, 1, show)
+    assert shown == [(measuring.WHAT, done, 3) for done in range(3)] and first.read > 1e8
+    assert measuring.host_rates(model, kv, 1, show) == first and len(shown) == 3
+    measuring.host_rates(model, kv, 1, show, again=True)
+    assert shown == 2 * [(measuring.WHAT, done, 3) for done in range(3)]
     assert first.busy == 0 and attention_shape(model.geometry, kv) == AttentionShape(64, 2)
+
+
+def test_only_what_is_missing_is_measured(tmp_path, monkeypatch):
+    give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
+    model, kv, shown = header(tmp_path, "tiny"), KvOptions(), []
+    KeptRates(1, _native.isa()).keep("read", 1e10)
+    found = measuring.host_rates(model, kv, 1, lambda *told: shown.append(told))
+    assert shown == [(measuring.WHAT, 0, 2), (measuring.WHAT, 1, 2)] and found.read == 1e10
+
+
+def test_small_matrices_make_no_more_layers_than_llama_cpp_takes():
+    """Of 64 MiB of such matrices there would be thousands, and llama.cpp ends the process."""
+    for matrices in (MatrixShape(64, 128), SMALL, MatrixShape(2048, 8192)):
+        assert 2 <= measuring._layers(measuring._WEIGHT_BYTES, "q8_0", matrices) <= measuring._MOST_LAYERS < 512
 
 
 def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
     """Rates of a busy machine serve once and are measured again until nobody disturbs. Rates that were kept before stay."""
-    model, kv, said, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
+    model, kv, shown, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
     busy = [1.6]
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(next(rates), 40e9, 40e9), lambda: busy[0])
     for decode in (1e9, 2e9):
-        found = measuring.host_rates(model, kv, 1, said.append)
+        found = measuring.host_rates(model, kv, 1, lambda *told: shown.append(told))
         assert found.busy == 1.6 and found.weights["q4_0"].decode == decode and kept_for(model, kv, KeptRates(1, _native.isa())) is None
-    assert sum("kept 1.6 cores busy" in line and "measured again" in line for line in said) == 6
+    assert shown == 2 * [(measuring.WHAT, done, 3) for done in range(3)], "nothing of it was kept: all is measured again"
     busy[0] = 0.0
     quiet = measuring.host_rates(model, kv, 1)
     assert quiet.busy == 0 and quiet.weights["q4_0"].decode == 3e9 and kept_for(model, kv, KeptRates(1, _native.isa())) == quiet

@@ -20,10 +20,11 @@ from edgekv.rates.measuring.steps import best_step, rotated, set_mode, shortest,
 from edgekv.vocab import KvMode
 
 _SHALLOW, _FAR = 256, 8192
+_CHUNK = 128  # tokens of a prompt
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
 _COLD_BYTES = 64 * MIB  # well above the caches of most processors
-_TURNS = 3
+_TURNS = 2  # of which the first builds graphs
 _FEW, _MANY = 500.0, 32_000.0
 """Two resolutions of mode sparse: their difference gives the time of a row."""
 
@@ -78,7 +79,7 @@ class _Attention:
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
                 seconds.append(self._step(name, depth))
-        found = {name: self._kernel(depths, seconds, max(prompts[name] - first[name], _FLOOR * first[name]) / (_SHALLOW * self.n_heads * depths[-2]))
+        found = {name: self._kernel(depths, seconds, max(prompts[name] - first[name], _FLOOR * first[name]) / (_CHUNK * self.n_heads * depths[-2]))
                  for name, seconds in steps.items()}
         row, scan = self._row_and_scan(found["exact"], depths[-1])
         return AttentionRates(found["exact"], found["flash"], found.get("plain", found["flash"]), row, scan)
@@ -107,7 +108,7 @@ class _Attention:
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self.kernels}
         for name in (name for turn in range(_TURNS) for name in rotated(tuple(self.kernels), turn)):
             decoder = self._ready(name, depth)
-            samples[name].append(timed(partial(decoder.decode, self.opened.tokens)))
+            samples[name].append(timed(partial(decoder.decode, self.opened.tokens[:_CHUNK])))
             decoder.rewind(depth)
         return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
     from edgekv.rates.host import HostRates
 
-Say = Callable[[str], None]
+Show = Callable[[str, int, int], None]
 
 
 class Measuring:
-    """The measurements of a plan. compute: also llama.cpp's work buffers. again: measure kept rates again. say: called with each measurement's name."""
+    """The measurements of a plan. compute: also llama.cpp's work buffers. again: measure kept rates again. show: called before each measurement
+    with (what is done, finished measurements, all of them)."""
 
-    def __init__(self, say: Say = lambda what: None, compute: bool = False, again: bool = False):
-        self.say, self.compute, self.again = say, compute, again
+    def __init__(self, show: Show = lambda what, done, total: None, compute: bool = False, again: bool = False):
+        self.show, self.compute, self.again = show, compute, again
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
         return kept
     from edgekv.rates.measuring.weights import host_rates
 
-    return host_rates(model, kv, n_threads, measuring.say, measuring.again)
+    return host_rates(model, kv, n_threads, measuring.show, measuring.again)
 
 
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:

@@ -13,7 +13,7 @@ from edgekv.vocab import KvMode
 
 T = TypeVar("T")
 
-LEAST_SAMPLES, PATIENCE_S, MOST_S = 3, 0.2, 1.0
+LEAST_SAMPLES, PATIENCE_S, MOST_S = 3, 0.03, 0.06
 _NEAR = 1.05
 """Samples within this factor of the fastest agree."""
 
@@ -43,13 +43,13 @@ def timed(call: Callable[[], Any]) -> tuple[float, float]:
 
 def fastest(sample: Callable[[], tuple[float, float]], n_threads: int) -> float:
     """Seconds of the fastest of many short samples (`timed`), each of which `n_threads` threads compute: other programs make any of them
-    slower, and none faster. More are taken until the LEAST_SAMPLES fastest are near each other. Where others are busy, processor time says
-    more than the clock: threads wait for each other by spinning, so that it is too much rather than too little."""
+    slower, and none faster. More are taken until the LEAST_SAMPLES fastest are near each other, or MOST_S have passed. Where others are busy,
+    processor time says more than the clock: threads wait for each other by spinning, so that it is too much rather than too little."""
     others, began, samples = Others(), time.perf_counter(), list[tuple[float, float]]()
     while True:
         samples.append(sample())
         elapsed = time.perf_counter() - began
-        if len(samples) >= LEAST_SAMPLES and (elapsed > MOST_S or elapsed > PATIENCE_S and _agree(samples)):
+        if elapsed > MOST_S or len(samples) >= LEAST_SAMPLES and elapsed > PATIENCE_S and _agree(samples):
             return shortest(samples, n_threads, others)
 
 

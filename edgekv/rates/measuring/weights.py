@@ -1,10 +1,11 @@
-"""Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in about a second for each. Files of zeros
-and of a few heads represent the model: the time of a multiplication does not depend on the values."""
+"""Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in less than a second for each. Files of
+zeros and of a few heads represent the model: the time of a multiplication does not depend on the values."""
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -35,22 +36,29 @@ from edgekv.rates.host import (
 from edgekv.rates.measuring.attention import attention_rates
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.contexts import decoder_of
+from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import best_step, fastest, set_mode, timed
 from edgekv.vocab import KvMode
 
 T = TypeVar("T")
 
-Say = Callable[[str], None]
+Show = Callable[[str, int, int], None]
+"""Called before each measurement with (what is done, finished measurements, all of them)."""
+
+WHAT = "measuring this machine once"
 
 _WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
+_PROMPT_BYTES = 8 * MIB  # a prompt computes for so long on what it read that caches do not matter
 _PROMPT_TOKENS = 64
+_EMPTY_LAYERS = 16
+_MOST_LAYERS = 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
 _HEAD_DIM = 32  # of the file of weights
 _TINY = MatrixShape(32, 32)
 _LOOK_S = 0.1  # to see what other programs do
 
 
-def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambda what: None, again: bool = False) -> HostRates:
-    """The rates for a model: from the file of this machine's, and measured where it has none, which `say` is told. `again` measures all.
+def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lambda what, done, total: None, again: bool = False) -> HostRates:
+    """The rates for a model: from the file of this machine's, and measured where it has none, which `show` is told. `again` measures all.
 
     While other programs are busy, threads that wait for each other wait for those programs too, up to hundreds of times as long. Then one thread
     is measured by its processor time, the others are guessed from it, and nothing is kept. Raises EdgeKVError if EdgeKV is off.
@@ -58,37 +66,35 @@ def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, say: Say = lambd
     if not _native.info()["enabled"]:
         raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     kept = KeptRates(n_threads, _native.isa())
-    shape = attention_shape(model.geometry, kv)
-    most_busy = 0.0
+    shape, matrices = attention_shape(model.geometry, kv), matrix_shape(model)
+    known_read, known_attention = (None, None) if again else (kept.read(), kept.attention(shape))
+    known_weights = {kind: None if again else kept.weights(kind, matrices) for kind in measured_types(model)}
+    n_missing, n_done = [known_read, known_attention, *known_weights.values()].count(None), 0
+    most_busy, look = 0.0, n_threads > 1
 
     def found(name: str, known: T | None, measure: Callable[[int], T], spread: Callable[[T, int], T]) -> T:
         """measure: with n threads. spread: guesses what n threads do from what one does."""
-        nonlocal most_busy
-        if known is not None and not again:
+        nonlocal most_busy, look, n_done
+        if known is not None:
             return known
-        say(f"measuring this machine once: {name}")
-        busy = _busy_now() if n_threads > 1 else 0.0
+        show(WHAT, n_done, n_missing)
+        busy = _busy_now() if look else 0.0
         if not busy:
             others = Others()
             measured = measure(n_threads)
             busy = others.busy()
             if not busy:
                 kept.keep(name, measured)
-                return measured
-        if n_threads > 1:
+        if busy and n_threads > 1:
             measured = spread(measure(1), n_threads)
-        say(f"other programs kept {busy:.1f} cores busy: this is not kept, and measured again the next time")
-        most_busy = max(busy, most_busy)
+        most_busy, look, n_done = max(busy, most_busy), n_threads > 1 and busy > 0, n_done + 1
         return measured
 
-    read = found("read", kept.read(), read_rate, lambda rate, n: rate * memory_gain(n))
-    attention = found(f"attention {shape.name}", kept.attention(shape),
+    read = found("read", known_read, read_rate, lambda rate, n: rate * memory_gain(n))
+    attention = found(f"attention {shape.name}", known_attention,
                       lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads)), AttentionRates.spread)
-    weights: dict[str, WeightRates] = {}
-    matrices = matrix_shape(model)
-    for kind in measured_types(model):
-        weights[kind] = found(f"weights {kind} {matrices.name}", kept.weights(kind, matrices),
-                              partial(weight_rates, kind, matrices), WeightRates.spread)
+    weights = {kind: found(f"weights {kind} {matrices.name}", known, partial(weight_rates, kind, matrices), WeightRates.spread)
+               for kind, known in known_weights.items()}
     return HostRates(n_threads, read, weights, attention, most_busy)
 
 
@@ -114,29 +120,37 @@ def read_rate(n_threads: int) -> float:
 
 
 def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRates:
-    """Of a file of weights, less what as many layers of next to no weights take."""
-    shape = _weights_shape(1, kind, matrices)
-    per_layer = shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)
-    shape = _weights_shape(max(2, round(_WEIGHT_BYTES / per_layer)), kind, matrices)
-    step, stock, exact = _weight_steps(shape, kind, n_threads)
-    empty, _, _ = _weight_steps(_weights_shape(shape.n_layer, "f32", _TINY), "f32", n_threads)
-    last = f"blk.{shape.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
-    weights = sum(tensor.n_elements for tensor in shape.weights()
+    """Of files of weights: a token reads a large one, less what layers of next to no weights take, and a prompt computes with a small one."""
+    large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, _PROMPT_BYTES))
+    with _decoder(_weights_shape(_EMPTY_LAYERS, "f32", _TINY), "f32", n_threads) as decoder:
+        empty = best_step(decoder, 1, 0) / _EMPTY_LAYERS * large.n_layer
+    with _decoder(large, kind, n_threads) as decoder:
+        step = best_step(decoder, 1, 0)
+    with _decoder(small, kind, n_threads) as decoder:
+        stock = best_step(decoder, _PROMPT_TOKENS, 0)
+        set_mode(decoder, KvMode.EXACT)
+        exact = best_step(decoder, _PROMPT_TOKENS, 0)
+    last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
+    weights = sum(tensor.n_elements for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
-    n_bytes = shape.file_bytes(kind) - row_bytes(shape.n_vocab * shape.n_embd, kind)
+    n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
     return WeightRates(n_bytes / max(step - empty, step / 2), weights * _PROMPT_TOKENS / stock, weights * _PROMPT_TOKENS / exact)
 
 
-def _weight_steps(shape: ModelShape, kind: str, n_threads: int) -> tuple[float, float, float]:
-    """Seconds of a token, and of _PROMPT_TOKENS together with stock and in mode exact, with nothing before them."""
+@contextmanager
+def _decoder(shape: ModelShape, kind: str, n_threads: int) -> Iterator[Decoder]:
+    """With stock attention and nothing in its cache."""
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_empty(shape, Path(folder) / "weights.gguf", kind)
         with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
                         n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
-            step = best_step(decoder, 1, 0)
-            stock = best_step(decoder, _PROMPT_TOKENS, 0)
-            set_mode(decoder, KvMode.EXACT)
-            return step, stock, best_step(decoder, _PROMPT_TOKENS, 0)
+            yield decoder
+
+
+def _layers(n_bytes: int, kind: str, matrices: MatrixShape) -> int:
+    """Layers with about so many bytes of weights, up to _MOST_LAYERS."""
+    shape = _weights_shape(1, kind, matrices)
+    return min(_MOST_LAYERS, max(2, round(n_bytes / (shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)))))
 
 
 def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:

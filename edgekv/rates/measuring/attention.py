@@ -20,7 +20,7 @@ from edgekv.rates.measuring.steps import best_step, rotated, set_mode, shortest,
 from edgekv.vocab import KvMode
 
 _SHALLOW, _FAR = 256, 8192
-_CHUNK = 128  # tokens of a prompt
+_CHUNKS = {"exact": 256, "flash": 128, "plain": 128}  # tokens of a prompt: of more, where a kernel reads K and V once for many
 _N_HEADS = 9  # KV heads of all layers together
 _CHEAP = 4096  # numbers of all query heads
 _COLD_BYTES = 64 * MIB  # well above the caches of most processors
@@ -79,7 +79,8 @@ class _Attention:
                 prompts = self._prompts(depth)
             for name, seconds in steps.items():
                 seconds.append(self._step(name, depth))
-        found = {name: self._kernel(depths, seconds, max(prompts[name] - first[name], _FLOOR * first[name]) / (_CHUNK * self.n_heads * depths[-2]))
+        found = {name: self._kernel(depths, seconds, max(prompts[name] - first[name], _FLOOR * first[name])
+                                   / (_CHUNKS[name] * self.n_heads * depths[-2]))
                  for name, seconds in steps.items()}
         row, scan = self._row_and_scan(found["exact"], depths[-1])
         return AttentionRates(found["exact"], found["flash"], found.get("plain", found["flash"]), row, scan)
@@ -108,7 +109,7 @@ class _Attention:
         samples: dict[str, list[tuple[float, float]]] = {name: [] for name in self.kernels}
         for name in (name for turn in range(_TURNS) for name in rotated(tuple(self.kernels), turn)):
             decoder = self._ready(name, depth)
-            samples[name].append(timed(partial(decoder.decode, self.opened.tokens[:_CHUNK])))
+            samples[name].append(timed(partial(decoder.decode, self.opened.tokens[: _CHUNKS[name]])))
             decoder.rewind(depth)
         return {name: shortest(taken, self.decoder.n_threads, others) for name, taken in samples.items()}
 

@@ -19,6 +19,7 @@ from edgekv._native import kept_choice
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa
 from edgekv._native.weight_types import WEIGHT_TYPES
+from edgekv.vocab import KvMode
 
 WAYS = {"stream, 2 near": (2, True), "stream": (0, True), "5 near": (5, False), "none": (0, False)}
 """To fetch weights: `edgekv_fetch`. The first is the kernels' default."""
@@ -89,9 +90,9 @@ def kinds_of(handle: Handle) -> list[Kind]:
             for one in found[0 : lib.edgekv_get_weights(handle, found, _MOST_KINDS)]]
 
 
-def prepare(handle: Handle) -> None:
-    """Use what is fastest on this machine, if the model of `handle` is large enough for it to matter."""
-    if lib.edgekv_weight_bytes(handle) < LEAST_BYTES:
+def prepare(handle: Handle, mode: KvMode) -> None:
+    """Use what is fastest on this machine, if the model of `handle` is large enough for it to matter. In mode off llama.cpp multiplies."""
+    if mode is KvMode.OFF or lib.edgekv_weight_bytes(handle) < LEAST_BYTES:
         return
     with _lock:
         for kind in kinds_of(handle):

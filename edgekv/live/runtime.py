@@ -63,7 +63,7 @@ class Runtime:
         self._overdue = False  # mode evict is in force and has dropped nothing yet
         self._check_evict(options)
         self._check_errors(options)
-        weight_kernels.prepare(handle)
+        weight_kernels.prepare(handle, self.mode)
         self._set_resolutions(handle, options)
         if has_tiers(handle, self.mode):
             self._tiering = self._make_tiering(handle, options)
@@ -110,6 +110,7 @@ class Runtime:
         self._check_errors(self._options.with_(mode=mode))
         self._label_earlier(self._options.with_(mode=mode))
         self._leave_arena(mode)
+        weight_kernels.prepare(self._native_handle(), mode)
         core.set_mode(self._native_handle(), mode)
         self._options = self._options.with_(mode=mode)
         if self._tiering is not None:
@@ -173,6 +174,7 @@ class Runtime:
         self._check_errors(effective)
         self._label_earlier(effective)
         self._leave_arena(effective.mode)
+        weight_kernels.prepare(handle, effective.mode)
         paging.set_selection(handle, options)
         self._set_resolutions(handle, options)
         core.set_mode(handle, effective.mode)

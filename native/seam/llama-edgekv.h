@@ -365,8 +365,7 @@ ggml_tensor * llama_edgekv_build_attend(const llm_graph_context & graph, const l
 // the node that replaces a product of weights; null: ggml's node stays
 ggml_tensor * llama_edgekv_build_product(const llm_graph_context & graph, const ggml_tensor * product);
 
-// the number of cells of a plain cache; upstream's is `n_cells`
-uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);
+uint32_t llama_edgekv_kv_cells(const llama_model & model, uint32_t n_cells);  // of a plain cache; upstream's number is `n_cells`
 
 // Names a context to the build hooks while buffers for its graph are reserved, if the hooks plan for it.
 class llama_edgekv_planning {

@@ -75,9 +75,19 @@ def test_a_models_kinds_are_measured_and_what_is_chosen_is_used(default_model, c
 
 
 @multiplies
-def test_a_small_model_asks_for_nothing(synthetic, choices, tmp_path):
+def test_what_llama_cpp_multiplies_and_a_small_model_ask_for_nothing(default_model, synthetic, choices, monkeypatch):
+    monkeypatch.setattr(weight_kernels.kept_choice, "choose", lambda path, what, default, *_: default)
     with attached(synthetic(), KvOptions(mode="exact"), n_seq=1):
-        assert not choices and not list(tmp_path.iterdir())
+        assert not choices
+    with attached(default_model, KvOptions(mode="off"), n_seq=1) as (_, run):
+        assert not choices
+        run.configure(run.options)
+        assert not choices
+        run.mode = "exact"
+        assert choices
+        choices.clear()
+        run.configure(run.options.with_(mode="sparse"))
+        assert choices
 
 
 @multiplies

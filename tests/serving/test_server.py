@@ -49,26 +49,6 @@ def options(model: Path, **more) -> ServerOptions:
 # ---- life ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_load_can_begin_before_it_is_waited_for(tiny, monkeypatch):
-    """Nobody asks whether the server is ready: its task loop says so."""
-    server, asked = Server(options(tiny)), []
-    get = server.get
-    monkeypatch.setattr(server, "get", lambda path: (asked.append((path, server.ready)), get(path))[1])
-    server.begin()
-    with pytest.raises(EdgeKVError, match="already running"):
-        server.begin()
-    with server.start():
-        assert server.ready and server.runtime is not None and all(ready for _, ready in asked)
-        with pytest.raises(EdgeKVError, match="already running"):
-            server.start()
-    server.begin()
-    with server:
-        assert server.ready
-    server.begin()
-    server.stop()  # waits for the load
-    assert not server.alive and active() is None
-
-
 def handlers() -> list[bytes]:
     """What the kernel does at each signal (the beginning of a struct sigaction), whatever Python believes."""
     now = ctypes.create_string_buffer(1024)

@@ -217,11 +217,7 @@ struct MXFP4 : Weights<CodeRange::u5, false> {
     [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         return unpacked(sixteen<INTERLEAVED>(rows, r, static_cast<size_t>(b) * sizeof(Block) + offsetof(Block, codes), 0));
     }
-    static __m128i eight_exponents(const Block & block) { return _mm_loadl_epi64(reinterpret_cast<const __m128i *>(&block)); }
     static __m128i exponents(const EightRows & rows, int b) {  // bytes
-        if (INTERLEAVED) {
-            return eight_exponents(rows.block<Block>(0, b));
-        }
         int64_t found = 0;
         for (int r = 0; r < 8; ++r) {
             found |= static_cast<int64_t>(*reinterpret_cast<const uint8_t *>(&rows.block<Block>(r, b))) << 8 * r;
@@ -234,10 +230,10 @@ struct MXFP4 : Weights<CodeRange::u5, false> {
         const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
         return _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
     }
-    static __m256 eight_factors(const Block & block) { return powers(eight_exponents(block)); }
+    static __m256 eight_factors(const Block & block) { return powers(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(&block))); }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = powers(exponents(rows, b));
+            const __m256 d = INTERLEAVED ? eight_factors(rows.block<Block>(0, b)) : powers(exponents(rows, b));
             Factors{d, times(d, -kMxfp4Least)}.store(to, b, column);
         }
     }
@@ -363,7 +359,6 @@ template <class Type, bool FLIP, class With>
         with(b + i * Type::kPartner, FLIP ? flipped_signs(part(found, i)) : part(found, i));
     }
 }
-
 
 template <class Type>
 void factors(const Rows & rows, int n_blocks, Panel & to) {

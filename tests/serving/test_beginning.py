@@ -1,0 +1,26 @@
+"""A server begins to load before anybody waits for it."""
+
+import pytest
+
+from edgekv.errors import EdgeKVError
+from edgekv.serving.server import Server, ServerOptions, active
+
+
+def test_a_load_can_begin_before_it_is_waited_for(synthetic, monkeypatch):
+    """Nobody asks whether the server is ready: its task loop says so."""
+    server, asked = Server(ServerOptions(synthetic(), n_ctx=512, n_threads=1)), []
+    get = server.get
+    monkeypatch.setattr(server, "get", lambda path: (asked.append((path, server.ready)), get(path))[1])
+    server.begin()
+    with pytest.raises(EdgeKVError, match="already running"):
+        server.begin()
+    with server.start():
+        assert server.ready and server.runtime is not None and all(ready for _, ready in asked)
+        with pytest.raises(EdgeKVError, match="already running"):
+            server.start()
+    server.begin()
+    with server:
+        assert server.ready
+    server.begin()
+    server.stop()  # waits for the load
+    assert not server.alive and active() is None

@@ -239,7 +239,7 @@ class Prefixes:
             self._snapshots.take(runtime, store, held, kept.readings, self._root(runtime, held), settings)
 
     def keep(self, held: SequenceTokens) -> None:
-        """Keep a sequence's tokens up to the first gap. Rows are copied while later ones are computed; on a device they are copied first."""
+        """Keep a sequence's tokens up to the first gap. Rows are copied between answers, or slowly beside them; on a device they are copied first."""
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
@@ -264,9 +264,13 @@ class Prefixes:
             save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
             return
 
-        def copy() -> None:
+        def copy(turn: Callable[[int], None]) -> None:
+            def read(first: int, n: int) -> np.ndarray:
+                turn(first)
+                return rows.read(first, n, block_bytes(n))
+
             try:
-                save(lambda first, n: rows.read(first, n, block_bytes(n)))
+                save(read)
             finally:
                 rows.release()
 

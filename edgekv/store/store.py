@@ -239,12 +239,14 @@ class PrefixStore:
                     if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
                         break
                     self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
+                began = time.monotonic()
                 try:
                     block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)), rounded)
                 except BaseException:
                     with self._lock:
                         self._ram.n_bytes -= n_bytes
                     raise
+                deadline += time.monotonic() - began  # a caller may wait there for something else than the writer
                 with self._lock:
                     self._ram.n_bytes -= n_bytes
                     if (had := self._ram.get(link.key)) is None or had.link.rounded:

@@ -1,7 +1,9 @@
 """The bound of RAM holds while a long chain is restored: its rows stream through."""
 
 import threading
+import time
 import tracemalloc
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,10 +13,12 @@ from support import stores
 from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
+from edgekv.store import store as store_module
 from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.coming import InFlight, layer_groups, most_in_flight
 from edgekv.store.identity import ModelIdentity, RowLayout
-from edgekv.store.results import PrefixHit
+from edgekv.store.results import PrefixHit, StoreStats
+from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore
 
 EXACT = Reading.EXACT
@@ -165,3 +169,23 @@ def test_rows_that_cannot_be_read_leave_their_room():
         store.save(TOKENS, exact(TOKENS), fail)
     assert store.stats().ram.n_bytes == 0
     store.close()
+
+
+def test_the_wait_for_a_writer_does_not_count_the_time_of_reads(monkeypatch):
+    """A server's rows are read between answers: that may take minutes, and each block may still wait for room."""
+    store, clock, left = open_store(WHOLE), types.SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=0.0), []
+    make_room = SharedRam.make_room
+
+    def noted(shared: SharedRam, n_bytes: int, most_bytes: int, chain: set[bytes], deadline: float, stats: StoreStats) -> bool:
+        left.append(deadline - clock.now)
+        return make_room(shared, n_bytes, most_bytes, chain, deadline, stats)
+
+    def read(first: int, n: int) -> np.ndarray:
+        clock.now += 64.0
+        return rows(first, n)
+
+    monkeypatch.setattr(store_module, "time", clock)
+    monkeypatch.setattr(SharedRam, "make_room", noted)
+    tokens = TOKENS[: 3 * BLOCK_TOKENS]
+    store.save(tokens, exact(tokens), read)
+    assert left == pytest.approx([store_module.MOST_WAIT_S] * 3)

@@ -57,7 +57,7 @@ def _default() -> Iterator[LocalModel]:
 def hub_folder() -> Path:
     """The folder of huggingface_hub's cache, by the variables that it reads; as there they may begin with ~ and name others."""
     home = os.environ.get("HF_HOME") or _cache() / "huggingface"
-    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")))
+    return Path(os.path.expandvars(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub")))
 
 
 def _cache() -> Path:

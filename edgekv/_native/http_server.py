@@ -32,9 +32,11 @@ def run(argv: list[str]) -> int:
 @contextmanager
 def _log_lent() -> Iterator[None]:
     """The server takes llama.cpp's log for itself; inside, so that a llama_cpp that was there before has it back afterwards."""
-    if (llama_cpp := sys.modules.get("llama_cpp")) is None:
+    if "llama_cpp" not in sys.modules:
         yield
         return
+    import llama_cpp  # waits where another thread is importing it
+
     callback, data = llama_cpp.llama_log_callback(), ctypes.c_void_p()
     llama_cpp.llama_log_get(ctypes.byref(callback), ctypes.byref(data))
     try:

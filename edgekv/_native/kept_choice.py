@@ -26,6 +26,8 @@ def choose(path: Path, what: str, default: str, names: list[str], times: Callabl
     seconds = times()
     best = min(names, key=seconds.__getitem__)
     chosen = best if seconds[best] < GAIN * seconds[default] else default
+    if (before := kept(path, what)) in names:  # another process was faster: all use the same
+        return before
     try:
         json_file.replace(path, _choices(path) | {_on_this_machine(what): chosen})
     except OSError as error:

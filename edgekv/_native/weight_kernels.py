@@ -6,6 +6,7 @@ our kernels beside llama.cpp's, of which the faster one serves: they round diffe
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,17 +20,20 @@ from edgekv._native import kept_choice
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa
 from edgekv._native.weight_types import WEIGHT_TYPES
+from edgekv.errors import EdgeKVError
 from edgekv.vocab import KvMode
 
 WAYS = {"stream, 2 near": (2, True), "stream": (0, True), "5 near": (5, False), "none": (0, False)}
 """To fetch weights: `edgekv_fetch`. The first is the kernels' default."""
 MAKERS = ("EdgeKV", "llama.cpp")
 """Of products. The first is the default."""
-TOKENS = {"one token": False, "several tokens": True}
-"""What a product is measured and chosen for."""
+TOKENS = {"up to four tokens": False, "more tokens": True}
+"""What a product is chosen for: measured with one, and with 64."""
 LEAST_BYTES = 32 << 20
 """Smaller weights lie in caches: there it matters little, and is not measured."""
 _MOST_KINDS = 64
+
+log = logging.getLogger("edgekv")
 
 _lock = threading.Lock()
 _chosen: dict[str, str] = {}  # of this process
@@ -47,7 +51,8 @@ class Kind:
     @property
     def walk(self) -> str:
         """The order in which kernels read them."""
-        return ffi.string(lib.edgekv_walk(self._native()[0])).decode()
+        native, _alive = self._native()
+        return ffi.string(lib.edgekv_walk(native)).decode()
 
     def _native(self) -> tuple[Any, Any]:
         layout = ffi.NULL if self.layout is None else ffi.new("char[]", self.layout.encode())
@@ -95,14 +100,21 @@ def prepare(handle: Handle, mode: KvMode) -> None:
     if mode is KvMode.OFF or lib.edgekv_weight_bytes(handle) < LEAST_BYTES:
         return
     with _lock:
-        for kind in kinds_of(handle):
-            if kind.walk not in _chosen:
-                _chosen[kind.walk] = kept_choice.choose(choice_file(), f"{isa()}, {kind.walk}", next(iter(WAYS)), list(WAYS), kind.time_ways)
-                kind.fetch(_chosen[kind.walk])
-            for tokens in TOKENS:
-                if (product := _product(kind, tokens)) not in _chosen:
-                    _chosen[product] = kept_choice.choose(choice_file(), f"{isa()}, {product}", MAKERS[0], list(MAKERS), partial(kind.time_makers, tokens))
-                    kind.make(tokens, _chosen[product])
+        try:
+            _choose(kinds_of(handle))
+        except EdgeKVError as error:  # no memory for it: what is not chosen yet keeps its default
+            log.info("what multiplies weights fastest is not measured: %s", error)
+
+
+def _choose(kinds: list[Kind]) -> None:
+    for kind in kinds:
+        if kind.walk not in _chosen:
+            _chosen[kind.walk] = kept_choice.choose(choice_file(), f"{isa()}, {kind.walk}", next(iter(WAYS)), list(WAYS), kind.time_ways)
+            kind.fetch(_chosen[kind.walk])
+        for tokens in TOKENS:
+            if (product := _product(kind, tokens)) not in _chosen:
+                _chosen[product] = kept_choice.choose(choice_file(), f"{isa()}, {product}", MAKERS[0], list(MAKERS), partial(kind.time_makers, tokens))
+                kind.make(tokens, _chosen[product])
 
 
 def left_to_llama_cpp(kinds: list[Kind]) -> Iterator[tuple[Kind, str]]:

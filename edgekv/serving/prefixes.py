@@ -265,12 +265,8 @@ class Prefixes:
             return
 
         def copy(turn: Callable[[int], None]) -> None:
-            def read(first: int, n: int) -> np.ndarray:
-                turn(first)
-                return rows.read(first, n, block_bytes(n))
-
             try:
-                save(read)
+                save(lambda first, n: (turn(first), rows.read(first, n, block_bytes(n)))[1])
             finally:
                 rows.release()
 

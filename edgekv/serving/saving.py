@@ -104,7 +104,7 @@ class Saver:
         n_answered, gap_s = found
         if n_answered != self._n_answered:
             self._n_answered, self._since = n_answered, time.monotonic()
-        return time.monotonic() - self._since <= max(STILL_S, STILL_GAPS * gap_s)
+        return time.monotonic() - self._since <= min(PAUSE_S, max(STILL_S, STILL_GAPS * gap_s))
 
     def ready(self, seq_id: int, root: bytes, tokens: np.ndarray, n_have: int, moment_s: float) -> bool:
         """Whether a sequence with the first n_have of these tokens can go on. It waits until its other rows are saved, because they must go. It

@@ -264,8 +264,7 @@ class Server:
         ]
         argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
         argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
-        if kv.placement.device == DeviceKind.HOST.value:
-            argv += ["--device", "none"]
+        argv += ["--device", "none"] if kv.placement.device == DeviceKind.HOST.value else []
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if self._keys:
@@ -301,7 +300,8 @@ class Server:
 
     def _wait_until_ready(self) -> None:
         figures = self.figures
-        self._turned.wait()
+        while not (self._turned.wait(_INTERRUPTIBLE_S) or self._answers("/lora-adapters")):  # a loop that is at work at once does not say so
+            pass
         if not self.alive:
             sentence = self.why_stopped()
             self._release(failed=True)

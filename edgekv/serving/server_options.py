@@ -31,7 +31,7 @@ LOCALHOST = "localhost"
 
 # Options that only the server object may set; the right-hand side says what to use instead.
 _OWNED = {
-    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "MODEL"),
+    **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr", "--docker-repo"), "MODEL"),
     "--host": "--host before the --", "--port": "--port before the --",
     "--api-key": "--api-key before the --", "--api-key-file": "--api-key-file before the --", "--cors-origins": "--cors",
     "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--slots", "--parallel": "--slots",
@@ -44,8 +44,8 @@ _OWNED = {
     **dict.fromkeys(("--log-disable", "--log-file"), "--log-file before the --"),
 }
 
-_BESIDE_OURS = ("--api-key-file", "--api-prefix", "--device", "--log-file", "--models-dir", "--models-preset", "--n-gpu-layers", "--reuse-port",
-                "--ssl-cert-file", "--ssl-key-file")
+_BESIDE_OURS = ("--api-key-file", "--api-prefix", "--device", "--docker-repo", "--hf-file", "--hf-repo", "--log-file", "--model-url", "--models-dir",
+                "--models-preset", "--n-gpu-layers", "--reuse-port", "--ssl-cert-file", "--ssl-key-file")
 """Those of them whose variables llama.cpp's server takes: it prefers our command line to a variable, and these are not always there."""
 
 _LIVES = "the process outlived llama_server()"

@@ -122,9 +122,10 @@ EDGEKV_API edgekv_status edgekv_time_fetches(edgekv_weights kind, const edgekv_f
 /* Kernels fetch all weights of that order in this way from the next ubatch on. */
 EDGEKV_API edgekv_status edgekv_use_fetch(edgekv_weights kind, edgekv_fetch way);
 /* Measures a product on one thread: seconds[0] of ours, seconds[1] of ggml's, of each the fastest of five runs, in turns. One token meets 64 MiB of
- * weights, several meet 2,048 rows. EDGEKV_UNSUPPORTED: EdgeKV multiplies no such weights here. */
+ * weights, and stands for up to four; several are 64, and meet 2,048 rows. EDGEKV_UNSUPPORTED: EdgeKV multiplies no such weights here. */
 EDGEKV_API edgekv_status edgekv_time_products(edgekv_weights kind, bool several, double * seconds);
-/* Whether graphs built from now on leave products of such weights with one token, or with several, to ggml. At first they leave none. */
+/* Whether graphs built from now on leave products of such weights with up to four tokens (of a mixture's, with one), or with several, to ggml. At first
+ * they leave none. */
 EDGEKV_API edgekv_status edgekv_leave_products(edgekv_weights kind, bool several, bool leave);
 EDGEKV_API int64_t edgekv_weight_bytes(const edgekv_context * ctx); /* of the model's weights */
 

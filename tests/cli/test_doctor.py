@@ -92,9 +92,9 @@ def test_weights_in_words(monkeypatch, synthetic):
     assert said(found) == [fast, slow] == said(found, str(synthetic())), "nothing is said of the file of plain floats"
     assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0")) == [
         "weights         fast kernels for Q4_1, Q4_0 (by EdgeKV)"]
-    slower = ((Kind("Q4_0", "CPU_REPACK"), "one token"), (Kind("Q4_1", None), "several tokens"), (Kind("Q8_0", None), "one token"))
+    slower = ((Kind("Q4_0", "CPU_REPACK"), "up to four tokens"), (Kind("Q4_1", None), "more tokens"), (Kind("Q8_0", None), "up to four tokens"))
     assert said({"Q4_1": None, "Q4_0": "CPU_REPACK"}, ours=("Q4_1", "Q4_0"), left=slower)[1:] == [
-        "                llama.cpp's own where they were measured to be faster here: Q4_0 with one token (in interleaved rows), Q4_1 with several tokens"]
+        "                llama.cpp's own where they were measured to be faster here: Q4_0 with up to four tokens (in interleaved rows), Q4_1 with more tokens"]
     assert said({"Q4_0": None}) == ["weights         no type has kernels of its own on this processor"]
     monkeypatch.setattr("edgekv.diagnosis.asdict", lambda value, real=diagnosis.asdict: {**real(value), **(
         {"file_type": "Q5_1"} if hasattr(value, "file_type") else {})})

@@ -45,7 +45,8 @@ def run(*arguments: str):
     return CliRunner().invoke(models, arguments, standalone_mode=False)
 
 
-@pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "/x"}, {"HF_HOME": "~/h"}, {"HF_HOME": "/h", "HF_HUB_CACHE": "$HOME/c"}])
+@pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "/x"}, {"HF_HOME": "~/h"}, {"HF_HOME": "/h", "HF_HUB_CACHE": "$HOME/c"},
+                                       {"HUGGINGFACE_HUB_CACHE": "/c"}])
 def test_what_is_fetched_is_looked_for_where_it_lies(variables, tmp_path):
     pytest.importorskip("huggingface_hub")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_CACHE_"))}

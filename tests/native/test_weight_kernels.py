@@ -12,10 +12,10 @@ from edgekv.config import KvOptions
 
 _native.prepare()
 
-from edgekv._native import core, testing, weight_kernels  # noqa: E402 (the libraries must be in place first)
+from edgekv._native import testing, weight_kernels, weight_types  # noqa: E402 (the libraries must be in place first)
 from edgekv._native.weight_kernels import MAKERS, TOKENS, WAYS, Kind  # noqa: E402
 
-multiplies = pytest.mark.skipif(core.isa() in ("portable", "neon"), reason="llama.cpp's kernels multiply weights here")
+multiplies = pytest.mark.skipif(not weight_types.multiplied_by_us("Q4_1", None), reason="llama.cpp's kernels multiply weights here")
 
 
 def test_the_fastest_is_measured_once_and_kept(tmp_path):
@@ -33,14 +33,15 @@ def test_the_fastest_is_measured_once_and_kept(tmp_path):
 
 @pytest.fixture
 def choices(default_model, tmp_path, monkeypatch):
-    """Those of this process, on a machine that has kept none; afterwards the kernels have their defaults."""
-    chosen = {}
+    """Those of this process, on a machine that has kept none; afterwards the kernels are told again what it had."""
+    before, chosen = dict(weight_kernels._chosen), {}
     monkeypatch.setattr(weight_kernels, "_chosen", chosen)
     monkeypatch.setattr(weight_kernels, "choice_file", lambda: tmp_path / "choices.json")
     yield chosen
     for kind in kinds_of(default_model):
+        kind.fetch(before.get(kind.walk, next(iter(WAYS))))
         for tokens in TOKENS:
-            kind.make(tokens, MAKERS[0])
+            kind.make(tokens, before.get(weight_kernels._product(kind, tokens), MAKERS[0]))
 
 
 def kinds_of(path) -> list[Kind]:
@@ -62,13 +63,13 @@ def test_a_models_kinds_are_measured_and_what_is_chosen_is_used(default_model, c
     timed = []
     monkeypatch.setattr(Kind, "time_ways", lambda self: timed.append(self.walk) or dict.fromkeys(WAYS, 1.0))
     monkeypatch.setattr(Kind, "time_makers", lambda self, tokens: timed.append((self, tokens)) or dict(
-        zip(MAKERS, (1.0, 0.5 if self.name == "Q4_1" and tokens == "one token" else 2.0))))
+        zip(MAKERS, (1.0, 0.5 if self.name == "Q4_1" and tokens == "up to four tokens" else 2.0))))
     several, one = products(default_model, 8), products(default_model, 1)
     kinds = kinds_of(default_model)
     assert {kind.name for kind in kinds} == {"Q4_1", "Q8_0"}
     assert timed.count(kinds[0].walk) == 1 and all(timed.count((kind, tokens)) == 1 for kind in kinds for tokens in TOKENS)
     assert several > one == 1, "llama.cpp multiplies one token by all matrices of Q4_1; the embedding, which is the output too, is Q8_0"
-    assert [(kind.name, tokens) for kind, tokens in weight_kernels.left_to_llama_cpp(kinds)] == [("Q4_1", "one token")]
+    assert [(kind.name, tokens) for kind, tokens in weight_kernels.left_to_llama_cpp(kinds)] == [("Q4_1", "up to four tokens")]
     n = len(timed)
     choices.clear()
     assert products(default_model, 1) == 1 and len(timed) == n, "another process takes what was kept"
@@ -93,8 +94,6 @@ def test_what_llama_cpp_multiplies_and_a_small_model_ask_for_nothing(default_mod
 @multiplies
 @pytest.mark.parametrize("kind", [Kind("Q4_1", None), Kind("Q4_K", None), Kind("Q4_0", "CPU_REPACK"), Kind("Q4_K", "CPU_REPACK")], ids=str)
 def test_every_way_and_maker_can_be_timed(kind):
-    from edgekv._native import weight_types
-
     if not weight_types.multiplied_by_us(kind.name, kind.layout) or kind.layout not in (None, weight_types.layouts()[kind.name]):
         pytest.skip("weights do not lie so here")
     kept = weight_kernels._chosen.get(kind.walk, next(iter(WAYS)))

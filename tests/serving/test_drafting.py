@@ -2,12 +2,14 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.clients import Endpoint
 from support.local_server import options
 
+from edgekv._native import testing
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, ModelError
 from edgekv.models import Geometry
@@ -83,6 +85,15 @@ def test_guesses_change_nothing(model, plain):
     assert replies == plain and drafted >= accepted > 0, "how many depends on what a step takes here"
 
 
+@pytest.fixture
+def our_products() -> Iterator[None]:
+    """Whatever was measured to be fastest on this machine."""
+    testing.use_products(True)
+    yield
+    testing.use_products(None)
+
+
+@pytest.mark.usefixtures("our_products")
 @pytest.mark.parametrize("mode", [KvMode.EXACT, KvMode.SPARSE])
 def test_guesses_change_no_bit_of_quantised_weights(default_model, mode):
     """Up to four tokens of a step have the bits that each gets alone."""

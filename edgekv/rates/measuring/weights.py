@@ -134,7 +134,8 @@ def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRate
     weights = sum(tensor.n_elements for tensor in small.weights()
                   if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
     n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
-    return WeightRates(n_bytes / max(step - empty, step / 2), weights * _PROMPT_TOKENS / stock, weights * _PROMPT_TOKENS / exact)
+    prompts = weights * _PROMPT_TOKENS
+    return WeightRates(n_bytes / max(step - empty, step / 2), prompts / stock, prompts / min(exact, stock))  # the faster kernels serve
 
 
 @contextmanager

@@ -87,7 +87,9 @@ public:
 
     double seconds(int which) {
         const auto begin = std::chrono::steady_clock::now();
-        ggml_backend_graph_compute(backend_.get(), graphs_[which]);
+        if (ggml_backend_graph_compute(backend_.get(), graphs_[which]) != GGML_STATUS_SUCCESS) {
+            throw std::runtime_error("a product could not be computed");
+        }
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
 

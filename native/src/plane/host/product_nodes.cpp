@@ -37,7 +37,7 @@ constexpr size_t kMaxUnitBytes = size_t{1} << 21;  // of weights claimed at once
 
 std::atomic<ProductUse> g_use{ProductUse::chosen};
 std::atomic<int64_t> g_made{0};
-std::atomic<bool> g_left[kWeightTypes][kWeightLayouts][2];  // [.., several tokens]: left to ggml
+std::atomic<bool> g_left[kWeightTypes][kWeightLayouts][2];  // [.., more than kFewTokens]: left to ggml
 std::atomic<WeightFetch> g_fetch[kWeightWalks] = {kDefaultFetch, kDefaultFetch, kDefaultFetch, kDefaultFetch};
 
 // Weights are the fifth source: to ask whether a backend may run a node on repacked weights, ggml looks at the first four sources only, and
@@ -329,7 +329,7 @@ WeightWalk walk_of(ggml_type weights, const char * layout) { return weight_walk(
 
 ggml_tensor * build_product(const llama_edgekv_product & args) {
     const ggml_tensor * w = args.weights;
-    const bool several = args.ids ? args.ids->ne[1] > 1 : args.tokens->ne[1] > 1;
+    const bool several = args.ids ? args.ids->ne[1] > 1 : args.tokens->ne[1] > kFewTokens;
     const ProductUse use = g_use.load(std::memory_order_relaxed);
     const bool ours = use != ProductUse::none && multiplies(args) && (use == ProductUse::all || !leaves_products(w->type, layout_of(w), several));
     return ours ? make_product(args) : nullptr;

@@ -264,9 +264,9 @@ class Prefixes:
             save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
             return
 
-        def copy(turn: Callable[[int], None]) -> None:
+        def copy(turn: Callable[[int], int]) -> None:
             try:
-                save(lambda first, n: (turn(first), rows.read(first, n, block_bytes(n)))[1])
+                save(lambda first, n: rows.read(turn(first), n, block_bytes(n)))
             finally:
                 rows.release()
 

@@ -60,7 +60,7 @@ class Saver:
         self._waits: dict[int, tuple[int, float]] = {}  # by sequence that waits for others' rows: tokens saved so far, and since when no more were
         self._n_answered, self._since = -1, 0.0  # tokens of answers, and since when there were no more
 
-    def add(self, seq_id: int, root: bytes, tokens: np.ndarray, copy: Callable[[Callable[[int], None]], None]) -> None:
+    def add(self, seq_id: int, root: bytes, tokens: np.ndarray, copy: Callable[[Callable[[int], int]], None]) -> None:
         """Run `copy` on the sequence's thread, or here if none can be started. It calls what it gets with the first token of each block before it
         copies the block, and waits there while answers are running. Logs its exceptions."""
         taken, save = threading.Lock(), Save(seq_id, root, tokens)
@@ -87,14 +87,15 @@ class Saver:
             save.n_due = ALL
             work()
 
-    def _turn(self, save: Save, first: int) -> None:
-        """All tokens before `first` are saved. Return when the next ones may be."""
+    def _turn(self, save: Save, first: int) -> int:
+        """All tokens before `first` are saved. Returns it when the next ones may be."""
         with self._changed:
             save.n_saved = first
             self._changed.notify_all()
             end = time.monotonic() + PAUSE_S
             while first >= save.n_due and time.monotonic() < end and self._answering():
                 self._changed.wait(POLL_S)
+        return first
 
     def _answering(self) -> bool:
         """Whether an answer gets tokens."""

@@ -40,7 +40,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
         monkeypatch.setattr(saver, "_changed", clock)
         times = [clock.now]
 
-        def copy(turn: Callable[[int], None]) -> None:
+        def copy(turn: Callable[[int], int]) -> None:
             for block in range(n):
                 turn(256 * block)
                 times.append(clock.now)
@@ -104,7 +104,7 @@ def begin(saver: Saver, tokens: np.ndarray = TOKENS, go_on: Callable[[int], obje
     """Save the three blocks of tokens in sequence 0, calling `go_on` as each is copied; returns the first tokens of those copied so far."""
     copied: list[int] = []
 
-    def save(turn: Callable[[int], None]) -> None:
+    def save(turn: Callable[[int], int]) -> None:
         for first in BLOCKS:
             turn(first)
             go_on(first)

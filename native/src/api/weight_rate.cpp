@@ -111,8 +111,6 @@ void fastest(int n, double * seconds, const std::function<double(int)> & run) {
     }
 }
 
-bool multiplied(edgekv_weights kind) { return has_product(static_cast<ggml_type>(kind.type), kind.layout); }
-
 }  // namespace
 
 int edgekv_get_weights(const edgekv_context * ctx, edgekv_weights * kinds, int capacity) {
@@ -122,7 +120,7 @@ int edgekv_get_weights(const edgekv_context * ctx, edgekv_weights * kinds, int c
         const auto same = [&](const edgekv_weights & one) {
             return one.type == kind.type && (one.layout == kind.layout || (one.layout && kind.layout && std::strcmp(one.layout, kind.layout) == 0));
         };
-        if (n < capacity && ggml_n_dims(weights) > 1 && multiplied(kind) && std::none_of(kinds, kinds + n, same)) {
+        if (n < capacity && ggml_n_dims(weights) > 1 && edgekv_multiplies(kind) && std::none_of(kinds, kinds + n, same)) {
             kinds[n++] = kind;
         }
     }
@@ -131,11 +129,11 @@ int edgekv_get_weights(const edgekv_context * ctx, edgekv_weights * kinds, int c
 
 const char * edgekv_walk(edgekv_weights kind) {
     constexpr const char * names[kWeightWalks] = {"sixteen rows", "four rows", "groups of eight", "groups of eight, K types"};
-    return multiplied(kind) ? names[static_cast<int>(walk_of(static_cast<ggml_type>(kind.type), kind.layout))] : nullptr;
+    return edgekv_multiplies(kind) ? names[static_cast<int>(walk_of(static_cast<ggml_type>(kind.type), kind.layout))] : nullptr;
 }
 
 edgekv_status edgekv_time_fetches(edgekv_weights kind, const edgekv_fetch * ways, int n_ways, double * seconds) {
-    if (!multiplied(kind)) {
+    if (!edgekv_multiplies(kind)) {
         return fail(EDGEKV_UNSUPPORTED, kNone);
     }
     return guarded([&] {
@@ -149,7 +147,7 @@ edgekv_status edgekv_time_fetches(edgekv_weights kind, const edgekv_fetch * ways
 }
 
 edgekv_status edgekv_use_fetch(edgekv_weights kind, edgekv_fetch way) {
-    if (!multiplied(kind) || way.near < 0) {
+    if (!edgekv_multiplies(kind) || way.near < 0) {
         return fail(EDGEKV_INVALID, "EdgeKV multiplies no such weights here, or there is no such way to fetch them");
     }
     set_weight_fetch(walk_of(static_cast<ggml_type>(kind.type), kind.layout), {way.near, way.stream});
@@ -157,7 +155,7 @@ edgekv_status edgekv_use_fetch(edgekv_weights kind, edgekv_fetch way) {
 }
 
 edgekv_status edgekv_time_products(edgekv_weights kind, bool several, double * seconds) {
-    if (!multiplied(kind)) {
+    if (!edgekv_multiplies(kind)) {
         return fail(EDGEKV_UNSUPPORTED, kNone);
     }
     return guarded([&] {
@@ -168,7 +166,7 @@ edgekv_status edgekv_time_products(edgekv_weights kind, bool several, double * s
 }
 
 edgekv_status edgekv_leave_products(edgekv_weights kind, bool several, bool leave) {
-    if (!multiplied(kind)) {
+    if (!edgekv_multiplies(kind)) {
         return fail(EDGEKV_INVALID, kNone);
     }
     leave_products(static_cast<ggml_type>(kind.type), kind.layout, several, leave);

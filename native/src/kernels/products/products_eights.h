@@ -7,10 +7,26 @@
 namespace edgekv {
 namespace {
 
+constexpr int kSets = 16 / Simd::kLanes;  // of eight rows' vectors
+
+// Stores the products of eight rows: each row's two parts, less what its least values make.
+template <int NT>
+void store_eight(const ProductProblem & p, int row, const Simd::F (&sums)[kSets][NT], const __m256 (&least)[NT]) {
+    for (int t = 0; t < p.n_tokens; ++t) {
+        alignas(64) float parts[16], under[8];
+        for (int set = 0; set < kSets; ++set) {
+            Simd::store(parts + set * Simd::kLanes, sums[set][t]);
+        }
+        _mm256_store_ps(under, least[t]);
+        for (int r = 0; r < 8; ++r) {
+            p.out_row(t)[row + r] = parts[2 * r] + parts[2 * r + 1] - under[r];
+        }
+    }
+}
+
 // Multiplies eight rows by up to NT tokens; each gets the same bits as alone. With fewer tokens, the last one fills the missing places.
 template <class Type, int NT>
 void multiply_eight(const ProductProblem & p, int row) {
-    constexpr int kSets = 16 / Simd::kLanes;
     constexpr bool kSigned = Type::kRange == CodeRange::i8;
     constexpr int kLeast = !kSigned ? Type::kLess : flipped<Type>() ? kUnsigned : 0;  // m is -kLeast * d
     const auto * blocks = reinterpret_cast<const typename Type::Block *>(p.weights + static_cast<size_t>(row) * p.weight_stride);
@@ -61,16 +77,10 @@ void multiply_eight(const ProductProblem & p, int row) {
             }
         }
     }
-    for (int t = 0; t < p.n_tokens; ++t) {
-        alignas(64) float parts[16], under[8];
-        for (int set = 0; set < kSets; ++set) {
-            Simd::store(parts + set * Simd::kLanes, sums[set][t]);
-        }
-        _mm256_store_ps(under, times(least[t], kLeast));
-        for (int r = 0; r < 8; ++r) {
-            p.out_row(t)[row + r] = parts[2 * r] + parts[2 * r + 1] - under[r];
-        }
+    for (int t = 0; t < NT; ++t) {
+        least[t] = times(least[t], kLeast);
     }
+    store_eight(p, row, sums, least);
 }
 
 template <class Type>

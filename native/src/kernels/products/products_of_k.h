@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "kernels/products/products_kernel.h"
+#include "kernels/products/products_eights.h"
 
 namespace edgekv {
 namespace {
@@ -185,7 +185,6 @@ alignas(16) constexpr uint8_t kWordPlaces[2][16] = {
 // Multiplies eight rows of Q4_K side by side by up to NT tokens. A vector has eight codes of each row of a set.
 template <int NT>
 void multiply_eight_of_k(const ProductProblem & p, int row) {
-    constexpr int kSets = 16 / Simd::kLanes;
     const auto * blocks = reinterpret_cast<const EightQ4_K *>(p.weights + static_cast<size_t>(row) * p.weight_stride);
     Simd::F sums[kSets][NT];
     __m256 least[NT];
@@ -251,16 +250,7 @@ void multiply_eight_of_k(const ProductProblem & p, int row) {
             }
         }
     }
-    for (int t = 0; t < p.n_tokens; ++t) {
-        alignas(64) float parts[16], under[8];
-        for (int set = 0; set < kSets; ++set) {
-            Simd::store(parts + set * Simd::kLanes, sums[set][t]);
-        }
-        _mm256_store_ps(under, least[t]);
-        for (int r = 0; r < 8; ++r) {
-            p.out_row(t)[row + r] = parts[2 * r] + parts[2 * r + 1] - under[r];
-        }
-    }
+    store_eight(p, row, sums, least);
 }
 
 template <class Row>

@@ -2,7 +2,6 @@
 // are unpacked into registers and multiplied by the tokens there, block after block.
 #pragma once
 
-#include "kernels/products/products_eights.h"
 #include "kernels/products/products_of_k.h"
 #include "kernels/products/token_values.h"
 

@@ -36,8 +36,7 @@ def diagnose(model: Path | None = None, recalibrate: bool = False) -> dict[str, 
         "date": machine.stamp()["date"],
     }
     report |= _libraries()
-    report["weights"] = _weights() if report["libraries_error"] is None else None
-    report["weights_left"] = _weights_left() if report["libraries_error"] is None else None
+    report |= _weights() if report["libraries_error"] is None else {"weights": None, "weights_left": None}
     report["gpu"] = _gpu(report["backends"])
     report["devices"] = _devices(recalibrate) if report["backends"] is not None else []
     report |= _default_model()
@@ -59,24 +58,21 @@ def _libraries() -> dict[str, Any]:
             "built_for": sorted(name.partition("-")[2] for name in built if name.startswith("cpu-")), "libraries_error": None}
 
 
-def _weights() -> dict[str, str | None]:
-    """Each type of quantised weights, with the fast kernels that it has on this processor: "EDGEKV": ours; the name of
+def _weights() -> dict[str, Any]:
+    """weights: each type of quantised weights, with the fast kernels that it has on this processor: "EDGEKV": ours; the name of
     a layout: llama.cpp's special kernels for it; None: none, and such types come last. Plain floats are left out: a layout does not make
-    them faster."""
-    from edgekv._native import weight_types
-
-    found = {name: "EDGEKV" if weight_types.multiplied_by_us(name, layout) else layout
-             for name, layout in weight_types.layouts().items() if name not in ("F16", "BF16")}
-    return dict(sorted(found.items(), key=lambda item: item[1] is None))
-
-
-def _weights_left() -> list[dict[str, str | None]]:
-    """Products that llama.cpp's kernels make, because a measurement on this machine, with a model that has such weights, found ours slower."""
+    them faster. weights_left: products that llama.cpp's kernels make, because a measurement on this machine, with a model that has such weights,
+    found ours slower."""
     from edgekv._native import weight_kernels, weight_types
 
-    kinds = [weight_kernels.Kind(name, layout) for name, own in weight_types.layouts().items() for layout in dict.fromkeys((own, None))
+    layouts = weight_types.layouts()
+    found = {name: "EDGEKV" if weight_types.multiplied_by_us(name, layout) else layout
+             for name, layout in layouts.items() if name not in ("F16", "BF16")}
+    kinds = [weight_kernels.Kind(name, layout) for name, own in layouts.items() for layout in dict.fromkeys((own, None))
              if weight_types.multiplied_by_us(name, layout)]
-    return [{"type": kind.name, "layout": kind.layout, "tokens": tokens} for kind, tokens in weight_kernels.left_to_llama_cpp(kinds)]
+    return {"weights": dict(sorted(found.items(), key=lambda item: item[1] is None)),
+            "weights_left": [{"type": kind.name, "layout": kind.layout, "tokens": tokens}
+                             for kind, tokens in weight_kernels.left_to_llama_cpp(kinds)]}
 
 
 def _built(libraries: dict[str, str]) -> set[str]:

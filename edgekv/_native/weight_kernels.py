@@ -1,7 +1,7 @@
 """What multiplies weights fastest is measured once on a machine, with the first model of a kind, and kept.
 
 First how our kernels fetch weights, which changes no result: sixteen rows side by side are sixteen streams, more than some processors follow. Then
-our kernels beside llama.cpp's, of which the faster one serves: they round differently, so the choice is a part of the machine's identity.
+our kernels beside llama.cpp's, of which the faster one serves. The two round differently, so `edgekv_describe()` tells which one does.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ LEAST_SHARED = 64
 """Fewest tokens worth a wait: fewer are computed as quickly."""
 
 PAUSE_S = 2.0
-"""A block waits this long for the end of the answers. So a server that always answers keeps what it reads, and gives it less than 1 % of its time."""
+"""A block waits this long for the end of the answers, and is then copied beside them: a server that always answers also keeps what it reads."""
 
 STILL_S, STILL_GAPS = 0.5, 3
 """No token for so many seconds and so many gaps between tokens: no answer gets any. The decoding thread may be waiting for held rows."""

@@ -46,7 +46,7 @@ _OWNED = {
 
 _BESIDE_OURS = ("--api-key-file", "--api-prefix", "--device", "--docker-repo", "--hf-file", "--hf-repo", "--log-file", "--model-url", "--models-dir",
                 "--models-preset", "--n-gpu-layers", "--reuse-port", "--ssl-cert-file", "--ssl-key-file")
-"""Those of them whose variables llama.cpp's server takes: it prefers our command line to a variable, and these are not always there."""
+"""Options of _OWNED that our command line does not always name: where it does not, llama.cpp's server takes their variables."""
 
 _LIVES = "the process outlived llama_server()"
 _TRIAL = f"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,7 @@ from edgekv.vocab import DeviceKind, KvMode
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
     from edgekv.rates.host import HostRates
-
-Show = Callable[[str, int, int], None]
+    from edgekv.rates.measuring.weights import Show
 
 
 class Measuring:

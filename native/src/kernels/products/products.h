@@ -82,7 +82,7 @@ struct ProductProblem {
 
 bool product_supported(Isa isa, WeightLayout layout);  // false: there is no kernel
 
-// Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows.
+// Multiplies rows [first, end) by all tokens. first is a multiple of kProductRows, end at least kProductRows.
 void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa);
 
 // The same for at most kFewTokens tokens; each gets the same bits as alone.

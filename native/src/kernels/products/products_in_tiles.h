@@ -85,7 +85,7 @@ void multiply_in_tiles(const ProductProblem & p, int first, int end) {
             }
             for (int t = 0; t < n_tokens; ++t) {
                 for (int r = 0; r < n_rows; r += kProductRows) {
-                    std::memcpy(p.out_row(token + t) + row + r, sums[r / kProductRows][t], static_cast<size_t>(std::min(kProductRows, n_rows - r)) * sizeof(float));
+                    store_sixteen(p, token + t, row + r, end, sums[r / kProductRows][t]);
                 }
             }
         }

@@ -114,7 +114,6 @@ void multiply_type(const ProductProblem & p, int first, int end) {
     alignas(64) Panel panel;
     alignas(64) float sums[kPass][kProductRows];
     for (int row = first; row < end; row += kProductRows) {
-        const int n_rows = std::min(kProductRows, end - row);
         Ahead<Type> ahead(p, row);
         for (int token = 0; token < p.n_tokens; token += kPass) {
             const int n_tokens = std::min(kPass, p.n_tokens - token);
@@ -130,7 +129,7 @@ void multiply_type(const ProductProblem & p, int first, int end) {
                 all_tiles<Type>(panel, x, n_tokens, n_blocks, sums);
             }
             for (int t = 0; t < n_tokens; ++t) {
-                std::memcpy(p.out_row(token + t) + row, sums[t], static_cast<size_t>(n_rows) * sizeof(float));
+                store_sixteen(p, token + t, row, end, sums[t]);
             }
         }
     }

@@ -77,7 +77,7 @@ inline void store_sums(const ProductProblem & p, int token, int row, int end, co
     for (int eight = 0; eight < 2; ++eight) {
         _mm256_store_ps(out + 8 * eight, _mm256_add_ps(_mm256_load_ps(out + 8 * eight), least[eight]));
     }
-    std::memcpy(p.out_row(token) + row, out, static_cast<size_t>(std::min(kProductRows, end - row)) * sizeof(float));
+    store_sixteen(p, token, row, end, out);
 }
 
 template <class Type>

@@ -24,9 +24,11 @@ struct Panel {
     alignas(64) float m[2 * kChunkBlocks][kProductRows];
 };
 
-// Sixteen rows at one chunk. Eight interleaved rows begin at the same address.
+// Sixteen rows at one chunk, by four: so many addresses fit the registers. Eight interleaved rows begin at the same address.
 struct Rows {
-    const char * at[kProductRows];
+    const char * quarter[4];
+    size_t stride;  // bytes to the next row of a quarter
+    [[gnu::always_inline]] const char * at(int row) const { return quarter[row / 4] + static_cast<size_t>(row % 4) * stride; }
 };
 
 // 16 codes each of a block's first and second half, in the groups of a vector: for rows r, r + 4 and so on.
@@ -47,7 +49,7 @@ inline CodePair part(const CodeCouple & codes, int i) { return codes.of[i]; }
 template <bool INTERLEAVED>
 [[gnu::always_inline]] inline Simd::I sixteen(const Rows & rows, int r, size_t codes, size_t byte) {
     return Simd::lanes16([&](int group) __attribute__((always_inline)) {
-        const char * at = rows.at[r + 4 * group] + codes;
+        const char * at = rows.at(r + 4 * group) + codes;
         if (!INTERLEAVED) {
             return _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + byte));
         }
@@ -90,34 +92,34 @@ inline __m128i six_bits(const uint8_t * packed) {
 // The codes' range decides how many of their products fit a sum of 16 bits.
 enum class CodeRange { u4, u5, u6, i8 };
 
-// Eight of the sixteen rows.
-struct EightRows {
-    const char * const * at;
-
-    template <class Block>
-    const Block & block(int row, int b) const { return reinterpret_cast<const Block *>(at[row])[b]; }
-    // each row's f16 at `offset` bytes into block b
-    template <class Block>
-    __m256 halves(int b, size_t offset = 0) const {
-        const size_t skip = static_cast<size_t>(b) * sizeof(Block) + offset;
-        const auto half = [&](int row) { return half_bits(at[row] + skip); };
-        __m128i x = _mm_cvtsi32_si128(half(0));
-        x = _mm_insert_epi16(x, half(1), 1);
-        x = _mm_insert_epi16(x, half(2), 2);
-        x = _mm_insert_epi16(x, half(3), 3);
-        x = _mm_insert_epi16(x, half(4), 4);
-        x = _mm_insert_epi16(x, half(5), 5);
-        x = _mm_insert_epi16(x, half(6), 6);
-        return _mm256_cvtph_ps(_mm_insert_epi16(x, half(7), 7));
-    }
-};
-
 struct Factors {
     __m256 d, m;
 
     void store(Panel & to, int block, int column) const {
         _mm256_store_ps(&to.d[block][column], d);
         _mm256_store_ps(&to.m[block][column], m);
+    }
+};
+
+// Eight of the sixteen rows.
+struct EightRows {
+    const Rows & rows;
+    int from;
+
+    [[gnu::always_inline]] const char * at(int row) const { return rows.at(from + row); }
+
+    template <class Block>
+    const Block & block(int row, int b) const { return reinterpret_cast<const Block *>(at(row))[b]; }
+    // each row's first two f16s of block b
+    template <class Block>
+    Factors halves(int b) const {
+        const size_t skip = static_cast<size_t>(b) * sizeof(Block);
+        const auto two  = [&](int row) __attribute__((always_inline)) { return _mm_cvtsi32_si128(four_bytes(at(row) + skip)); };
+        const auto four = [&](int row) __attribute__((always_inline)) {
+            return _mm_unpacklo_epi32(_mm_unpacklo_epi16(two(row), two(row + 1)), _mm_unpacklo_epi16(two(row + 2), two(row + 3)));
+        };
+        const __m128i low = four(0), high = four(4);
+        return {_mm256_cvtph_ps(_mm_unpacklo_epi64(low, high)), _mm256_cvtph_ps(_mm_unpackhi_epi64(low, high))};
     }
 };
 
@@ -156,8 +158,8 @@ struct Of32 : Weights<RANGE, false> {
     static __m256 eight_factors(const Block & block) { return floats(reinterpret_cast<const uint16_t *>(&block)); }
     static void factors(const EightRows & rows, int n_blocks, Panel & to, int column) {
         for (int b = 0; b < n_blocks; ++b) {
-            const __m256 d = INTERLEAVED ? eight_factors(rows.block<Block>(0, b)) : rows.halves<Block>(b);
-            Factors{d, LEAST == kStored ? rows.halves<Block>(b, sizeof(uint16_t)) : times(d, -LEAST)}.store(to, b, column);
+            const auto [d, m] = INTERLEAVED ? Factors{eight_factors(rows.block<Block>(0, b)), {}} : rows.halves<Block>(b);
+            Factors{d, LEAST == kStored ? m : times(d, -LEAST)}.store(to, b, column);
         }
     }
 };
@@ -177,9 +179,7 @@ template <class BLOCK, int LEAST>
 struct Q5 : Of32<BLOCK, false, CodeRange::u5, LEAST> {
     [[gnu::always_inline]] static CodePair codes(const Rows & rows, int r, int b) {
         const Simd::I bits = Simd::lanes16([&](int group) __attribute__((always_inline)) {  // those of 32 codes, in each byte's place
-            int32_t word;
-            std::memcpy(&word, rows.at[r + 4 * group] + static_cast<size_t>(b) * sizeof(BLOCK) + offsetof(BLOCK, high), sizeof word);
-            return _mm_set1_epi32(word);
+            return _mm_set1_epi32(four_bytes(rows.at(r + 4 * group) + static_cast<size_t>(b) * sizeof(BLOCK) + offsetof(BLOCK, high)));
         });
         alignas(16) static const uint8_t bytes[2][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1}, {2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3}};
         alignas(16) static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
@@ -362,8 +362,8 @@ template <class Type, bool FLIP, class With>
 
 template <class Type>
 void factors(const Rows & rows, int n_blocks, Panel & to) {
-    Type::factors({rows.at}, n_blocks, to, 0);
-    Type::factors({rows.at + 8}, n_blocks, to, 8);
+    Type::factors({rows, 0}, n_blocks, to, 0);
+    Type::factors({rows, 8}, n_blocks, to, 8);
 }
 
 // Fills n_blocks blocks. FLIP: signed codes become unsigned.

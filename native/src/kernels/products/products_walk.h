@@ -12,16 +12,22 @@ namespace {
 
 constexpr int kPass = 512;  // tokens whose sums stay in a core's caches
 
-// Sixteen rows from `first` on at a chunk. Rows past the matrix's last repeat it; their products are not stored.
+// The first of the sixteen rows that are multiplied for those from `row` on: at the end of a matrix its last sixteen. Lanes before `row` are not stored.
+inline int first_of(int row, int end) { return std::min(row, end - kProductRows); }
+
+// Sixteen rows at a chunk.
 template <class Type>
-Rows rows_at(const ProductProblem & p, int first, int end, int chunk) {
-    Rows rows;
-    const size_t skip = static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
-    for (int r = 0; r < kProductRows; ++r) {
-        const int row = p.layout == WeightLayout::eights ? std::min(first + r / 8 * 8, end - 8) : std::min(first + r, end - 1);
-        rows.at[r] = p.weights + static_cast<size_t>(row) * p.weight_stride + skip;
-    }
-    return rows;
+Rows rows_at(const ProductProblem & p, int row, int end, int chunk) {
+    const bool eights    = p.layout == WeightLayout::eights;
+    const size_t skip    = static_cast<size_t>(chunk) * (Type::kOf256 ? 1 : kChunkBlocks) * sizeof(typename Type::Block);
+    const char * weights = p.weights + static_cast<size_t>(first_of(row, end)) * p.weight_stride + skip;
+    const auto quarter   = [&](int q) { return weights + static_cast<size_t>(eights ? q / 2 * 8 : 4 * q) * p.weight_stride; };
+    return {{quarter(0), quarter(1), quarter(2), quarter(3)}, eights ? 0 : p.weight_stride};
+}
+
+// Stores the products of the sixteen rows for those from `row` on with a token.
+inline void store_sixteen(const ProductProblem & p, int token, int row, int end, const float * products) {
+    std::memcpy(p.out_row(token) + row, products + (row - first_of(row, end)), static_cast<size_t>(std::min(kProductRows, end - row)) * sizeof(float));
 }
 
 // Fetches weights before they are multiplied, as the problem says: `near` chunks ahead into L1, in the order of their use, and the next block of rows into L2.

@@ -13,6 +13,12 @@ inline short half_bits(const char * p) {
     return bits;
 }
 
+inline int four_bytes(const char * p) {
+    int bytes;
+    __builtin_memcpy(&bytes, p, 4);
+    return bytes;
+}
+
 inline __m128i gather_8_halves(const char * p, size_t stride) {
     __m128i x = _mm_cvtsi32_si128(half_bits(p));
     x = _mm_insert_epi16(x, half_bits(p + stride), 1);

@@ -240,7 +240,7 @@ bool multiplies(const llama_edgekv_product & args) {
     const ggml_tensor * w = args.weights, * cur = args.tokens;
     const char * layout = w->buffer ? layout_of(w) : nullptr;
     return w->buffer && has_product(w->type, layout) && (layout || !w->extra) && !w->view_src && (args.ids || w->ne[2] == 1) && w->ne[3] == 1 &&
-           w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
+           w->ne[1] >= kProductRows && w->nb[0] == ggml_type_size(w->type) && cur->type == GGML_TYPE_F32 && cur->ne[0] == w->ne[0] && cur->ne[3] == 1 &&
            cur->nb[0] == sizeof(float) && fits(args);
 }
 

@@ -171,7 +171,7 @@ _caches: object = None
 
 def answer_caches(function: Callable[[str, str, str], tuple[int, str]] | None) -> None:
     """Let a function answer the requests for /edgekv/cache of the servers that `run` starts from now on; None: they keep no prompts. It gets the
-    method, the namespace of the request's key and prompt_cache_key, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
+    method, the namespace of the request's key and cache_salt, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
     of requests call it, several at a time."""
     _native.prepare()
     from edgekv._native._server import ffi, lib

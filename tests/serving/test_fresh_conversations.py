@@ -1,7 +1,6 @@
 """A new conversation of an agent begins with the prompt that the one before began with, whatever the client numbers and dates."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.serve_process import Served, serving

@@ -214,6 +214,10 @@ EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 EDGEKV_API void edgekv_server_on_caches(int (*function)(const char * method, const char * space, const char * fields, void * out));
 EDGEKV_API void edgekv_server_answer(void * out, const char * text);
 
+/* The function fetches an image or a sound that a request names by address. It gives a data URL to edgekv_server_answer() and returns 1, or a sentence
+   that says why not, and 0. Threads of requests call it, several at a time. null: nothing is fetched. */
+EDGEKV_API void edgekv_server_on_media(int (*function)(const char * url, void * out));
+
 /* cffi: end */
 
 #define EDGEKV_SERVER_THREW 70

@@ -228,10 +228,10 @@ def unpin(name: str, folder: Path | None) -> None:
 @option("--api-key", metavar="KEY", help="The server's key whose requests will begin with the texts. Others can see it on the command line.")
 @option("--role", envvar="EDGEKV_CACHE_WARM_ROLE", type=click.Choice(["system", "user"]), default="system", show_default=True,
         help="Whose message each text begins.")
-@option("--prompt-cache-key", envvar="EDGEKV_CACHE_WARM_PROMPT_CACHE_KEY", metavar="NAME", default="",
+@option("--cache-salt", envvar="EDGEKV_CACHE_WARM_CACHE_SALT", metavar="NAME", default="",
         help="The namespace of these requests, if they name one.")
 @option("--ttl", envvar="EDGEKV_CACHE_WARM_TTL", type=click.Choice(["5m", "1h"]), help="How long each text stays, however much else comes.")
-def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, prompt_cache_key: str, ttl: str | None) -> None:
+def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, cache_salt: str, ttl: str | None) -> None:
     """Let a running server read texts before anybody asks: system prompts, documents, or all texts of a folder.
 
     Each is read in pieces of about 2,000 tokens, only while the server has no other request. What was read is kept even if this ends early: the same
@@ -240,7 +240,7 @@ def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, prompt
     from edgekv.serving.warming import Warmer, texts_of
 
     texts = list(texts_of(files))
-    warmer = Warmer(url.rstrip("/").removesuffix("/v1"), api_key, role, prompt_cache_key, ttl or "")
+    warmer = Warmer(url.rstrip("/").removesuffix("/v1"), api_key, role, cache_salt, ttl or "")
     warmer.check()
     done, n_all = 0, sum(len(text) for _, text in texts)
     with progress_bar() as show_progress:

@@ -44,6 +44,10 @@ def _hosts(text: str) -> tuple[str, ...]:
     return parse_hosts(text)
 
 
+def _joined(_: click.Context, __: click.Parameter, lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(host for hosts in lists for host in hosts)
+
+
 class _PassesOn(click.Command):
     """Keeps the arguments after `--` for llama.cpp's server; click would take the first for MODEL."""
 
@@ -73,10 +77,13 @@ class _PassesOn(click.Command):
              "no client finds out what others sent.")
 @option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
         help="Web pages that may send requests: those of localhost, of one origin such as https://example.org, or * for any.")
-@option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=lambda _, __, lists: tuple(host for hosts in lists for host in hosts),
+@option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=_joined,
         metavar="NAME[,NAME...]",
         help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "
              "because a web page may use them. Can be given several times.")
+@option("--allow-media-host", multiple=True, type=Parsed("hosts", _hosts), callback=_joined, metavar="NAME[,NAME...]",
+        help="Hosts from which images and sound are fetched that requests name by address; an address within this network must be named itself. "
+             "Without it they come as data URLs alone. Can be given several times.")
 @option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
         help="The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")

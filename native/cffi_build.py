@@ -36,6 +36,7 @@ extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *
 extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
 extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
+extern "Python" int edgekv_py_media(char const *, void *);
 """
 
 PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "device", "sizes")

@@ -52,7 +52,8 @@ LOCALS = {
     "core/0001": {"edgekv_attended", "edgekv_choice", "edgekv_stored"}, "core/0003": {"edgekv_ubatch"}, "core/0005": {"edgekv_records"},
     "core/0006": {"edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"},
     "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"},
-    "server/0011": {"edgekv_slot"}, "server/0012": {"edgekv_later"}}
+    "server/0011": {"edgekv_slot"}, "server/0012": {"edgekv_later"}, "server/0018": {"edgekv_choice"},
+    "server/0020": {"edgekv_infill"}}
 
 UPSTREAMS = {"core/0008", "core/0009", "core/0014"}
 """Patches that mend upstream's own faults, as upstream would."""

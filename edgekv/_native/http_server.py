@@ -171,7 +171,7 @@ _caches: object = None
 
 def answer_caches(function: Callable[[str, str, str], tuple[int, str]] | None) -> None:
     """Let a function answer the requests for /edgekv/cache of the servers that `run` starts from now on; None: they keep no prompts. It gets the
-    method, the namespace of the request's key and prompt_cache_key, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
+    method, the namespace of the request's key and cache_salt, and the fields as a JSON object, and returns the HTTP status and a JSON text. Threads
     of requests call it, several at a time."""
     _native.prepare()
     from edgekv._native._server import ffi, lib
@@ -189,6 +189,30 @@ def answer_caches(function: Callable[[str, str, str], tuple[int, str]] | None) -
         return status
 
     lib.edgekv_server_on_caches(lib.edgekv_py_caches)
+
+
+# ---- media ----------------------------------------------------------------------------------------------------------------------
+
+_fetch: object = None
+"""Keeps the registered function alive."""
+
+
+def fetch_media(function: Callable[[str], tuple[bool, str]]) -> None:
+    """Let a function fetch what requests of the servers that `run` starts from now on name by address: (True, a data URL), or (False, why not).
+    Threads of requests call it, several at a time."""
+    _native.prepare()
+    from edgekv._native._server import ffi, lib
+
+    global _fetch
+    _fetch = function
+
+    @ffi.def_extern("edgekv_py_media", error=0, onerror=lambda *raised: log.error("a medium could not be fetched", exc_info=raised))
+    def answer(url, out):
+        fetched, text = function(ffi.string(url).decode(errors="replace"))
+        lib.edgekv_server_answer(out, text.encode())
+        return fetched
+
+    lib.edgekv_server_on_media(lib.edgekv_py_media)
 
 
 # ---- documents ------------------------------------------------------------------------------------------------------------------

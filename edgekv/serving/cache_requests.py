@@ -83,8 +83,8 @@ def _ttl_s(given: Any) -> float:
 
 
 def _check(fields: Fields, known: tuple[str, ...]) -> None:
-    if unknown := sorted(set(fields) - {*known, "prompt_cache_key"}):
-        raise ConfigError(f"the field {unknown[0]!r} is not known here; there are: {', '.join((*known, 'prompt_cache_key'))}")
+    if unknown := sorted(set(fields) - {*known, "cache_salt"}):
+        raise ConfigError(f"the field {unknown[0]!r} is not known here; there are: {', '.join((*known, 'cache_salt'))}")
 
 
 def _left_s(prompt: KeptPrompt) -> float:

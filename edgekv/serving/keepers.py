@@ -1,4 +1,4 @@
-"""What a server keeps of its conversations: prefixes, and exchanges that leave a full context."""
+"""What a server keeps of its conversations: prefixes, and exchanges that leave a full context. And what it fetches for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving import prefixes as prefixes_of
 from edgekv.serving import recalling
+from edgekv.serving.media_hosts import MediaHosts
 from edgekv.serving.prefixes import Prefixes
 from edgekv.serving.recalling import Recall
 from edgekv.serving.server_options import ServerOptions
@@ -22,6 +23,7 @@ class Keepers:
         self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
         prefixes_of.connect(self.prefixes)
         recalling.connect(self.recall)
+        http_server.fetch_media(MediaHosts(options.allow_media_host).answer)
 
     def open(self, runtime: Runtime | None) -> None:
         """A context was loaded. Raises EdgeKVError if what was asked for cannot be kept."""

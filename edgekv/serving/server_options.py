@@ -104,6 +104,7 @@ class ServerOptions:
     draft: Drafting | Path | None = Drafting.OFF  # a path: a draft model; None: guesses from the text where no text loses (drafts.drafting)
     cors: str = LOCALHOST  # the origin whose pages may send requests; "*": any
     allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.serving.sites.parse_hosts returns them
+    allow_media_host: tuple[str, ...] = ()  # hosts from which media of requests are fetched, in the same form
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
 

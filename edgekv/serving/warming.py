@@ -58,7 +58,7 @@ def _text_of(path: Path) -> str:
 
 
 class Warmer:
-    """Lets the server at `url` (without /v1) read texts as first messages of a role. `space`: the prompt_cache_key of the requests that will begin
+    """Lets the server at `url` (without /v1) read texts as first messages of a role. `space`: the cache_salt of the requests that will begin
     with them; `ttl`: "5m" or "1h", for which each stays; empty: as long as there is room."""
 
     def __init__(self, url: str, key: str | None = None, role: str = "system", space: str = "", ttl: str = ""):
@@ -91,7 +91,7 @@ class Warmer:
             message["cache_control"] = {"type": "ephemeral", "ttl": self._ttl}
         after = [] if self._role == "user" else [{"role": "user", "content": "."}]
         body = {"messages": [message, *after], "max_tokens": 1, "temperature": 0}
-        return self._ask("POST", "/v1/chat/completions", body | ({"prompt_cache_key": self._space} if self._space else {}))["usage"]
+        return self._ask("POST", "/v1/chat/completions", body | ({"cache_salt": self._space} if self._space else {}))["usage"]
 
     def _wait_until_idle(self) -> None:
         while any(slot["is_processing"] for slot in self._ask("GET", "/slots")):

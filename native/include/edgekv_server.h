@@ -208,11 +208,15 @@ EDGEKV_API int64_t edgekv_server_asked_ms(const char * path);
    /metrics and /slots there, and (idle) when nothing is left to do. null: no calls */
 EDGEKV_API void edgekv_server_on_refresh(void (*function)(int idle));
 
-/* The function answers requests for /edgekv/cache. method: GET, POST or DELETE; space: the namespace of the request's key and prompt_cache_key;
+/* The function answers requests for /edgekv/cache. method: GET, POST or DELETE; space: the namespace of the request's key and cache_salt;
    fields: those of the query and of the body, as a JSON object. It gives a JSON text to edgekv_server_answer() and returns the HTTP status. Threads of
    requests call it, several at a time. null: prompts are not kept. */
 EDGEKV_API void edgekv_server_on_caches(int (*function)(const char * method, const char * space, const char * fields, void * out));
 EDGEKV_API void edgekv_server_answer(void * out, const char * text);
+
+/* The function fetches an image or a sound that a request names by address. It gives a data URL to edgekv_server_answer() and returns 1, or a sentence
+   that says why not, and 0. Threads of requests call it, several at a time. null: nothing is fetched. */
+EDGEKV_API void edgekv_server_on_media(int (*function)(const char * url, void * out));
 
 /* cffi: end */
 

@@ -72,7 +72,7 @@ def test_what_is_said_of_them():
     ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-ttl", "x"), ("--cache-url", "http://h"),
     ("--cache-dir", __file__), ("--slots", "0"), ("--slots", "17"), ("--slots", "x"), ("--parallel", "2"), ("--max-gap", "-1"),
     ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--allow-host", "a b"), ("--api-key", ""), ("--api-key", "a,b"),
-    ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),
+    ("--allow-media-host", "http://a"), ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),
 ], ids=" ".join)
 def test_mistakes_get_a_sentence(synthetic, arguments):
     result = CliRunner().invoke(cli, ["serve", str(synthetic("llama")), *arguments])

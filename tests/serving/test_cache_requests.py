@@ -98,19 +98,19 @@ def test_a_key_sees_and_touches_only_its_own(tiny, tmp_path):
     keys.write_text(f"{ANNA}\n{BERT}\n")
     with serve(tiny, store=StoreSettings(folder=tmp_path / "prefixes"), api_key_file=keys) as server:
         assert send(server.url, CACHE).status == 401 and removed(server, "all=true").status == 401
-        for key, more in ((ANNA, {}), (ANNA, {"prompt_cache_key": "work"}), (BERT, {})):
+        for key, more in ((ANNA, {}), (ANNA, {"cache_salt": "work"}), (BERT, {})):
             post(server.url, "/completion", {"prompt": conversation(1), "n_predict": 4, **more}, **as_key(key))
         server.settle()
         server.prefixes.flush()
-        (anna,), (bert,), (work,) = listed(server, ANNA), listed(server, BERT), listed(server, ANNA, "?prompt_cache_key=work")
+        (anna,), (bert,), (work,) = listed(server, ANNA), listed(server, BERT), listed(server, ANNA, "?cache_salt=work")
         assert len({anna["id"], bert["id"], work["id"]}) == 3
-        assert listed(server, BERT, "?prompt_cache_key=work") == []
+        assert listed(server, BERT, "?cache_salt=work") == []
         for answer in (removed(server, f"id={anna['id']}", BERT), removed(server, f"id={work['id']}", ANNA),
                        send(server.url, CACHE, {"id": anna["id"], "ttl": "1h"}, **as_key(BERT))):
             assert answer.status == 400 and "no kept prompt has an ID" in answer.body["error"]["message"]
         assert removed(server, "all=true", BERT).body["removed"] == 1
         assert len(listed(server, ANNA)) == 1 and listed(server, BERT) == []
-        assert removed(server, "all=true&prompt_cache_key=work", ANNA).body["removed"] == 1
+        assert removed(server, "all=true&cache_salt=work", ANNA).body["removed"] == 1
         assert len(listed(server, ANNA)) == 1
 
 
@@ -143,7 +143,7 @@ def test_a_model_with_windows_begins_at_a_mark(synthetic, tmp_path):
     ("DELETE", "?id=", None, "no kept prompt"), ("DELETE", "?key=3f", None, "'key' is not known here"), ("POST", "", {"ttl": "1h"}, "'id' must be"),
     ("POST", "", {"id": "3f"}, "'ttl' must be"), ("POST", "", {"id": "3f", "ttl": "long"}, "'ttl' is 'long'"),
     ("POST", "", {"id": "3f", "ttl": -1}, "'ttl' must be"), ("POST", "", {"id": "3f", "ttl": 1e12}, "'ttl' must be"), ("POST", "", [1], "JSON object"),
-    ("POST", "", b"{", None), ("GET", "?x=1", None, "'x' is not known here"), ("POST", "", {"id": 5, "ttl": 5, "prompt_cache_key": 7}, "must be a string"),
+    ("POST", "", b"{", None), ("GET", "?x=1", None, "'x' is not known here"), ("POST", "", {"id": 5, "ttl": 5, "cache_salt": 7}, "must be a string"),
 ])
 def test_mistakes_are_said(mistaken, method: str, query: str, body: object, said: str | None):
     reply = send(mistaken.url, CACHE + query, body, method)

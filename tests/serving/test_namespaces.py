@@ -127,23 +127,23 @@ def test_keys_of_llamas_own_variable_are_keys(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_prompt_cache_key_is_a_namespace(tiny, keys, shared: bool):
+def test_a_salt_is_a_namespace(tiny, keys, shared: bool):
     prompt = conversation(7)
     with serve(tiny, keys, STORED, cache_shared=shared) as server:
-        n_cached(server, prompt, ANNA, prompt_cache_key="a project")
+        n_cached(server, prompt, ANNA, cache_salt="a project")
         assert n_cached(server, prompt, ANNA) == 0
-        assert n_cached(server, prompt, ANNA, prompt_cache_key="another") == 0
-        assert n_cached(server, prompt, ANNA, prompt_cache_key="a project") == N - 1
-        assert n_cached(server, prompt, BERT, prompt_cache_key="a project") == (N - 1 if shared else 0)
+        assert n_cached(server, prompt, ANNA, cache_salt="another") == 0
+        assert n_cached(server, prompt, ANNA, cache_salt="a project") == N - 1
+        assert n_cached(server, prompt, BERT, cache_salt="a project") == (N - 1 if shared else 0)
 
 
 @pytest.mark.parametrize(("path", "body", "usage"), [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 2}, "prompt_tokens_details"),
     ("/v1/responses", {"input": "word " * 60, "max_output_tokens": 2}, "input_tokens_details"),
 ])
-def test_prompt_cache_key_in_other_dialects(tiny, path: str, body: dict, usage: str):
+def test_a_salt_in_other_dialects(tiny, path: str, body: dict, usage: str):
     def cached(server: Server, space: str) -> int:
-        reply = ask(server, path, {"model": "x", "temperature": 0, "prompt_cache_key": space, **body})
+        reply = ask(server, path, {"model": "x", "temperature": 0, "cache_salt": space, **body})
         assert reply.status == 200, reply.text
         return reply.body["usage"][usage]["cached_tokens"]
 
@@ -151,8 +151,8 @@ def test_prompt_cache_key_in_other_dialects(tiny, path: str, body: dict, usage: 
         assert cached(server, "one") == 0
         assert cached(server, "two") == 0
         assert cached(server, "one") > 50
-        reply = ask(server, path, {"model": "x", **body, "prompt_cache_key": 5})
-        assert reply.status == 400 and "prompt_cache_key" in reply.body["error"]["message"]
+        reply = ask(server, path, {"model": "x", **body, "cache_salt": 5})
+        assert reply.status == 400 and "cache_salt" in reply.body["error"]["message"]
 
 
 def test_saved_slots_are_a_keys_own(tiny, keys, tmp_path):

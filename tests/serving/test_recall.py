@@ -170,7 +170,7 @@ def test_what_no_server_read_does_not_come_back(tiny):
 def test_another_namespace_recalls_nothing(tiny):
     with recalling_server(tiny) as server:
         messages = [*talk(server), said(TOPICS[1])]
-        other = chat(server, messages, prompt_cache_key="another")
+        other = chat(server, messages, cache_salt="another")
         mine = chat(server, messages)
     assert runs(other, "left") and not runs(other, "back") and runs(mine, "back")
 

@@ -88,9 +88,9 @@ def test_it_waits_while_others_are_answered(server, monkeypatch):
 
 def test_a_namespace_of_its_own(server, tmp_path):
     (tmp_path / "one.txt").write_text(TEXT)
-    assert run(server, str(tmp_path / "one.txt"), "--prompt-cache-key", "work").exit_code == 0
+    assert run(server, str(tmp_path / "one.txt"), "--cache-salt", "work").exit_code == 0
     assert n_cached(server, "system", TEXT) == 0
-    assert n_cached(server, "system", TEXT, prompt_cache_key="work") > 850
+    assert n_cached(server, "system", TEXT, cache_salt="work") > 850
 
 
 def test_mistakes_get_a_sentence(server, tmp_path, default_model):

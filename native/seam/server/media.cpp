@@ -3,9 +3,14 @@
 #include "mtmd-helper.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <stdexcept>
 
 static std::string g_projector;
+static std::atomic<int (*)(const char *, void *)> g_fetch{ nullptr };
+
+void edgekv_seam_set_fetch(int (*fetch)(const char * url, void * out)) { g_fetch = fetch; }
 
 const char * edgekv_seam_projector() { return g_projector.c_str(); }
 
@@ -60,6 +65,46 @@ bool compute_text(llama_context * lctx, int seq_id, const server_tokens & held, 
 }
 
 }  // namespace
+
+const char * media_marker() {
+    static const std::string marker = get_media_marker() + random_string();
+    return marker.c_str();
+}
+
+std::string marked_by_us(const std::string & prompt) {
+    std::string marked = prompt;
+    string_replace_all(marked, get_media_marker(), media_marker());
+    return marked;
+}
+
+std::string marked_by_client(const std::string & prompt) {
+    std::string marked = prompt;
+    string_replace_all(marked, media_marker(), get_media_marker());
+    return marked;
+}
+
+void fetch_medium(std::string & url) {
+    if (url.rfind("data:", 0) == 0 || url.rfind("file://", 0) == 0 || url.find("://") == std::string::npos) {
+        return;
+    }
+    const auto  fetch = g_fetch.load();
+    std::string told  = "media are taken as data URLs alone";
+    if (!fetch || !fetch(url.c_str(), &told)) {
+        throw std::invalid_argument(told);
+    }
+    url = told;
+}
+
+void refuse_format(const std::vector<unsigned char> & file) {
+    const std::string head(file.begin(), file.begin() + std::min<size_t>(file.size(), 16));
+    const auto is = [&](size_t at, const char * mark) { return head.size() > at && head.compare(at, std::strlen(mark), mark) == 0; };
+    const char * format = is(0, "RIFF") && is(8, "WEBP") ? "WebP" : is(4, "ftypavif") ? "AVIF" : is(4, "ftyphei") || is(4, "ftypmif1") ? "HEIC" :
+                          is(0, "II*") || is(0, "MM") ? "TIFF" : is(0, "<svg") || is(0, "<?xml") ? "SVG" : is(0, "%PDF") ? "PDF" : nullptr;
+    if (format) {
+        throw std::invalid_argument(std::string("an image in ") + format + " cannot be read; send it as PNG, JPEG, GIF, BMP, TGA, PSD or PNM" +
+                                    (head.compare(0, 4, "RIFF") == 0 ? ", or install ffmpeg on the server's machine" : ""));
+    }
+}
 
 void projector_in(const std::string & path) { g_projector = path; }
 

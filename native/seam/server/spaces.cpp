@@ -49,13 +49,13 @@ void set_spaces(std::map<std::string, std::string> spaces) { by_key() = std::mov
 
 std::string space_of(const headers & given, const json & body) {
     const std::string space = key_space(given);
-    if (!body.contains("prompt_cache_key") || body.at("prompt_cache_key").is_null()) {
+    if (!body.contains("cache_salt") || body.at("cache_salt").is_null()) {
         return space;
     }
-    if (!body.at("prompt_cache_key").is_string()) {
-        throw std::invalid_argument("the field 'prompt_cache_key' must be a string");
+    if (!body.at("cache_salt").is_string()) {
+        throw std::invalid_argument("the field 'cache_salt' must be a string");
     }
-    const std::string part = body.at("prompt_cache_key").get<std::string>();
+    const std::string part = body.at("cache_salt").get<std::string>();
     return part.empty() ? space : space + "/" + part;
 }
 

@@ -1,5 +1,6 @@
 // Namespaces: prefixes are matched and kept only within one. Each API key has a namespace of its own, and a client may divide it with the
-// field prompt_cache_key. The patches call this from threads that answer requests.
+// field cache_salt, as vLLM names it. OpenAI's prompt_cache_key divides nothing: clients send a new one with each conversation, as a hint for a
+// cluster that must choose a machine. The patches call this from threads that answer requests.
 #pragma once
 
 #include "server-common.h"
@@ -14,7 +15,7 @@ using headers = std::map<std::string, std::string>;
 // Sets the namespace of each key; call it before a server starts. Without keys all requests are in the namespace without a name.
 void set_spaces(std::map<std::string, std::string> by_key);
 
-// The namespace of an admitted request. Throws std::invalid_argument if prompt_cache_key is not a text.
+// The namespace of an admitted request. Throws std::invalid_argument if cache_salt is not a text.
 std::string space_of(const headers & given, const json & body);
 
 // the file of a saved slot; each key has files of its own

@@ -24,6 +24,7 @@ void edgekv_seam_set_rolling(bool on);                             // native/sea
 void edgekv_seam_set_recalls(const edgekv_recalls * recalls);      // native/seam/server/recall.cpp
 bool edgekv_seam_moves();                                          // native/seam/server/rolling.cpp
 const char * edgekv_seam_projector();                              // native/seam/server/media.cpp
+void edgekv_seam_set_fetch(int (*fetch)(const char *, void *));    // native/seam/server/media.cpp
 void edgekv_seam_set_drafts(bool on);                              // native/seam/server/drafts.cpp
 
 static std::string            g_error;
@@ -135,6 +136,10 @@ void edgekv_server_on_refresh(void (*function)(int idle)) {
 
 void edgekv_server_on_caches(int (*function)(const char *, const char *, const char *, void *)) {
     edgekv_server::on_caches(function);
+}
+
+void edgekv_server_on_media(int (*function)(const char *, void *)) {
+    edgekv_seam_set_fetch(function);
 }
 
 void edgekv_server_answer(void * out, const char * text) {

@@ -1,0 +1,52 @@
+"""logit_bias has an effect in every form that clients write, or is refused with a sentence."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.clients import CHAT
+from support.serve_process import Served, serving
+from support.stub import SPECIALS, write_stub
+
+FORMS = {
+    "object": lambda token, bias: {str(token): bias},
+    "pairs": lambda token, bias: [[token, bias]],
+    "objects": lambda token, bias: [{"token": token, "bias": bias}],
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("biases")
+    with serving(home, str(write_stub(home / "stub.gguf", [b"yes"]))) as started:
+        yield started
+
+
+def said(served: Served, path: str, bias: object) -> str:
+    asked = {"messages": [{"role": "user", "content": "?"}]} if path == CHAT else {"prompt": "?"}
+    reply = served.ask(path, {**asked, "max_tokens": 1, "temperature": 0, "logit_bias": bias})
+    assert reply.status == 200, reply.text
+    choice = reply.body["choices"][0]
+    return choice["message"]["content"] if path == CHAT else choice["text"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_has_an_effect(served: Served, path: str, form: str):
+    (q,) = served.ask("/tokenize", {"content": "q"}).body["tokens"]
+    yes = 257 + len(SPECIALS)  # the stub's first piece
+    assert served.ask("/detokenize", {"tokens": [yes]}).body["content"] == "yes"
+    write = FORMS[form]
+    assert said(served, path, []) == said(served, path, {}) == said(served, path, None) == "yes"
+    assert said(served, path, write(q, 100)) == said(served, path, write("q", 100)) == "q"
+    assert said(served, path, write(yes, -100)) != "yes" and said(served, path, write(yes, False)) != "yes"
+
+
+@pytest.mark.parametrize(("bias", "why"), [
+    ([{"id": 5, "bias": 1}], "write [token, bias]"), ([5], "write [token, bias]"), ([[5, 1, 2]], "write [token, bias]"), ("5", 'write {"token": bias'),
+    ([[5, "1"]], "a bias is a number"), ({"5": "1"}, "a bias is a number"), ([{"token": 5, "bias": True}], "a bias is a number"),
+    ([[5.5, 1]], "a token is a number"), ([[None, 1]], "a token is a number"), ([[100000, 1]], "has no such token"), ({"-1": 1}, "has no such token"),
+    ([{"token": 1 << 40, "bias": 1}], "has no such token"),
+])
+def test_what_cannot_be_read_is_refused(served: Served, bias: object, why: str):
+    reply = served.ask(CHAT, {"messages": [{"role": "user", "content": "?"}], "logit_bias": bias})
+    assert reply.status == 400 and "'logit_bias'" in reply.body["error"]["message"] and why in reply.body["error"]["message"], reply.text

@@ -1,0 +1,81 @@
+"""A new conversation of an agent begins with the prompt that the one before began with, whatever the client numbers and dates."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.serve_process import Served, serving
+from support.stub import write_stub
+
+SYSTEM = "You are an agent. " + " ".join(f"Rule {i} is a rule." for i in range(20))
+HEADER = "x-anthropic-billing-header: "
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("fresh")
+    with serving(home, str(write_stub(home / "stub.gguf", "Fine.")), "--slots", "1") as started:
+        yield started
+
+
+def messages(served: Served, system: object, **more: object) -> int:
+    """Tokens of a prompt of Anthropic's shape that came from the cache."""
+    reply = served.ask("/v1/messages", {"max_tokens": 3, "system": system, "messages": [{"role": "user", "content": "Hello"}], **more})
+    assert reply.status == 200, reply.text
+    return reply.body["usage"]["cache_read_input_tokens"]
+
+
+def prompt(served: Served, content: object, role: str = "system") -> str:
+    body = {"messages": [{"role": role, "content": content}, {"role": "user", "content": "Hello"}]}
+    return served.ask("/apply-template", body).body["prompt"]
+
+
+def test_a_billing_header_begins_no_prompt(served: Served):
+    def blocks(header: str) -> list[dict]:
+        return [{"type": "text", "text": text} for text in (header, SYSTEM)]
+
+    messages(served, "Something else.")
+    assert messages(served, blocks(HEADER + "cc_version=2.1.101.e51; cc_entrypoint=cli; cch=a5145;")) < 50
+    # another build, another way in, another order, more and fewer values
+    for header in (HEADER + "cc_version=2.1.102.c07; cc_entrypoint=sdk-py; cch=00000;", HEADER + "cch=12345;cc_workload=cron; cc_version=3",
+                   HEADER, HEADER + "cc_version=2.1.102.c07;\n"):
+        assert messages(served, blocks(header)) > len(SYSTEM)
+    assert messages(served, HEADER + "cc_version=2.1.102.c07; cch=54321;" + SYSTEM) > len(SYSTEM)
+
+
+@pytest.mark.parametrize("separator", ["", "\n", "\n\n"])
+def test_a_billing_header_goes_from_other_dialects_too(served: Served, separator: str):
+    plain = prompt(served, SYSTEM)
+    for begun in (HEADER + "cc_version=2.1.101.e51; cch=a5145;", HEADER.strip() + "cch=1;"):
+        assert prompt(served, begun + separator + SYSTEM) == plain
+        assert prompt(served, [{"type": "text", "text": begun + separator + SYSTEM}]) == plain
+
+
+def test_text_that_is_no_header_stays(served: Served):
+    values = HEADER + "cc_version=2.1.101.e51;"
+    assert values in prompt(served, values, role="user")
+    assert values in prompt(served, f"Never write {values}")
+    assert prompt(served, values + "Set NAME=a value; then go.") == prompt(served, "Set NAME=a value; then go.")
+
+
+@pytest.mark.parametrize(("path", "body", "usage", "details"), [
+    ("/v1/chat/completions", {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Hi"}], "max_tokens": 3},
+     "usage", "prompt_tokens_details"),
+    ("/v1/responses", {"instructions": SYSTEM, "input": "Hi", "max_output_tokens": 3}, "usage", "input_tokens_details"),
+    ("/v1/completions", {"prompt": SYSTEM, "max_tokens": 3}, "usage", "prompt_tokens_details"),
+])
+def test_prompt_cache_key_is_a_hint_and_cache_salt_a_wall(served: Served, path: str, body: dict, usage: str, details: str):
+    def cached(**more: object) -> int:
+        reply = served.ask(path, {"model": "x", **body, **more})
+        assert reply.status == 200, reply.text
+        return reply.body[usage][details]["cached_tokens"]
+
+    cached(cache_salt=path)
+    assert cached(cache_salt=path, prompt_cache_key="0192-of-one-thread") > len(SYSTEM) - 5
+    assert cached(cache_salt=path, prompt_cache_key="0193-of-another") > len(SYSTEM) - 5
+    assert cached(cache_salt=path + " of another") == 0
+
+
+def test_cache_salt_is_a_wall_in_messages_too(served: Served):
+    assert messages(served, SYSTEM, cache_salt="mine") == 0
+    assert messages(served, SYSTEM, cache_salt="mine") > len(SYSTEM)
+    assert messages(served, SYSTEM, cache_salt="yours") == 0

@@ -81,7 +81,7 @@ void mend_calls(json & message) {
         }
         const json &      given = function.at("arguments");
         const std::string text  = given.is_string() ? given.get<std::string>() : given.dump();
-        if (is_blank(text)) {
+        if (is_blank(text) || text == "null") {
             function["arguments"] = "{}";
         } else if (!is_object(text)) {
             function["arguments"] = json {{ "arguments", text }}.dump();

@@ -128,6 +128,9 @@ json late_block(server_task_result_cmpl_final & result, const task_result_state 
 }  // namespace
 
 void keep_sent(const common_chat_msg & sent, common_chat_msg & read) {
+    if (read.empty()) {
+        return;  // nothing was read, and upstream keeps what was sent
+    }
     keep(sent.reasoning_content, read.reasoning_content);
     keep(sent.content, read.content);
     for (size_t i = 0; i < std::min(sent.tool_calls.size(), read.tool_calls.size()); ++i) {
@@ -207,6 +210,18 @@ void tell_rest(server_task_result_cmpl_final & result, const task_result_state &
         for (auto & event : late_block(result, state, late)) {
             result.edgekv_events.push_back(std::move(event));
         }
+    }
+}
+
+void add_events(json & events, const json & told) {
+    for (const auto & event : told) {
+        events.push_back(event);
+    }
+}
+
+void add_events(std::vector<json> & events, const json & told) {
+    for (const auto & event : told) {
+        events.push_back(event);
     }
 }
 

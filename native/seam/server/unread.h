@@ -1,6 +1,8 @@
 // Answers that the parser of the chat template cannot read, wholly or from some character on: the rest comes as content.
 #pragma once
 
+#include "server-common.h"
+
 #include <exception>
 #include <string>
 #include <vector>
@@ -26,5 +28,9 @@ void take_rest(task_result_state & state, const common_chat_msg & sent, bool is_
 
 // Streams of the dialects whose last result brings no text: `result` gets the events of its differences.
 void tell_rest(server_task_result_cmpl_final & result, const task_result_state & state);
+
+// Appends them, a list or nothing, to those of either dialect.
+void add_events(json & events, const json & told);
+void add_events(std::vector<json> & events, const json & told);
 
 }  // namespace edgekv_server

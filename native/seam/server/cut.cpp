@@ -3,9 +3,9 @@
 namespace edgekv_server {
 namespace {
 
-constexpr const char * SPACE = " \t\r\n";
+constexpr const char * WHITE = " \t\r\n";
 
-bool is_object(const std::string & text) {
+bool is_json_object(const std::string & text) {
     try {
         return json::parse(text).is_object();
     } catch (const std::exception &) {
@@ -13,11 +13,11 @@ bool is_object(const std::string & text) {
     }
 }
 
-bool is_blank(const std::string & text) { return text.find_first_not_of(SPACE) == std::string::npos; }
+bool is_blank(const std::string & text) { return text.find_first_not_of(WHITE) == std::string::npos; }
 
 bool is_cut(const json & item) {
     const std::string type = json_value(item, "type", std::string());
-    return type == "message" || (type == "function_call" && !is_object(json_value(item, "arguments", std::string())));
+    return type == "message" || (type == "function_call" && !is_json_object(json_value(item, "arguments", std::string())));
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ void tell_cut(std::vector<json> & events, stop_type stop) {
 }
 
 void cut_call(common_chat_msg & msg, stop_type stop, json & blocks) {
-    if (stop == STOP_TYPE_LIMIT && !msg.tool_calls.empty() && !is_object(msg.tool_calls.back().arguments)) {
+    if (stop == STOP_TYPE_LIMIT && !msg.tool_calls.empty() && !is_json_object(msg.tool_calls.back().arguments)) {
         const auto & call = msg.tool_calls.back();
         blocks.push_back({{ "type", "text" }, { "text", call.name + " " + call.arguments }});
         msg.tool_calls.pop_back();
@@ -83,7 +83,7 @@ void mend_calls(json & message) {
         const std::string text  = given.is_string() ? given.get<std::string>() : given.dump();
         if (is_blank(text) || text == "null") {
             function["arguments"] = "{}";
-        } else if (!is_object(text)) {
+        } else if (!is_json_object(text)) {
             function["arguments"] = json {{ "arguments", text }}.dump();
         }
     }

@@ -19,7 +19,7 @@ struct reading {
 };
 
 // The message of a text, or nothing if no text that begins so can be read.
-std::optional<reading> read(const common_chat_parser_params & params, const std::string & text) {
+std::optional<reading> reading_of(const common_chat_parser_params & params, const std::string & text) {
     const std::string        input = params.generation_prompt + text;
     common_peg_parse_context context(input, COMMON_PEG_PARSE_FLAG_LENIENT);
     reading                  found;
@@ -54,12 +54,12 @@ std::optional<reading> read(const common_chat_parser_params & params, const std:
 }
 
 // The reading of the longest beginning that can be read: what fails once fails with every longer text.
-reading longest(const common_chat_parser_params & params, const std::string & text) {
+reading longest_reading(const common_chat_parser_params & params, const std::string & text) {
     reading best;
     size_t  low = 0, high = text.size();  // `low` characters can be read, `high` cannot
     while (low + 1 < high) {
         const size_t middle = low + (high - low) / 2;
-        if (auto found = read(params, text.substr(0, middle))) {
+        if (auto found = reading_of(params, text.substr(0, middle))) {
             best = std::move(*found);
             low  = middle;
         } else {
@@ -68,7 +68,7 @@ reading longest(const common_chat_parser_params & params, const std::string & te
     }
     constexpr size_t LONGEST_MARK = 256;
     for (size_t n = low; n > best.end && n + LONGEST_MARK > low; --n) {  // marks that closed what was read
-        if (const auto found = read(params, text.substr(0, n)); found && found->complete) {
+        if (const auto found = reading_of(params, text.substr(0, n)); found && found->complete) {
             best.end = n;
             break;
         }
@@ -76,7 +76,7 @@ reading longest(const common_chat_parser_params & params, const std::string & te
     return best;
 }
 
-bool is_json(const std::string & text) {
+bool parses(const std::string & text) {
     try {
         (void) json::parse(text);
         return true;
@@ -140,7 +140,7 @@ void keep_sent(const common_chat_msg & sent, common_chat_msg & read) {
 
 void add_held(const common_chat_parser_params & params, const std::string & text, common_chat_msg & msg) {
     constexpr char NO_MARK = '\1';  // no mark goes on with it
-    const auto more = params.parser.empty() ? std::nullopt : read(params, text.substr(0, validate_utf8(text)) + NO_MARK);
+    const auto more = params.parser.empty() ? std::nullopt : reading_of(params, text.substr(0, validate_utf8(text)) + NO_MARK);
     if (!more) {
         return;
     }
@@ -161,9 +161,9 @@ void take_rest(task_result_state & state, const common_chat_msg & sent, bool is_
     if (is_partial) {
         return;
     }
-    reading found = longest(state.chat_parser_params, state.generated_text);
+    reading found = longest_reading(state.chat_parser_params, state.generated_text);
     auto &  calls = found.msg.tool_calls;
-    if (calls.size() > sent.tool_calls.size() && !is_json(calls.back().arguments)) {
+    if (calls.size() > sent.tool_calls.size() && !parses(calls.back().arguments)) {
         calls.pop_back();  // a call that does not end is text, unless a part of it was sent
         found.end = found.old_end;
     }

@@ -50,6 +50,7 @@ class Renderer:
         """kv: None: it is set before the first turn."""
         self.kv = kv
         self._footer = footer
+        self._only_thought = False  # in the last turn
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         if self.console.no_color:
             self.console = Console(stderr=True, highlight=False, soft_wrap=True, color_system=None)
@@ -74,6 +75,7 @@ class Renderer:
                 yield turn.show
             finally:
                 turn.end()
+                self._only_thought = turn.ended and turn.thought and not turn.said
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -83,6 +85,8 @@ class Renderer:
             yield
 
     def footer(self, answer: ChatAnswer) -> None:
+        if self._only_thought:
+            self.note("only thinking came, and no answer: the text ended before the thinking did")
         if not self._footer or answer.timings is None or self.kv is None:
             return
         timings = answer.timings
@@ -96,6 +100,7 @@ class Renderer:
             *([[(_LAST, f"{answer.usage.n_left:,} oldest tokens left the context" + (f", {answer.usage.n_back:,} came back" if answer.usage.back else ""))]]
               if answer.usage is not None and answer.usage.left else []),
             *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),
+            *([[(_LAST, "only thinking")]] if self._only_thought else []),
         ]
         self.note(one_line(parts, self.console.width if self.console.is_terminal else None))
 
@@ -127,12 +132,16 @@ class _Turn:
         self._lines: Lines | None = None
         self._thinking = False
         self._at_line_start = True
+        self.thought = self.said = self.ended = False
 
     def show(self, piece: AnswerPiece) -> None:
         if piece.text or piece.thought or piece.finish_reason:
             self._close_bar()
         elif piece.progress:
             self._show_bar(piece.progress)
+        self.thought |= bool(piece.thought)
+        self.said |= bool(piece.text.strip())
+        self.ended |= piece.finish_reason is not None
         if piece.thought and not self._plain:
             self._switch(thinking=True)
             self._write(piece.thought)

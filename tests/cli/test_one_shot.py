@@ -2,9 +2,11 @@
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.program import EDGEKV
+from support.stub import cut, write_stub
 
 from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 
@@ -54,6 +56,15 @@ def test_mistakes_get_a_sentence(edgekv, default_model, arguments, stdin, code, 
     result = edgekv(*arguments, stdin=stdin)
     assert result.returncode == code and re.search(sentence, result.stderr), result.stderr
     assert not result.stdout and "Traceback" not in result.stderr
+
+
+def test_thinking_alone_is_told(edgekv, tmp_path):
+    template = (Path(__file__).parent.parent / "support/thinking.jinja").read_text()
+    model = write_stub(tmp_path / "stub.gguf", cut("thinking without an end"), template)
+    result = edgekv("chat", str(model), "-p", "Say it.", "--footer", "--temp", "0", "--ctx", "512")
+    assert result.returncode == EXIT_OK and not result.stdout
+    told, footer = result.stderr.splitlines()
+    assert told == "only thinking came, and no answer: the text ended before the thinking did" and footer.endswith(" · only thinking")
 
 
 def test_version(edgekv):

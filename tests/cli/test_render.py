@@ -61,6 +61,18 @@ def test_text_is_shown_as_it_is(monkeypatch):
     assert on_terminal == "(thinking)\nsecret\n(answer)\n[bold]x[/bold] :smile: \N{REPLACEMENT CHARACTER}[31mred\n\tend\n"
 
 
+def test_a_turn_of_thinking_alone_is_told_and_the_next_is_not(monkeypatch, capsys):
+    renderer = Renderer(PaperKv(), footer=False)
+    for pieces, told in [([AnswerPiece(thought="hm"), AnswerPiece(finish_reason="stop")], True),
+                         ([AnswerPiece(thought="hm"), AnswerPiece(text="x"), AnswerPiece(finish_reason="stop")], False),
+                         ([AnswerPiece(thought="hm")], False)]:  # stopped by the person
+        with renderer.turn() as show:
+            for piece in pieces:
+                show(piece)
+        renderer.footer(ChatAnswer("", None, False, None))
+        assert ("only thinking came" in capsys.readouterr().err) == told
+
+
 def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):
     """(seconds so far, the bar, tokens read), before and after each batch of a prompt. The token at position p takes seconds(p)."""
     now, rng = [0.0], np.random.default_rng(n_total)

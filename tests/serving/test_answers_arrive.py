@@ -1,0 +1,220 @@
+"""Whatever a model says reaches its client: what the template's parser cannot read, characters that are cut, calls that are cut."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clients import CHAT, Stream, drained
+from support.serve_process import Served, serving
+from support.stub import cut, write_stub
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+# llama.cpp reads answers under it as gpt-oss's, whose texts have channels
+CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
+            "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
+MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")
+PLAIN = "A plain answer, without any mark."
+FINAL = "and then no mark."
+CALL = '<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n</tool_call>'
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOL = {"name": "look", "description": "Shows a file.", "parameters": PARAMETERS}
+TOOLS = {CHAT: [{"type": "function", "function": TOOL}], RESPONSES: [{"type": "function", **TOOL}],
+         MESSAGES: [{"name": "look", "description": "Shows a file.", "input_schema": PARAMETERS}]}
+DIALECTS = [(CHAT, "stop", "tool_calls"), (RESPONSES, "completed", "completed"), (MESSAGES, "end_turn", "tool_use")]
+# by the last letter of the prompt, which requests choose with chat_template_kwargs
+ANSWERS = {
+    # a closing tag that is text for the vocabulary: the grammar of calls is not asked, as thinking has not ended for it
+    "a": [b"hm</th", b"ink>\n\n", b"Ok.\n", CALL.encode(), b"</tool", b"_call>"],
+    "b": [b"thinking", b" without", b" an end"],
+    "c": [b"prose, ", b"where no", b"body th", b"inks"],
+    "d": [b"say 1", b" < 2 or", b" <too"],
+    "e": [b"abc", b"de\xe6"],
+    "f": [b"xyz", b"EN", b"D\xe7", b"\x94\xb0 more"],
+    "g": [b"qr", b"\xe5\xb1", b"\xb1s", b"tu"],
+    "h": [b"<tool_", b"call>\n", b'{"name":', b' "look", "arguments":', b' {"pa', b'th":', b' "a.t', b"xt", b'"}}\n', b"</tool_c", b"all>"],
+}
+
+
+def channels(home: Path, answer: list[bytes]) -> Path:
+    return write_stub(home / "channels.gguf", answer, CHANNELS, specials=("<|im_start|>", "<|im_end|>", *MARKS), control=False)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("keyed")
+    template = Path(__file__).parent.parent / "support/thinking.jinja"
+    model = write_stub(home / "stub.gguf", ANSWERS, template.read_text())
+    with serving(home, str(model)) as served:
+        yield served
+
+
+def request(path: str, key: str = "", think: bool = True, **more: Any) -> dict[str, Any]:
+    limit = {"max_output_tokens" if path == RESPONSES and name == "max_tokens" else name: value for name, value in more.items()}
+    said = {"input": "Say it."} if path == RESPONSES else {"messages": [{"role": "user", "content": "Say it."}], "max_tokens": 200}
+    return {"temperature": 0, "chat_template_kwargs": {"key": key, "enable_thinking": think}, **said, **limit}
+
+
+def read(path: str, body: dict) -> tuple[str, str, list[str], str]:
+    """(text, thinking, calls, why it ended)"""
+    if path == CHAT:
+        choice = body["choices"][0]
+        message = choice["message"]
+        calls = [call["function"]["arguments"] for call in message.get("tool_calls", [])]
+        return message["content"], message.get("reasoning_content", ""), calls, choice["finish_reason"]
+    if path == RESPONSES:
+        texts = {kind: "".join(part["text"] for item in body["output"] if item["type"] == kind for part in item["content"])
+                 for kind in ("message", "reasoning")}
+        calls = [item["arguments"] for item in body["output"] if item["type"] == "function_call"]
+        return texts["message"], texts["reasoning"], calls, body["status"]
+    blocks = body["content"]
+    return ("".join(block.get("text", "") for block in blocks), "".join(block.get("thinking", "") for block in blocks),
+            [json.dumps(block["input"]) for block in blocks if block["type"] == "tool_use"], body["stop_reason"])
+
+
+def streamed(served: Served, path: str, body: dict) -> tuple[str, str, list[str], str]:
+    """The same of a stream, put together from its pieces."""
+    text, thinking, end = "", "", ""
+    calls: dict[Any, str] = {}
+    blocks: dict[int, str] = {}
+    for event in drained(Stream(served.url, body, path)):
+        assert "error" not in event, event
+        kind = event.get("type")
+        if path == CHAT:
+            for choice in event["choices"]:
+                delta = choice["delta"]
+                text += delta.get("content") or ""
+                thinking += delta.get("reasoning_content") or ""
+                for call in delta.get("tool_calls", []):
+                    calls[call["index"]] = calls.get(call["index"], "") + call["function"].get("arguments", "")
+                end = choice["finish_reason"] or end
+        elif kind == "content_block_start":
+            assert event["index"] not in blocks, "a block begins twice"
+            blocks[event["index"]] = event["content_block"]["type"]
+        elif kind == "content_block_delta":
+            delta = event["delta"]
+            assert blocks[event["index"]] == {"text_delta": "text", "input_json_delta": "tool_use"}.get(delta["type"], "thinking")
+            text += delta.get("text", "")
+            thinking += delta.get("thinking", "")
+            if "partial_json" in delta:
+                calls[event["index"]] = calls.get(event["index"], "") + delta["partial_json"]
+        elif kind == "content_block_stop":
+            assert blocks.pop(event["index"])
+        elif kind == "message_delta":
+            end = event["delta"]["stop_reason"]
+        elif kind == "response.output_text.delta":
+            text += event["delta"]
+        elif kind == "response.reasoning_text.delta":
+            thinking += event["delta"]
+        elif kind == "response.function_call_arguments.delta":
+            calls[event["item_id"]] = calls.get(event["item_id"], "") + event["delta"]
+        elif kind in ("response.completed", "response.incomplete"):
+            end = event["response"]["status"]
+            assert kind == f"response.{end}" and read(path, event["response"]) == (text, thinking, list(calls.values()), end)
+    assert not blocks
+    return text, thinking, list(calls.values()), end
+
+
+def both(served: Served, path: str, body: dict) -> tuple[str, str, list[str], str]:
+    """An answer at once, which is the same as a stream."""
+    reply = served.ask(path, body)
+    assert reply.status == 200, reply.text
+    whole = read(path, reply.body)
+    assert streamed(served, path, body) == whole
+    return whole
+
+
+def test_an_answer_without_the_marks_of_its_template_comes_as_content(tmp_path: Path) -> None:
+    with serving(tmp_path, str(channels(tmp_path, cut(PLAIN))), "--log-file", "log") as served:
+        for path, end, _ in DIALECTS:
+            assert both(served, path, request(path)) == (PLAIN, "", [], end)
+        assert "from character 0 on it came as content" in (tmp_path / "log").read_text()
+        constrained = served.ask(CHAT, request(CHAT, grammar='root ::= "YES" | "NO"'))
+        assert constrained.body["choices"][0]["message"]["content"] in ("YES", "NO")
+
+
+def test_what_was_read_stays_and_the_rest_comes_as_content(tmp_path: Path) -> None:
+    thought = [b"<|channel|>", b"analysis", b"<|message|>", b"We", b" think.", b"<|end|>"]
+    with serving(tmp_path, str(channels(tmp_path, [*thought, *cut(FINAL)]))) as served:
+        for path, end, _ in DIALECTS:
+            assert both(served, path, request(path)) == (FINAL, "We think.", [], end)
+
+
+@pytest.mark.parametrize(("path", "end"), [(path, end) for path, _, end in DIALECTS])
+def test_behind_a_call_that_is_closed_twice_the_rest_comes_as_content(keyed: Served, path: str, end: str) -> None:
+    text, thinking, calls, why = both(keyed, path, request(path, "a", tools=TOOLS[path]))
+    assert (text, thinking, why) == ("Ok.\n</tool_call>", "ahm", end)
+    assert [json.loads(call) for call in calls] == [{"path": "a.txt"}]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_an_answer_of_thinking_alone_says_so(keyed: Served, path: str) -> None:
+    body = request(path, "b")
+    reply = keyed.ask(path, body).body
+    assert read(path, reply)[:2] == ("", "bthinking without an end")
+    told = {"only_thinking": True}
+    assert (reply["choices"][0] if path == CHAT else reply)["edgekv"] == told
+    events = drained(Stream(keyed.url, body, path))
+    ends = [event["choices"][0] if path == CHAT else event.get("response", event) for event in events if event.get("choices") != []]
+    assert [end["edgekv"] for end in ends if "edgekv" in end] == [told]
+    assert "edgekv" not in json.dumps(keyed.ask(path, request(path, "d", think=False)).body.get("choices"))
+
+
+@pytest.mark.parametrize("form", [{"response_format": {"type": "json_schema", "json_schema": {"schema": EMPTY}}}, {"json_schema": EMPTY},
+                                  {"grammar": 'root ::= "{}"'}])
+@pytest.mark.parametrize("key", ["b", "c"])
+def test_a_form_holds_for_the_answer_where_thinking_has_no_end(keyed: Served, key: str, form: dict) -> None:
+    text, thinking, _, end = both(keyed, CHAT, request(CHAT, key, **form))
+    assert (json.loads(text), thinking.removeprefix(key), end) == ({}, b"".join(ANSWERS[key]).decode(), "stop")
+
+
+def test_text_that_ends_like_the_beginning_of_a_mark_is_text(keyed: Served) -> None:
+    for path, end, _ in DIALECTS:
+        assert both(keyed, path, request(path, "d", think=False, tools=TOOLS[path])) == ("dsay 1 < 2 or <too", "", [], end)
+
+
+def test_whole_characters_of_a_last_token_arrive(keyed: Served) -> None:
+    assert both(keyed, CHAT, request(CHAT, "e", think=False))[0] == "eabcde"
+
+
+def test_a_stop_word_ends_an_answer_where_its_last_byte_is_beside_a_begun_character(keyed: Served) -> None:
+    assert both(keyed, CHAT, request(CHAT, "f", think=False, stop=["END"])) == ("fxyz", "", [], "stop")
+
+
+def test_each_token_has_its_log_probability(keyed: Served) -> None:
+    body = request(CHAT, "g", think=False, logprobs=True, top_logprobs=1)
+    reply = keyed.ask(CHAT, body).body
+    assert reply["choices"][0]["message"]["content"] == "gqr山stu"
+    assert len(reply["choices"][0]["logprobs"]["content"]) == reply["usage"]["completion_tokens"] == len(ANSWERS["g"]) + 1
+    told = [choice["logprobs"] for event in drained(Stream(keyed.url, body)) for choice in event["choices"] if choice.get("logprobs")]
+    assert sum(len(one["content"]) for one in told) == len(ANSWERS["g"]) + 1
+
+
+def test_a_call_that_its_limit_cut_is_no_call_that_ended(keyed: Served) -> None:
+    cut_at = {"key": "h", "think": False, "max_tokens": 6}
+    reply = keyed.ask(RESPONSES, request(RESPONSES, tools=TOOLS[RESPONSES], **cut_at)).body
+    assert (reply["status"], reply["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in reply["output"] if item["type"] == "function_call"] == ["incomplete"]
+    last = drained(Stream(keyed.url, request(RESPONSES, tools=TOOLS[RESPONSES], **cut_at), RESPONSES))[-1]
+    assert last["type"] == "response.incomplete" and last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    message = keyed.ask(MESSAGES, request(MESSAGES, tools=TOOLS[MESSAGES], **cut_at)).body
+    assert message["stop_reason"] == "max_tokens" and [block["type"] for block in message["content"]] == ["text", "text"]
+    assert message["content"][-1]["text"].startswith("look {")
+    whole = keyed.ask(RESPONSES, request(RESPONSES, tools=TOOLS[RESPONSES], key="h", think=False)).body
+    assert whole["status"] == "completed" and whole["incomplete_details"] is None
+
+
+@pytest.mark.parametrize(("given", "shown"), [('{"path": "a', '{"arguments": "{\\"path\\": \\"a"}'), ("", "{}"), ("[1]", '{"arguments": "[1]"}'),
+                                              ('{"path": "b"}', '{"path": "b"}'), (None, "{}")])
+def test_arguments_that_are_no_object_stay_in_a_conversation(keyed: Served, given: str | None, shown: str) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": given}}
+    messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "It was cut."}, {"role": "user", "content": "And now?"}]
+    prompt = keyed.ask("/apply-template", {"messages": messages, "tools": TOOLS[CHAT]}).body["prompt"]
+    assert f'{{"name": "look", "arguments": {shown}}}' in prompt
+    assert keyed.ask(CHAT, request(CHAT, "b", tools=TOOLS[CHAT]) | {"messages": messages}).status == 200
+    items = [{"role": "user", "content": "Look."}, {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": given or ""},
+             {"type": "function_call_output", "call_id": "call_1", "output": "It was cut."}, {"role": "user", "content": "And now?"}]
+    assert keyed.ask(RESPONSES, request(RESPONSES, "b", tools=TOOLS[RESPONSES]) | {"input": items}).status == 200

@@ -264,6 +264,18 @@ void text_before_calls(wording & c) {
     }
 }
 
+// Arguments that are no JSON object (cut, or none) within one: templates list an object's fields.
+void arguments_as_object(wording & c) {
+    for (size_t i = 0; i < c.messages.size(); ++i) {
+        for (auto & call : c.messages[i].tool_calls) {
+            if (!common_json::parse_no_throw(call.arguments).is_object()) {
+                c.moved.push_back("arguments of " + label(c, i) + " into an object");
+                call.arguments = call.arguments.empty() ? "{}" : "{\"arguments\": " + common_json(call.arguments).dump() + "}";
+            }
+        }
+    }
+}
+
 // calls as text of the assistant, results as the user's: what every template takes
 void calls_as_text(wording & c) {
     for (size_t i = 0; i < c.messages.size(); ++i) {
@@ -300,8 +312,8 @@ wording::wording(const std::vector<common_chat_msg> & given) : messages(given) {
 }
 
 const std::vector<repair> & all_repairs() {
-    static const std::vector<repair> list = { join_parts_of_results, join_all_parts, results_to_calls, gather_systems, shorten_ids, results_alone, begin_with_user,
-                                              alternate, one_call_each, text_before_calls, calls_as_text, systems_into_user };
+    static const std::vector<repair> list = { join_parts_of_results, join_all_parts, arguments_as_object, results_to_calls, gather_systems, shorten_ids, results_alone,
+                                              begin_with_user, alternate, one_call_each, text_before_calls, calls_as_text, systems_into_user };
     return list;
 }
 

@@ -69,12 +69,16 @@ class places {
     range last;  // the text that is furthest behind
 
   private:
+    // whether a word goes on at `at`; the letter of an escape, such as n of a new line in JSON, is of no word
+    bool goes_on(size_t at, char first) const {
+        return at > 0 && is_letter(first) && is_letter(prompt[at - 1]) && !(at > 1 && prompt[at - 2] == '\\');
+    }
+
     size_t find(std::string_view text, size_t begin, size_t end) const {
         const std::string_view searched = prompt.substr(0, end);
         for (size_t at = searched.find(text, begin); at != NOWHERE; at = searched.find(text, at + 1)) {
             const size_t behind = at + text.size();
-            const bool   within = text.size() < SHORT && ((at > 0 && is_letter(prompt[at - 1]) && is_letter(text.front())) ||
-                                                          (behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back())));
+            const bool   within = text.size() < SHORT && (goes_on(at, text.front()) || (behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back())));
             const bool   others = at < last.end && std::any_of(taken.begin(), taken.end(), [&](const range & r) { return at < r.end && r.begin < behind; });
             if (!within && !others) {
                 return at;
@@ -164,9 +168,13 @@ size_t first_not_shown(const std::vector<common_chat_msg> & messages, const std:
         texts.push_back(where.last);
     }
     for (size_t i = 0; i < messages.size(); ++i) {
-        // calls stand between the texts of the messages before and behind
-        const auto  behind = std::find_if(texts.begin() + static_cast<std::ptrdiff_t>(i), texts.end(), [&](const range & r) { return r.begin > texts[i].begin; });
-        const range within = { i == 0 ? 0 : texts[i - 1].end, behind == texts.end() ? prompt.size() : behind->begin };
+        // calls stand between the texts of the messages before them and behind their results
+        range within = { i == 0 ? 0 : texts[i - 1].end, prompt.size() };
+        for (size_t j = i + 1; j < messages.size() && within.end == prompt.size(); ++j) {
+            if (messages[j].role != "tool" && texts[j].begin > texts[i].begin) {
+                within.end = texts[j].begin;
+            }
+        }
         for (const auto & call : messages[i].tool_calls) {
             if (!has_call(where, call, within)) {
                 return i;

@@ -88,14 +88,14 @@ TURN = [say("user", "Where is it?"), say("assistant", "", tool_calls=[call('{"at
     (STRICT, [say("user", "One."), result("It rains.")], "user\nOne.\n\nResult of a tool:\n\nIt rains.", "2 tool as user; 2 user into 1 user"),
     (FORGETFUL, [say("system", "Be kind."), say("system", "Be brief."), say("user", "One.")], "system\nBe kind.\n\nBe brief.|user\nOne.",
      "2 system into 1 system"),
-    (FORGETFUL, TURN, 'user\nWhere is it?|assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "the roof"}}\n</tool_call>|'
-     "user\nResult of a tool:\n\nIt is here.", "calls of 2 assistant as text; 3 tool as user"),
+    (FORGETFUL, TURN, ('user\nWhere is it?|assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "the roof"}}\n</tool_call>|'
+                       "user\nResult of a tool:\n\nIt is here."), "calls of 2 assistant as text; 3 tool as user"),
     (FORGETFUL, [say("user", parts("One.", "Two."))], "user\nOne.\nTwo.", None),
     (CAREFUL, [say("user", "One."), say("assistant", "I look.", tool_calls=[call('{"at": "here"}')]), result("Nothing.")],
      'user\nOne.|assistant\nI look.|assistant\n<tool_call>call_of_a_client_1 look at=here</tool_call>|tool\n"Nothing."', "the text of 2 assistant before it"),
     (CAREFUL, [say("user", "One."), say("assistant", "", tool_calls=[call('{"at": "A1"}'), call('{"at": "B2"}', 2)]), result("First."), result("Second.", 2)],
-     'user\nOne.|assistant\n<tool_call>call_of_a_client_1 look at=A1</tool_call>|tool\n"First."|'
-     'assistant\n<tool_call>call_of_a_client_2 look at=B2</tool_call>|tool\n"Second."', "a call of 2 assistant behind it"),
+     ('user\nOne.|assistant\n<tool_call>call_of_a_client_1 look at=A1</tool_call>|tool\n"First."|'
+      'assistant\n<tool_call>call_of_a_client_2 look at=B2</tool_call>|tool\n"Second."'), "a call of 2 assistant behind it"),
     (CAREFUL, [*TURN[:2], result(parts("It is", "here."))],
      'user\nWhere is it?|assistant\n<tool_call>call_of_a_client_1 look at=the roof</tool_call>|tool\n"It is\\nhere."', None),
 ], ids=lambda value: None if isinstance(value, str | list) else "")
@@ -108,7 +108,8 @@ def test_a_message_goes_where_the_template_can_hold_it(start, template: str, mes
 
 def test_ids_of_calls_have_nine_letters_for_a_template_that_wants_them(start) -> None:
     served = start(STRICT)
-    prompts = [served.ask(TEMPLATE, {"messages": [*TURN, *later], "tools": TOOLS}).body["prompt"] for later in ([], [say("assistant", "So."), say("user", "And?")])]
+    turns = ([], [say("assistant", "So."), say("user", "And?")])
+    prompts = [served.ask(TEMPLATE, {"messages": [*TURN, *later], "tools": TOOLS}).body["prompt"] for later in turns]
     ids = {prompt.partition("<tool_call>")[2].partition(" ")[0] for prompt in prompts}
     assert len(ids) == 1 and len(ids.pop()) == 9, "one call, one id in every turn"
     nine = [TURN[0], say("assistant", "", tool_calls=[{**call('{"at": "x"}'), "id": "abcdef123"}]), say("tool", "Y", tool_call_id="abcdef123")]
@@ -119,7 +120,8 @@ def test_what_a_template_takes_is_not_touched(start) -> None:
     messages = [say("user", "One."), say("system", " Be brief.\n"), say("user", parts("Two.")), say("assistant", "Yes."), say("system", "Three."), TURN[2]]
     reply = start(CHATML).ask(TEMPLATE, {"messages": messages})
     texts = [message["content"] if isinstance(message["content"], str) else "Two." for message in messages]
-    assert reply.body["prompt"] == "".join(f"<|im_start|>{m['role']}\n{text}<|im_end|>\n" for m, text in zip(messages, texts, strict=True)) + "<|im_start|>assistant\n"
+    said = [f"<|im_start|>{message['role']}\n{text}<|im_end|>\n" for message, text in zip(messages, texts, strict=True)]
+    assert reply.body["prompt"] == "".join(said) + "<|im_start|>assistant\n"
     assert "x-edgekv-messages" not in reply.headers
 
 

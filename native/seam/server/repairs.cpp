@@ -68,11 +68,14 @@ void merge(wording & c, size_t from, size_t to) {
             target.content_parts.push_back({ "text", target.content });
             target.content.clear();
         }
-        target.content_parts.insert(from < to ? target.content_parts.begin() : target.content_parts.end(), source.content_parts.begin(), source.content_parts.end());
+        target.content_parts.insert(from < to ? target.content_parts.begin() : target.content_parts.end(), source.content_parts.begin(),
+                                    source.content_parts.end());
         join_parts(target);
     }
     target.tool_calls.insert(from < to ? target.tool_calls.begin() : target.tool_calls.end(), source.tool_calls.begin(), source.tool_calls.end());
-    target.reasoning_content = from < to ? joined(source.reasoning_content, target.reasoning_content, "\n") : joined(target.reasoning_content, source.reasoning_content, "\n");
+    const auto & first  = from < to ? source : target;
+    const auto & second = from < to ? target : source;
+    target.reasoning_content = joined(first.reasoning_content, second.reasoning_content, "\n");
     erase(c, from);
 }
 
@@ -276,6 +279,16 @@ void arguments_as_object(wording & c) {
     }
 }
 
+// Thinking of earlier turns is left out, where an answer's text does not come beside it.
+void answers_alone(wording & c) {
+    for (size_t i = 0; i < c.messages.size(); ++i) {
+        if (!c.messages[i].reasoning_content.empty() && !(c.messages[i].content.empty() && c.messages[i].content_parts.empty())) {
+            c.moved.push_back("thinking of " + label(c, i) + " left out");
+            c.messages[i].reasoning_content.clear();
+        }
+    }
+}
+
 // calls as text of the assistant, results as the user's: what every template takes
 void calls_as_text(wording & c) {
     for (size_t i = 0; i < c.messages.size(); ++i) {
@@ -312,8 +325,9 @@ wording::wording(const std::vector<common_chat_msg> & given) : messages(given) {
 }
 
 const std::vector<repair> & all_repairs() {
-    static const std::vector<repair> list = { join_parts_of_results, join_all_parts, arguments_as_object, results_to_calls, gather_systems, shorten_ids, results_alone,
-                                              begin_with_user, alternate, one_call_each, text_before_calls, calls_as_text, systems_into_user };
+    static const std::vector<repair> list = { join_parts_of_results, join_all_parts, arguments_as_object, results_to_calls, gather_systems,
+                                              shorten_ids, results_alone, begin_with_user, alternate, one_call_each, text_before_calls,
+                                              answers_alone, calls_as_text, systems_into_user };
     return list;
 }
 

@@ -78,7 +78,8 @@ class places {
         const std::string_view searched = prompt.substr(0, end);
         for (size_t at = searched.find(text, begin); at != NOWHERE; at = searched.find(text, at + 1)) {
             const size_t behind = at + text.size();
-            const bool   within = text.size() < SHORT && (goes_on(at, text.front()) || (behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back())));
+            const bool   after  = behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back());
+            const bool   within = text.size() < SHORT && (after || goes_on(at, text.front()));
             const bool   others = at < last.end && std::any_of(taken.begin(), taken.end(), [&](const range & r) { return at < r.end && r.begin < behind; });
             if (!within && !others) {
                 return at;

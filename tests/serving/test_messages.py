@@ -36,6 +36,7 @@ FORGETFUL = ("{% if messages[0].role == 'system' %}{{ '<|im_start|>system\n' + m
 
 CAREFUL = (TOOL_LIST + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
            "{% if m.tool_calls|length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+           "{% if m.role == 'user' and not loop.first and messages[loop.index0 - 1].tool_calls %}{{ raise_exception('a result first') }}{% endif %}"
            "{% if m.tool_calls %}" + CALLS + "{% elif m.role == 'tool' %}{{ m.content|tojson }}{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}"
            "{% endfor %}" + END)
 """One call a message, no text beside it, results as JSON: as Llama 3.1's and gpt-oss's do."""
@@ -96,6 +97,8 @@ TURN = [say("user", "Where is it?"), say("assistant", "", tool_calls=[call('{"at
     (CAREFUL, [say("user", "One."), say("assistant", "", tool_calls=[call('{"at": "A1"}'), call('{"at": "B2"}', 2)]), result("First."), result("Second.", 2)],
      ('user\nOne.|assistant\n<tool_call>call_of_a_client_1 look at=A1</tool_call>|tool\n"First."|'
       'assistant\n<tool_call>call_of_a_client_2 look at=B2</tool_call>|tool\n"Second."'), "a call of 2 assistant behind it"),
+    (CAREFUL, [*TURN[:2], say("user", "Also."), TURN[2]],  # as one message of Anthropic's API becomes two
+     'user\nWhere is it?|assistant\n<tool_call>call_of_a_client_1 look at=the roof</tool_call>|tool\n"It is here."|user\nAlso.', "4 tool behind 2 assistant"),
     (CAREFUL, [*TURN[:2], result(parts("It is", "here."))],
      'user\nWhere is it?|assistant\n<tool_call>call_of_a_client_1 look at=the roof</tool_call>|tool\n"It is\\nhere."', None),
 ], ids=lambda value: None if isinstance(value, str | list) else "")
@@ -104,6 +107,13 @@ def test_a_message_goes_where_the_template_can_hold_it(start, template: str, mes
     expected = "".join(f"<|im_start|>{message}<|im_end|>\n" for message in prompt.split("|")) + "<|im_start|>assistant\n"
     assert reply.status == 200 and reply.body["prompt"] == expected
     assert reply.headers.get("x-edgekv-messages") == moved
+
+
+@pytest.mark.parametrize(("arguments", "shown"), [("", ""), ('{"at": "the ro', "the ro"), ('["the roof"]', "the roof")])
+def test_arguments_that_are_no_object_are_shown(start, arguments: str, shown: str) -> None:
+    reply = start(STRICT).ask(TEMPLATE, {"messages": [TURN[0], say("assistant", "", tool_calls=[call(arguments)]), TURN[2]]})
+    assert reply.status == 200, reply.text
+    assert shown in reply.body["prompt"].partition(" look ")[2].partition("</tool_call>")[0]
 
 
 def test_ids_of_calls_have_nine_letters_for_a_template_that_wants_them(start) -> None:

@@ -76,14 +76,17 @@ class places {
 
     size_t find(std::string_view text, size_t begin, size_t end) const {
         const std::string_view searched = prompt.substr(0, end);
-        for (size_t at = searched.find(text, begin); at != NOWHERE; at = searched.find(text, at + 1)) {
+        for (size_t at = searched.find(text, begin); at != NOWHERE;) {
             const size_t behind = at + text.size();
             const bool   after  = behind < prompt.size() && is_letter(prompt[behind]) && is_letter(text.back());
             const bool   within = text.size() < SHORT && (after || goes_on(at, text.front()));
-            const bool   others = at < last.end && std::any_of(taken.begin(), taken.end(), [&](const range & r) { return at < r.end && r.begin < behind; });
-            if (!within && !others) {
+            const auto   first  = at < last.end ? taken.begin() : taken.end();
+            const auto   other  = std::find_if(first, taken.end(), [&](const range & r) { return at < r.end && r.begin < behind; });
+            const bool   free   = other == taken.end();
+            if (free && !within) {
                 return at;
             }
+            at = searched.find(text, free ? at + 1 : other->end);
         }
         return NOWHERE;
     }

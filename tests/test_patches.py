@@ -46,7 +46,7 @@ def test_a_rehearsal_says_what_holds(tmp_path, monkeypatch, capsys):
 
 
 MEMBERS = {"core/0004": {"edgekv_clock"}, "core/0019": {"edgekv_threads"}, "server/0006": {"edgekv_space"},
-           "server/0022": {"edgekv_events"}}
+           "server/0022": {"edgekv_events"}, "server/0024": {"edgekv_fit"}}
 """What must go wherever upstream copies, moves or swaps an object, or ends with it."""
 
 LOCALS = {

@@ -125,6 +125,30 @@ error_type fault(const std::exception & e) {
     return theirs ? ERROR_TYPE_INVALID_REQUEST : ERROR_TYPE_SERVER;
 }
 
+void say_too_long(server_task_result & result, task_response_type dialect) {
+    auto * error = dynamic_cast<server_task_result_error *>(&result);
+    if (error == nullptr || error->err_type != ERROR_TYPE_EXCEED_CONTEXT_SIZE) {
+        return;
+    }
+    const std::string n = std::to_string(error->n_prompt_tokens), most = std::to_string(error->n_ctx);
+    const std::string advice = "; shorten it, or start the server with a longer context: --ctx TOKENS";
+    switch (dialect) {
+        case TASK_RESPONSE_TYPE_ANTHROPIC:
+            error->err_msg  = "prompt is too long: " + n + " tokens > " + most + " maximum" + advice;
+            error->err_type = ERROR_TYPE_INVALID_REQUEST;  // as Anthropic's API has it
+            break;
+        case TASK_RESPONSE_TYPE_OAI_RESP:
+            error->err_msg = "Your input exceeds the context window of this model: " + n + " tokens > " + most + " maximum" + advice;
+            break;
+        case TASK_RESPONSE_TYPE_OAI_CHAT:
+        case TASK_RESPONSE_TYPE_OAI_CMPL:
+            error->err_msg = "This model's maximum context length is " + most + " tokens. However, your messages resulted in " + n + " tokens" + advice;
+            break;
+        default:
+            error->err_msg = "request (" + n + " tokens) exceeds the available context size (" + most + " tokens)" + advice;
+    }
+}
+
 std::string error_body(const json & error) {
     json told = error;
     if (json_value(error, "type", std::string()) == "exceed_context_size_error") {

@@ -33,6 +33,9 @@ server_task_result_ptr stopping_answer();
 // The error type of an exception between a request and its task: an unreadable request is the client's fault.
 error_type fault(const std::exception & e);
 
+// Says that a prompt is too long as clients of the dialect know it, and names our option. Any other result stays as it is.
+void say_too_long(server_task_result & result, task_response_type dialect);
+
 // the body of an error response as llama.cpp's clients know it, with OpenAI's code if there is one
 std::string error_body(const json & error);
 

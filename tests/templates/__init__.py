@@ -1,0 +1,1 @@
+"""What becomes of messages under the chat templates of a folder (tests/README.md)."""

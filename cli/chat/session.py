@@ -80,8 +80,8 @@ class Conversation:
     def send(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Send the draft and stream the answer into `show`.
 
-        An answer that is interrupted or breaks off stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into the draft
-        and the conversation is as before; ContextOverflow and EdgeKVError pass through.
+        An answer that is interrupted or breaks off stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into
+        the draft and the conversation is as before; ContextOverflow and EdgeKVError pass through.
         """
         before, draft = list(self.turns), self.draft
         try:

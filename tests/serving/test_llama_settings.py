@@ -79,5 +79,5 @@ def test_what_would_keep_us_out_is_refused(tmp_path, entry):
 @pytest.mark.parametrize("variable", ["AIP_MODE", "LLAMA_SERVER_ROUTER_PORT"])
 def test_what_makes_another_server_is_refused(monkeypatch, variable):
     monkeypatch.setenv(variable, "PREDICTION")
-    with pytest.raises(ConfigError, match=f"{variable} .*; unset it"):
+    with pytest.raises(ConfigError, match=f"{variable}.* would .*; unset it"):
         server_options.check_extra(())

@@ -21,6 +21,7 @@ from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.serving.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.serving.log import bare_message
+from edgekv.serving.sites import parse_origin
 from edgekv.store.settings import RecallSettings, StoreSettings
 from edgekv.vocab import Drafting, KvMode, WhenFull
 
@@ -106,7 +107,7 @@ class ServerOptions:
     api_key_file: Path | None = None  # more keys, one per line; # begins a comment
     cache_shared: bool = False  # requests with different keys begin with each other's tokens
     draft: Drafting | Path | None = Drafting.OFF  # a path: a draft model; None: guesses from the text where no text loses (drafts.drafting)
-    cors: str = LOCALHOST  # the origin whose pages may send requests; "*": any
+    cors: str = LOCALHOST  # the origin whose pages may send requests, as edgekv.serving.sites.parse_origin takes it
     allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.serving.sites.parse_hosts returns them
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
@@ -114,8 +115,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_slots <= MOST_SLOTS:
             raise ConfigError(f"there cannot be {self.n_slots} slots; use 1 to {MOST_SLOTS}")
-        if self.cors not in (LOCALHOST, "*") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,*]+", self.cors, re.IGNORECASE):
-            raise ConfigError(f"{self.cors!r} is not an origin; write one such as https://example.org, without a path, or * for any")
+        parse_origin(self.cors)
 
     def api_keys(self) -> tuple[str, ...]:
         """Every key of the server; empty if requests need none. Raises ConfigError if the file of keys cannot be used."""

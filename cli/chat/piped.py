@@ -19,7 +19,8 @@ def read_piped(stream: BinaryIO, say: Callable[[str], object], silent_s: float =
         number = stream.fileno()
     except io.UnsupportedOperation:  # no pipe, but bytes of this process
         return stream.read()
-    parts, told = [], False
+    parts: list[bytes] = []
+    told = False
     try:
         while not parts or parts[-1]:
             if not told and not select.select([number], [], [], silent_s)[0]:

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import math
 import os
-import re
 import socket
 import subprocess
 import sys

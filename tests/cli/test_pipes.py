@@ -65,7 +65,7 @@ def test_an_input_that_comes_at_once_needs_no_word(tmp_path):
     for text in (b"", b"x" * 200_000):
         (tmp_path / "text").write_bytes(text)
         with (tmp_path / "text").open("rb") as stream:
-            assert read_piped(stream, lambda line: pytest.fail(line), silent_s=0) == text
+            assert read_piped(stream, pytest.fail, silent_s=0) == text
 
 
 def test_the_program_says_what_it_waits_for(paper: PaperServer, environment, tmp_path):

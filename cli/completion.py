@@ -53,7 +53,7 @@ class Bash(_Whole, BashComplete):
             file) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$value") ;;
             dir) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -d -- "$value") ;;
             {GGUF}) compopt -o filenames; while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
-                compgen -d -- "$value"; compgen -f -X '!*.gguf' -- "$value") ;;
+                compgen -d -- "$value"; compgen -f -X '!*.[gG][gG][uU][fF]' -- "$value") ;;
         esac
     done < <(COMP_WORDS="${{COMP_LINE:0:COMP_POINT}}" COMP_CWORD= COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
         %(complete_var)s=bash_complete "$1" 2>/dev/null)
@@ -90,7 +90,7 @@ class Zsh(_Whole, ZshComplete):
                 case $type in
                     file) _path_files ;;
                     dir) _path_files -/ ;;
-                    {GGUF}) _path_files -/; _path_files -g '*.gguf' ;;
+                    {GGUF}) _path_files -/; _path_files -g '*.[gG][gG][uU][fF]' ;;
                 esac ;;
         esac
     done
@@ -122,7 +122,7 @@ function %(complete_func)s
             case dir
                 string join \\n -- $before(complete -C "'' $typed" | string match -r '.*/(?:\\t.*)?$')
             case {GGUF}
-                string join \\n -- $before(complete -C "'' $typed" | string match -r '.*(?:/|\\.gguf)(?:\\t.*)?$')
+                string join \\n -- $before(complete -C "'' $typed" | string match -r '.*(?:/|\\.[gG][gG][uU][fF])(?:\\t.*)?$')
         end
     end
 end

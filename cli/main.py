@@ -92,7 +92,28 @@ def cli(context: click.Context) -> None:
 def main() -> NoReturn:
     """Run the command line; leave with 0, or the exit code of the error (see edgekv.errors)."""
     edgekv.owns_process = True
-    _leave(_run())
+    _open_missing_streams()
+    _leave(_written(_run()))
+
+
+def _open_missing_streams() -> None:
+    """Open the standard streams that the process was started without: nothing to read, an output that fails, and nowhere for messages. Files that
+    are opened later would get their numbers."""
+    for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_RDONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, flags), mode, encoding="utf-8", errors="replace"))  # noqa: SIM115 - it lives as long as the process
+
+
+def _written(code: int, more: str = "") -> int:
+    """The exit code, when all of standard output is written, and `more`: Python would complain at its end."""
+    try:
+        print(end=more, flush=True)
+    except OSError as error:
+        if code == EXIT_OK and not isinstance(error, BrokenPipeError):
+            click.echo(f"edgekv: standard output cannot be written: {error.strerror}", err=True)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return code or EXIT_RUNTIME
+    return code
 
 
 def _run() -> int:
@@ -114,6 +135,10 @@ def _run() -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python complains again when it flushes
+        return EXIT_RUNTIME
+    except OSError:
+        if _written(EXIT_OK, "\n") == EXIT_OK:  # it is not about standard output
+            raise
         return EXIT_RUNTIME
 
 

@@ -154,7 +154,7 @@ def pull(address: str) -> None:
 
 def _path_of(model: Path | None, only_names: bool = False) -> Path:
     """The path of a model: an existing file first, then a name."""
-    if model is None or (not only_names and (model.exists() or model.suffix == ".gguf")):
+    if model is None or (not only_names and (model.exists() or model.suffix.lower() == ".gguf")):
         return model_path(model)
     from edgekv.models.local import find_local
 

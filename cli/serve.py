@@ -76,7 +76,7 @@ class _PassesOn(click.Command):
         help="Let requests with different keys share kept prefixes. By default each key has its own, and "
              "no client finds out what others sent.")
 @option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
-        help="Web pages that may send requests: those of localhost, of one origin such as https://example.org, or * for any.")
+        help="Web pages that may send requests: those of localhost, of one origin such as https://example.org, of programs such as app://, or * for any.")
 @option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=_joined,
         metavar="NAME[,NAME...]",
         help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ def choose(files: Sequence[str], quant: str | None, repo: str = "the repository"
     which names the files that exist."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
-        stem = file.removesuffix(".gguf")
-        if file.endswith(".gguf") and "mmproj" not in stem.lower() and "imatrix" not in stem.lower():
+        stem, suffix = os.path.splitext(file)
+        if suffix.lower() == ".gguf" and "mmproj" not in stem.lower() and "imatrix" not in stem.lower():
             models.setdefault(_PART.sub("", stem), []).append(file)
     if not models:
         raise ModelError(f"{repo} has no GGUF file; look for one whose name ends in GGUF")

@@ -8,12 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_config_path
+
 from edgekv.errors import ModelError
 from edgekv.models.default import default_model
 
-_MAGIC = b"GGUF"
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")
+_FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 _LAYER = "application/vnd.ollama.image.model"
+_HEAD_BYTES = 64 << 10
+_N_TENSORS = slice(8, 16)  # of a GGUF file's first 24 bytes
+_TEXT = re.compile(rb"general\.(type|architecture)\x08\0\0\0(.)\0{7}", re.DOTALL)
+"""A key of a GGUF header, and the length of its text."""
+_NO_MODELS = {"adapter", "mmproj", "imatrix", "clip", "controlvector"}
+"""Types and architectures of files that go with a model."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +34,23 @@ class LocalModel:
 
 
 def local_models() -> list[LocalModel]:
-    """Every model file in the known places, each once, in the order of the places. No file is opened."""
-    found: dict[Path, LocalModel] = {}
-    for model in (*_default(), *_hub(), *_llama_cpp(), *_ollama(), *_lm_studio()):
-        found.setdefault(model.path.resolve(), model)
+    """Every model file in the known places, in the order of the places: each once, but under every name that one place has for it. Of a file only
+    the beginning is read."""
+    found: dict[tuple[Path, str], LocalModel] = {}
+    for place in (_default, _hub, _llama_cpp, _ollama, _lm_studio):
+        elsewhere = {path for path, _ in found}
+        for model in place():
+            if (path := model.path.resolve()) not in elsewhere:
+                found.setdefault((path, model.name), model)
     return list(found.values())
 
 
 def find_local(name: str) -> LocalModel:
-    """The one of `local_models` with this name, or the only one whose name contains it. Raises ModelError, which names the candidates."""
+    """The one of `local_models` with this name, or the only file whose names contain it. Raises ModelError, which names the candidates."""
     models = local_models()
     exact = [model for model in models if model.name == name]
     found = exact or [model for model in models if name.lower() in model.name.lower()]
-    if len(found) == 1:
+    if len({model.path for model in found}) == 1:
         return found[0]
     if found:
         raise ModelError(f"{name!r} is a part of several names: {', '.join(model.name for model in found)}; write more of one")
@@ -66,9 +78,9 @@ def _cache() -> Path:
 
 def _hub() -> Iterator[LocalModel]:
     for repo in sorted(hub_folder().glob("models--*")):
-        owner = repo.name.removeprefix("models--").replace("--", "/")
+        owner = repo.name.removeprefix("models--").replace("--", "/", 1)  # a user's name has no --
         for path in _files(repo / "snapshots"):
-            yield LocalModel(f"{owner}/{path.name.removesuffix('.gguf')}", "Hugging Face cache", path)
+            yield LocalModel(f"{owner}/{path.stem}", "Hugging Face cache", path)
 
 
 def _llama_cpp() -> Iterator[LocalModel]:
@@ -79,15 +91,14 @@ def _llama_cpp() -> Iterator[LocalModel]:
 
 
 def _ollama() -> Iterator[LocalModel]:
-    """Models in Ollama's cache: manifests map names to blobs, which are named by their contents. Blobs without a manifest are no models."""
+    """Models in Ollama's cache: manifests map names, as `ollama list` shows them, to blobs. Blobs without a manifest are no models."""
     root = Path(os.environ.get("OLLAMA_MODELS") or Path.home() / ".ollama/models")
-    names: dict[str, str] = {}
     for manifest in sorted((root / "manifests").rglob("*")):
         if manifest.is_file():
-            names |= dict.fromkeys(_model_layers(manifest), f"{manifest.parent.name}:{manifest.name}")
-    for blob in sorted((root / "blobs").glob("sha256-*")):
-        if _is_gguf(blob):
-            yield LocalModel(names.get(blob.name, blob.name[:19]), "Ollama", blob)
+            name = manifest.parent.relative_to(root / "manifests").as_posix().removeprefix("registry.ollama.ai/").removeprefix("library/")
+            for blob in (root / "blobs" / digest for digest in _model_layers(manifest)):
+                if _is_model(blob):
+                    yield LocalModel(f"{name}:{manifest.name}", "Ollama", blob)
 
 
 def _model_layers(manifest: Path) -> list[str]:
@@ -99,21 +110,50 @@ def _model_layers(manifest: Path) -> list[str]:
 
 
 def _lm_studio() -> Iterator[LocalModel]:
-    for root in (Path.home() / ".lmstudio/models", _cache() / "lm-studio/models"):
+    """Models of LM Studio: in its folder, which a file in the home folder names where it was moved, and in the one for models that its settings name."""
+    home = Path.home()
+    bases = [home / ".lmstudio", _cache() / "lm-studio"]
+    if named := _text_of(home / ".lmstudio-home-pointer").strip():
+        bases.insert(0, Path(named))
+    settings = [*(base / "settings.json" for base in bases), user_config_path("LM Studio", appauthor=False, roaming=True) / "settings.json"]
+    for root in dict.fromkeys([*(base / "models" for base in bases), *filter(None, map(_downloads, settings))]):
         for path in _files(root):
             yield LocalModel(path.stem, "LM Studio", path)
 
 
+def _downloads(settings: Path) -> Path | None:
+    """The folder for models in LM Studio's settings; None: they name none."""
+    try:
+        folder = json.loads(_text_of(settings))["downloadsFolder"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Path(folder) if isinstance(folder, str) and folder else None
+
+
+def _text_of(path: Path) -> str:
+    """The text of another tool's file; empty if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    """GGUF files below a folder, without projectors and later parts of split models."""
-    for path in sorted(folder.rglob("*.gguf")):
-        if not _LATER_PART.search(path.name) and "mmproj" not in path.name.lower() and _is_gguf(path):
+    """GGUF files of models below a folder, without later parts of split ones."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() == ".gguf" and not _LATER_PART.search(path.stem) and "mmproj" not in path.name.lower() and _is_model(path):
             yield path
 
 
-def _is_gguf(path: Path) -> bool:
+def _is_model(path: Path) -> bool:
+    """Whether a file is a GGUF file of a model, as far as its beginning says: no adapter, projector, imatrix, or vocabulary alone."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+            head = file.read(_HEAD_BYTES)
     except OSError:
         return False
+    if not head.startswith(b"GGUF"):
+        return False
+    said = {head[match.end():match.end() + match[2][0]].decode(errors="replace") for match in _TEXT.finditer(head)}
+    no_tensors = head[_N_TENSORS] == bytes(8) and not _FIRST_PART.search(path.stem)
+    return not said & _NO_MODELS and not no_tensors

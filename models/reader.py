@@ -132,7 +132,7 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
     if not path.exists():
         raise ModelError(f"there is no file {path}; give the path of a GGUF model")
     if path.is_dir():
-        files = sorted(p.name for p in path.glob("*.gguf"))
+        files = sorted(p.name for p in path.iterdir() if p.suffix.lower() == ".gguf")
         found = ", ".join(files[:4]) + " and more" * (len(files) > 4) if files else "no GGUF file"
         raise ModelError(f"{path} is a directory, not a GGUF file; it contains {found}")
     n_bytes = path.stat().st_size

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from edgekv.cli.chat.session import BrokenOff
 from edgekv.errors import ContextOverflow, DoesNotFit, EdgeKVError
 from edgekv.serving.get_json import is_here
 
@@ -138,28 +139,38 @@ class ChatClient:
         """The answer to `messages`, piece by piece. Leaving the iteration early stops the server's work. pinned: numbers of the messages that stay
         in a full context.
 
-        Raises ContextOverflow if the prompt does not fit, EdgeKVError if the server refuses, fails or is gone.
+        Raises ContextOverflow if the prompt does not fit, BrokenOff if the stream ends before the answer, EdgeKVError if the server refuses,
+        fails or is gone.
         """
         body = {**self.sampling, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         if self.is_llama:
             body |= {"return_progress": True, "timings_per_token": True, **({"edgekv_pinned": list(pinned)} if pinned else {})}
-        watch = _Watch()
+        watch, calls, finished = _Watch(), _Calls(), False
         try:
             with self._http.sse("/v1/chat/completions", method="POST", json=body) as events:
                 if events.response.status_code != HTTPStatus.OK:
                     raise _refusal(events.response.read())
                 for event in events:
                     if event.data == "[DONE]":
+                        finished = True
                         break
-                    piece = _piece(json.loads(event.data))
+                    chunk = json.loads(event.data)
+                    piece = _piece(chunk)
+                    finished |= piece.finish_reason is not None
                     watch.saw(piece)
+                    calls.saw(chunk)
                     yield piece
+                if shown := calls.shown():
+                    yield AnswerPiece(text=shown)
+                if not finished:
+                    raise BrokenOff("the server stopped in the middle of an answer (its stream ended without a finish_reason)")
                 if (timings := watch.timings()) is not None:
                     yield AnswerPiece(timings=timings)
         except httpx.ConnectError as error:
             raise EdgeKVError(f"the server does not answer ({error or type(error).__name__})") from None
         except (httpx.HTTPError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise EdgeKVError(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
+            kind = BrokenOff if isinstance(error, httpx.HTTPError) else EdgeKVError
+            raise kind(f"the server stopped in the middle of an answer ({error or type(error).__name__})") from None
 
     def prompt(self, messages: list[Message]) -> str:
         """`messages` as text, by the model's chat template. Raises EdgeKVError if the template refuses them."""
@@ -215,15 +226,53 @@ class _Watch:
                        1e3 * (self._last - first))
 
 
+class _Calls:
+    """The tool calls of an answer, which come in pieces. A chat has no tools, so a call is shown as a line of the answer."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Any, list[str]] = {}  # [name, arguments] by the call's number
+        self._behind = ""
+
+    def saw(self, chunk: dict[str, Any]) -> None:
+        delta = _delta(chunk)
+        self._behind = _texts(delta.get("content"))[0][-1:] or self._behind
+        old = delta.get("function_call")  # of servers that know no tools yet
+        for i, call in enumerate([*(delta.get("tool_calls") or []), *([{"function": old}] if old else [])]):
+            said, found = call.get("function") or {}, self._calls.setdefault(call.get("index", i), ["", ""])
+            given = said.get("arguments")
+            found[0] = found[0] or said.get("name") or ""
+            found[1] += given if isinstance(given, str) else json.dumps(given) if given else ""
+
+    def shown(self) -> str:
+        """A line for each call; empty if there was none."""
+        lines = [f"(tool call) {name}({arguments})" for name, arguments in self._calls.values()]
+        return "\n" * bool(lines and self._behind.strip("\n")) + "\n".join(lines)
+
+
+def _delta(chunk: dict[str, Any]) -> dict[str, Any]:
+    return ((chunk.get("choices") or [{}])[0]).get("delta") or {}
+
+
+def _texts(content: Any) -> tuple[str, str]:
+    """(text, thought) of a delta's content: a text, or a list of parts. Raises TypeError for anything else."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    if not isinstance(content, list):
+        raise TypeError("content is neither a text nor a list")
+    parts = [{"text": part} if isinstance(part, str) else part for part in content]
+    thoughts = [text for part in parts for text in _texts(part.get("thinking"))]
+    return "".join(part.get("text") or "" for part in parts), "".join(thoughts)
+
+
 def _piece(chunk: dict[str, Any]) -> AnswerPiece:
-    if "error" in chunk:
+    if chunk.get("error"):
         raise _refusal_of(chunk["error"])
-    choice = (chunk.get("choices") or [{}])[0]
-    delta = choice.get("delta") or {}
+    choice, delta = (chunk.get("choices") or [{}])[0], _delta(chunk)
+    text, thought = _texts(delta.get("content"))
     progress, timings, usage = chunk.get("prompt_progress"), chunk.get("timings"), chunk.get("usage")
     return AnswerPiece(
-        text=delta.get("content") or "",
-        thought=delta.get("reasoning_content") or delta.get("reasoning") or "",
+        text=text or delta.get("refusal") or "",
+        thought=thought or delta.get("reasoning_content") or delta.get("reasoning") or "",
         progress=progress and Progress(progress["total"], progress["cache"], progress["processed"]),
         timings=timings and Timings(
             timings["cache_n"], timings["prompt_n"], timings["prompt_ms"], timings["predicted_n"], timings["predicted_ms"]

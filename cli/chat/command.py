@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from edgekv.cli.chat.piped import check_output, read_piped
 from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import (
@@ -90,6 +92,8 @@ def chat(
     question = _question(prompt)
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("a conversation needs a terminal; use --prompt TEXT, or give the text on standard input")
+    if question is not None:
+        check_output()
     from edgekv.cli.chat.kept import KeptChats, kept_folder
     from edgekv.cli.chat.talk import Talk
 
@@ -156,7 +160,7 @@ def _question(prompt: str | None) -> str | None:
     """The one question, or None for a conversation."""
     parts = [] if prompt is None else [prompt]
     if not sys.stdin.isatty():
-        parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+        parts.append(read_piped(sys.stdin.buffer, partial(click.echo, err=True)).decode("utf-8", "replace"))
     if not parts:
         return None
     question = "\n\n".join(part for part in parts if part.strip())

@@ -59,7 +59,8 @@ class ChatLoop:
             self.turn(self.conversation.send)
 
     def turn(self, answer_with: Callable[[Callable[[AnswerPiece], None]], ChatAnswer]) -> None:
-        """Show one answer and its footer; `answer_with` is the conversation's send or regenerate."""
+        """Show one answer and its footer; `answer_with` is the conversation's send or regenerate. Raises EdgeKVError for an answer that broke off,
+        after it was kept."""
         self.apply_pins()  # pins that appear during an answer would change what its tokens read
         with self.renderer.turn() as show:
             answer = answer_with(show)
@@ -68,6 +69,8 @@ class ChatLoop:
         else:
             self.renderer.footer(answer)
         self.keep()
+        if answer.broken:
+            raise EdgeKVError(answer.broken)
         self.apply_pins()
         self.renderer.note("")
 

@@ -15,6 +15,7 @@ from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli.chat import client
 from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
 from edgekv.cli.chat.kv_status import KvStatus, reads_text
+from edgekv.cli.chat.piped import unwritable
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.errors import ContextOverflow
@@ -164,8 +165,13 @@ class _Turn:
         self._write("(thinking)\n" if thinking else "(answer)\n")
 
     def _write(self, text: str) -> None:
-        self._out.write(text if self._plain else text.translate(_CONTROLS))
-        self._out.flush()
+        try:
+            self._out.write(text if self._plain else text.translate(_CONTROLS))
+            self._out.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise unwritable(error) from None
         self._at_line_start = text.endswith("\n")
 
     def _show_bar(self, progress: client.Progress) -> None:

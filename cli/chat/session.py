@@ -30,13 +30,19 @@ class Draft:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """One turn's answer. interrupted: by the person; finish_reason: "length" where a limit cut it."""
+    """One turn's answer. interrupted: by the person; finish_reason: "length" where a limit cut it; broken: a sentence, where the server's stream
+    ended before the answer."""
 
     text: str
     timings: Timings | None
     interrupted: bool
     finish_reason: str | None
     usage: Usage | None = None
+    broken: str | None = None
+
+
+class BrokenOff(EdgeKVError):
+    """The stream of an answer ended before the server said that the answer had."""
 
 
 class Conversation:
@@ -74,8 +80,8 @@ class Conversation:
     def send(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         """Send the draft and stream the answer into `show`.
 
-        An interrupted answer stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into the draft
-        and the conversation is as before; ContextOverflow and EdgeKVError pass through.
+        An answer that is interrupted or breaks off stays as far as it came. If there is none yet, or the prompt does not fit, the message goes back into
+        the draft and the conversation is as before; ContextOverflow and EdgeKVError pass through.
         """
         before, draft = list(self.turns), self.draft
         try:
@@ -120,7 +126,7 @@ class Conversation:
 
     def _answer(self, show: Callable[[AnswerPiece], None]) -> ChatAnswer:
         texts: list[str] = []
-        timings, reason, usage, interrupted = None, None, None, False
+        timings, reason, usage, interrupted, broken = None, None, None, False, None
         pinned = [i for i, message in enumerate(self.messages) if self.is_pinned(message)]
         pieces = self.client.stream(self.messages, pinned)
         try:
@@ -133,9 +139,13 @@ class Conversation:
                 show(piece)
         except KeyboardInterrupt:
             interrupted = True
+        except BrokenOff as error:
+            if not texts:
+                raise
+            broken = f"{error}; what came of it stays"
         finally:
             pieces.close()  # type: ignore[attr-defined]  # a generator; ends the request, and with it the server's work
-        self.last = ChatAnswer("".join(texts), timings, interrupted, reason, usage)
+        self.last = ChatAnswer("".join(texts), timings, interrupted, reason, usage, broken)
         if self.last.text or not interrupted:
             self.turns.append({"role": "assistant", "content": self.last.text})
         return self.last

@@ -40,7 +40,7 @@ from edgekv.serving.server_options import (
     spaces_of,
     with_measured,
 )
-from edgekv.serving.sites import Admitted, admitted, is_public
+from edgekv.serving.sites import Admitted, admitted, is_public, parse_origin
 from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Server:
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # never fewer layers or tokens than requested: an error instead
-            "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", options.cors,
+            "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", parse_origin(options.cors),
             "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
             "--poll", "0", "--poll-batch", "0",  # its threads sleep between two graphs, as those of other contexts do

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import math
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -19,7 +18,9 @@ from edgekv.errors import ConfigError, ModelError
 from edgekv.memory.fit import in_tokens, unifies
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
+from edgekv.serving.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.serving.log import bare_message
+from edgekv.serving.sites import parse_origin
 from edgekv.store.settings import RecallSettings, StoreSettings
 from edgekv.vocab import Drafting, KvMode, WhenFull
 
@@ -47,6 +48,9 @@ _OWNED = {
 _BESIDE_OURS = ("--api-key-file", "--api-prefix", "--device", "--docker-repo", "--hf-file", "--hf-repo", "--log-file", "--model-url", "--models-dir",
                 "--models-preset", "--n-gpu-layers", "--reuse-port", "--ssl-cert-file", "--ssl-key-file")
 """Options of _OWNED that our command line does not always name: where it does not, llama.cpp's server takes their variables."""
+
+_NOT_IN_FILES = {*_BESIDE_OURS, "--api-key"} - {"--device", "--n-gpu-layers"}
+"""The same for llama.cpp's own files, which are for all its programs."""
 
 _LIVES = "the process outlived llama_server()"
 _TRIAL = f"""
@@ -102,7 +106,7 @@ class ServerOptions:
     api_key_file: Path | None = None  # more keys, one per line; # begins a comment
     cache_shared: bool = False  # requests with different keys begin with each other's tokens
     draft: Drafting | Path | None = Drafting.OFF  # a path: a draft model; None: guesses from the text where no text loses (drafts.drafting)
-    cors: str = LOCALHOST  # the origin whose pages may send requests; "*": any
+    cors: str = LOCALHOST  # the origin whose pages may send requests, as edgekv.serving.sites.parse_origin takes it
     allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.serving.sites.parse_hosts returns them
     allow_media_host: tuple[str, ...] = ()  # hosts from which media of requests are fetched, in the same form
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
@@ -111,8 +115,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.n_slots <= MOST_SLOTS:
             raise ConfigError(f"there cannot be {self.n_slots} slots; use 1 to {MOST_SLOTS}")
-        if self.cors not in (LOCALHOST, "*") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/,*]+", self.cors, re.IGNORECASE):
-            raise ConfigError(f"{self.cors!r} is not an origin; write one such as https://example.org, without a path, or * for any")
+        parse_origin(self.cors)
 
     def api_keys(self) -> tuple[str, ...]:
         """Every key of the server; empty if requests need none. Raises ConfigError if the file of keys cannot be used."""
@@ -234,10 +237,19 @@ def check_recall(options: ServerOptions, model: Geometry) -> None:
 
 
 def check_extra(extra: tuple[str, ...]) -> None:
-    """Raise ConfigError for options that cannot be passed on, also by llama.cpp's variables, and for values that would end the process."""
+    """Raise ConfigError for options that cannot be passed on, also by llama.cpp's variables and files, and for values that would end the process."""
     for name in _BESIDE_OURS:
         if (variable := f"LLAMA_ARG_{name[2:].replace('-', '_').upper()}") in os.environ:
             raise ConfigError(f"{variable} cannot be passed on to llama.cpp's server; unset it, and use {_OWNED[name]}")
+    if os.environ.get("AIP_MODE") == "PREDICTION":
+        raise ConfigError("AIP_MODE=PREDICTION would move llama.cpp's server to another port; unset it")
+    if "LLAMA_SERVER_ROUTER_PORT" in os.environ:
+        raise ConfigError("LLAMA_SERVER_ROUTER_PORT would make llama.cpp's server another one's child; unset it")
+    for path in files():
+        for key, _ in entries(path):
+            name = f"--{key.lower().removeprefix('llama_arg_').removeprefix('llama_').replace('_', '-')}"
+            if name in _NOT_IN_FILES:
+                raise ConfigError(f"{key} in llama.cpp's own file {path} cannot be passed on to its server; remove it there, and use {_OWNED[name]}")
     for argument in extra:
         name = argument.replace("_", "-") if argument.startswith("--") else argument
         if name in _OWNED:
@@ -255,11 +267,19 @@ def check_extra(extra: tuple[str, ...]) -> None:
         raise ConfigError(f"llama.cpp's server does not take {' '.join(extra)}: {reason}")
 
 
-def try_extra(extra: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """Let a child process parse the options: some make llama.cpp's server print a text and call exit()."""
+def llama_settings() -> list[LlamaSetting]:
+    """What llama.cpp's server takes from its own variables and files, beside our command line."""
+    if not any_set():
+        return []
+    without = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")} | {"XDG_CONFIG_HOME": os.devnull}
+    return settings(try_extra(("--help",), without).stdout)  # with a wrong value it would give no help
+
+
+def try_extra(extra: tuple[str, ...], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Let a child process parse the options: some make llama.cpp's server print a text and call exit(). environment: None: this one."""
     argv = ["llama-server", "--model", "no such file", "--host", LOOPBACK, "--port", "0", "--offline", "--no-ui", *extra]
     command = [sys.executable, "-c", _TRIAL.format(sys.path), *argv]
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
 
 
 def free_port(host: str, port: int) -> int:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from edgekv.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*):(?://(?P<host>\*|[^\s/,*]+)?/?)?", re.IGNORECASE)
+_PORTS = {"http": ":80", "https": ":443"}
+"""Ports that browsers leave out of an origin."""
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -35,6 +38,19 @@ def _parse_host(text: str) -> str:
         if len(name) > 253 or not _NAME.fullmatch(name):
             raise ConfigError(f"{text!r} is not a host; write a name such as chat.example.org, or an address, without a port") from None
         return name
+
+
+def parse_origin(text: str) -> str:
+    """The origin whose pages may send requests, as the server compares it: localhost, *, an origin as browsers send it, or "app://" for every page of
+    programs with this scheme. Raises ConfigError."""
+    if text in ("localhost", "*"):
+        return text
+    match = _ORIGIN.fullmatch(text.strip())
+    is_web = match is not None and match["scheme"].lower() in _PORTS
+    if match is None or (is_web and match["host"] in (None, "*")):
+        raise ConfigError(f"{text!r} is not an origin; write one such as https://example.org, without a path, app:// for programs, or * for any")
+    host = "" if match["host"] in (None, "*") else match["host"]
+    return f"{match['scheme']}://{host.removesuffix(_PORTS[match['scheme'].lower()]) if is_web else host}"
 
 
 def is_public(host: str) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.paper import PaperServer, say, says
+from support.paper import DONE, PaperServer, say, says
 
 from edgekv.cli.chat.client import AnswerPiece, ChatClient, Usage
 from edgekv.cli.chat.endpoint import RemoteServer, base_url
@@ -187,6 +187,45 @@ def test_where_the_prompts_tokens_came_from(opened, capsys, details, usage, show
     assert Usage.parse({"prompt_tokens": "many"}) is None
 
 
+def call(i: int, name: str | None = None, arguments: object = "") -> dict:
+    return {"choices": [{"delta": {"tool_calls": [{"index": i, "function": {"arguments": arguments, **({"name": name} if name else {})}}]}}]}
+
+
+@pytest.mark.parametrize(("events", "text"), [
+    ([call(0, "weather", '{"city":'), call(0, None, '"Rome"}'), call(1, "time", {"zone": 1}), call(2, "now", None)],
+     '(tool call) weather({"city":"Rome"})\n(tool call) time({"zone": 1})\n(tool call) now()'),
+    ([*says("Let me see")[:1], call(0, "f", "{}")], "Let me see\n(tool call) f({})"),
+    ([{"choices": [{"delta": {"function_call": {"name": "f", "arguments": "{}"}}}]}], "(tool call) f({})"),
+    ([{"choices": [{"delta": {"content": ["a", {"type": "text", "text": "b"}, {"type": "image"}]}}]}], "ab"),
+    ([{"choices": [{"delta": {"content": None, "refusal": "I will not"}}], "error": None}], "I will not"),
+])
+def test_what_an_answer_may_be_made_of(opened, events, text):
+    """A tool call is shown with its name and arguments, and stays in the conversation; content may be a list of parts."""
+    endpoint = opened()
+    endpoint.script = [[*events, *says()]]
+    conversation = Conversation(connect(endpoint)._client)
+    assert say(conversation, "hi").text == text == conversation.turns[-1]["content"]
+
+
+def test_thoughts_among_the_parts(opened):
+    endpoint, pieces = opened(), []
+    endpoint.script = [[{"choices": [{"delta": {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]}}]}, *says("yes")]]
+    assert ask(connect(endpoint), pieces).text == "yes" and pieces[0].thought == "hm"
+
+
+def test_an_answer_that_breaks_off_stays_as_far_as_it_came(opened):
+    """The stream ends without a word of the server's that the answer has; a server that only says [DONE] has finished it."""
+    endpoint = opened()
+    endpoint.script = [says("Hel", "lo")[:2], [*says("Hello")[:1], DONE], []]
+    conversation = Conversation(connect(endpoint)._client)
+    answer = say(conversation, "hi")
+    assert answer.text == "Hello" and "without a finish_reason); what came of it stays" in answer.broken and conversation.turns[-1]["content"] == "Hello"
+    assert say(conversation, "hi").broken is None
+    with pytest.raises(EdgeKVError, match="stopped in the middle of an answer"):
+        say(conversation, "more")
+    assert len(conversation.turns) == 4 and conversation.draft.content == "more", "nothing came: the message is kept"
+
+
 # ---- the command ------------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +247,20 @@ def test_one_answer_from_elsewhere(opened, chat, tmp_path):
     assert endpoint.requests[0] | {"messages": 0} == {
         "model": "paper", "messages": 0, "max_tokens": 9, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     assert not (tmp_path / "data").exists(), "one question alone is not kept"
+
+
+def test_an_answer_that_breaks_off(opened, chat, tmp_path):
+    """The half of it is on standard output, and with --resume in the conversation; a sentence and the exit code say that it is half."""
+    endpoint = opened()
+    endpoint.script = [says("Hel", "lo")[:2]] * 2
+    kept = tmp_path / "data/edgekv/chats/hi.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]))
+    for more in ((), ("--resume", "hi")):
+        result = chat("--url", endpoint.url, "-p", "hi", *more)
+        assert (result.returncode, result.stdout) == (EXIT_RUNTIME, "Hello\n") and result.stderr.count("\n") == 1
+        assert result.stderr.startswith("edgekv: the server stopped in the middle of an answer")
+    assert json.loads(kept.read_text())[-1]["content"] == "Hello"
 
 
 @pytest.mark.parametrize(("arguments", "code", "sentence"), [

@@ -32,7 +32,7 @@ Ask = Callable[..., list[str]]
 @pytest.fixture
 def home(environment, tmp_path) -> dict[str, str]:
     """An environment with the program on its path; the current folder has model files and others."""
-    for name in ("tiny.gguf", "notes.txt", "two words/a b.gguf"):
+    for name in ("tiny.gguf", "OLD.GGUF", "notes.txt", "two words/a b.gguf"):
         (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "work" / name).touch()
     program = tmp_path / "bin" / "edgekv"
@@ -147,6 +147,7 @@ TYPED = {
     "edgekv chat --policy ema+anch": "edgekv chat --policy ema+anchor ",
     "edgekv bench --modes off,spa": "edgekv bench --modes off,sparse ",
     "edgekv chat tin": "edgekv chat tiny.gguf ",
+    "edgekv chat OL": "edgekv chat OLD.GGUF ",
     "edgekv chat no": "edgekv chat no",  # notes.txt is no model
     "edgekv chat two": "edgekv chat two\\ words/",
     "edgekv chat two\\ words/": "edgekv chat two\\ words/a\\ b.gguf ",

@@ -66,7 +66,7 @@ def test_no_addresses(text):
 def test_choice():
     assert choose(FILES, None) == ["Small-1B-Q4_K_M.gguf"] and choose(FILES, "q8_0") == ["Small-1B-Q8_0.gguf"]
     assert choose(FILES, "F16") == FILES[-2:], "all parts, and not the projector"
-    assert choose(["only.gguf"], None) == ["only.gguf"]
+    assert choose(["only.gguf"], None) == ["only.gguf"] and choose(["X.GGUF"], None) == ["X.GGUF"]
     with pytest.raises(ModelError, match="has no Q2_K; it has: .*Q4_K_M"):
         choose(FILES, "Q2_K")
     with pytest.raises(ModelError, match="some/repo has no GGUF file"):

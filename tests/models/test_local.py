@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
+import gguf
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -41,6 +44,20 @@ def home(tmp_path, monkeypatch, default_model):
     return tmp_path
 
 
+def part(path, **said: str) -> bytes:
+    """A GGUF file with these texts in its header, and a tensor if it has a type."""
+    writer = gguf.GGUFWriter(path, said.pop("architecture", "llama"))
+    for key, text in said.items():
+        writer.add_string(f"general.{key}", text)
+    if said:
+        writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
 def run(*arguments: str):
     return CliRunner().invoke(models, arguments, standalone_mode=False)
 
@@ -60,6 +77,47 @@ def test_every_place_is_looked_at(home):
     found = {(model.source, model.name) for model in local_models()}
     assert found == {("default model", "SmolLM2-135M-Instruct.Q4_1"), ("Hugging Face cache", "some/repo/model-Q8_0"),
                      ("llama.cpp cache", "cached"), ("Ollama", "small:latest"), ("LM Studio", "studio")}
+
+
+def test_what_goes_with_a_model_is_none(home):
+    """Adapters, projectors of any name, importance matrices and vocabularies are left out; a first part without tensors is a model."""
+    files = {"lora": {"type": "adapter"}, "vision": {"type": "mmproj"}, "old-vision": {"architecture": "clip", "name": "x"}, "vocab": {},
+             "Small.imatrix": {"type": "imatrix"}, "steer": {"architecture": "controlvector", "name": "x"}, "whole": {"type": "model"},
+             "parts-00001-of-00002": {}}
+    folder = home / ".lmstudio/models"
+    for name, said in files.items():
+        part(folder / f"{name}.gguf", **said)
+    assert {model.name for model in local_models() if model.source == "LM Studio"} == {"studio", "whole", "parts-00001-of-00002"}
+
+
+def test_names_as_their_places_write_them(home):
+    model = (home / "tiny.bin").read_bytes()
+    layers = (home / ".ollama/models/manifests/registry.ollama.ai/library/small/latest").read_bytes()
+    for tag in ("registry.ollama.ai/library/small/1b", "registry.ollama.ai/me/mine/latest", "hf.co/maker/Repo-GGUF/Q8_0"):
+        (home / ".ollama/models/manifests" / tag).parent.mkdir(parents=True, exist_ok=True)
+        (home / ".ollama/models/manifests" / tag).write_bytes(layers)
+    (home / ".ollama/models/blobs/sha256-cc-partial").write_bytes(model[:-100])
+    snapshot = home / ".cache/huggingface/hub/models--user--With--Dashes/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "X.GGUF").write_bytes(model)
+    names = [model.name for model in local_models() if model.source in ("Ollama", "Hugging Face cache")]
+    assert sorted(names) == ["hf.co/maker/Repo-GGUF:Q8_0", "me/mine:latest", "small:1b", "small:latest", "some/repo/model-Q8_0", "user/With--Dashes/X"]
+    assert find_local("small:1b").path == find_local("small").path
+
+
+@pytest.mark.parametrize("settings", [".lmstudio/settings.json", ".config/LM Studio/settings.json", "elsewhere/settings.json"])
+def test_lm_studios_moved_folder(home, monkeypatch, settings):
+    """Its settings name the folder for models; its own folder may lie elsewhere too."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    (home / ".lmstudio-home-pointer").write_text(f"{home / 'elsewhere'}\n")
+    (home / settings).parent.mkdir(parents=True, exist_ok=True)
+    for model in ("big disk/maker/moved.gguf", "elsewhere/models/maker/pointed.gguf"):
+        (home / model).parent.mkdir(parents=True)
+        shutil.copy(home / "tiny.bin", home / model)
+    for text, found in (("{", False), ('{"downloadsFolder": 3}', False), (json.dumps({"downloadsFolder": str(home / "big disk")}), True)):
+        (home / settings).write_text(text)
+        names = {model.name for model in local_models() if model.source == "LM Studio"}
+        assert names == {"studio", "pointed", *(["moved"] if found else [])}
 
 
 def test_places_that_variables_name(home, monkeypatch):

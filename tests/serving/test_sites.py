@@ -5,14 +5,17 @@ import json
 import socket
 
 import pytest
+from support import clients
 from support.local_server import exposed, options
 
 from edgekv.errors import ConfigError
 from edgekv.serving.server import Server
-from edgekv.serving.sites import Admitted, admitted, parse_hosts
+from edgekv.serving.sites import Admitted, admitted, parse_hosts, parse_origin
 
 PROMPT = {"prompt": [1, 300, 301, 302], "n_predict": 2, "ignore_eos": True}
 JSON = "application/json"
+LARGEST = 100 << 20
+"""Bytes of a body."""
 
 
 def send(server: Server, path: str, body: object = None, method: str | None = None, **headers: str) -> tuple[int, dict]:
@@ -32,6 +35,12 @@ def send(server: Server, path: str, body: object = None, method: str | None = No
         return response.status, json.loads(text) if text.startswith((b"{", b"[")) else {}
     finally:
         connection.close()
+
+
+def told(server: Server, path: str, body: object = None, method: str | None = None, **headers: str) -> tuple[int, dict[str, str]]:
+    """Status and headers."""
+    reply = clients.send(server.url, path, body, method, **{name.replace("_", "-"): value for name, value in headers.items()})
+    return reply.status, reply.headers
 
 
 def refusal(answer: tuple[int, dict]) -> tuple[int, str]:
@@ -63,6 +72,32 @@ def test_a_host_that_is_no_name_is_said_at_the_start(synthetic, monkeypatch):
     with pytest.raises(ConfigError, match="'a b' is not a host"):
         Server(options(synthetic("llama"), host="a b")).start()
     assert server.active() is None
+
+
+PREFLIGHT = {"method": "OPTIONS", "Access_Control_Request_Method": "POST", "Access_Control_Request_Private_Network": "true"}
+
+
+def agrees(server: Server, origin: str) -> bool:
+    """Whether pages of an origin may use the server, as a browser's question and the request behind it say alike."""
+    status, asked = told(server, "/completion", Origin=origin, **PREFLIGHT)
+    allowed = asked.get("access-control-allow-origin") in (origin, "*")
+    answered, headers = told(server, "/completion", PROMPT, Origin=origin)
+    assert (status, answered, headers.get("access-control-allow-origin") in (origin, "*")) == ((200, 200, True) if allowed else (403, 403, False))
+    assert asked["vary"] == headers["vary"] == "Origin"
+    assert (asked.get("access-control-allow-private-network") == "true") is allowed
+    return allowed
+
+
+@pytest.mark.parametrize(("cors", "let_in", "refused"), [
+    ("vscode-webview:", ["vscode-webview://1a2b", "VSCODE-webview://x"], ["vscode-webviewer://x", "http://localhost"]),
+    ("app://obsidian.md/", ["app://obsidian.md"], ["app://obsidian.mdx", "app://other"]),
+    ("https://Chat.example:443/", ["https://chat.example"], ["https://chat.example:8443", "http://chat.example"]),
+    ("*", ["https://anything.example", "app://.", "null"], []),
+])
+def test_origins_as_people_write_them(synthetic, cors, let_in, refused):
+    with Server(options(synthetic("llama"), cors=cors)) as server:
+        for origin in (*let_in, *refused):
+            assert agrees(server, origin) is (origin in let_in), origin
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +161,53 @@ def test_json_runs(alone, kind):
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://localhost", "http://127.0.0.1:5173", "http://[::1]:1", "HTTP://LOCALHOST"])
 def test_pages_of_this_machine_may_send(alone, origin):
     assert send(alone, "/completion", PROMPT, Content_Type=JSON, Origin=origin)[0] == 200
+
+
+def test_a_browsers_question_is_answered_as_its_request(alone):
+    for origin in ("http://localhost:3000", "HTTP://LOCALHOST", "http://[::1]:1", "http://127.8.9.10", "tauri://localhost", "capacitor://localhost"):
+        assert agrees(alone, origin), origin
+    for origin in ("https://evil.example", "app://obsidian.md", "vscode-webview://x", "null", "http://localhost.evil.example"):
+        assert not agrees(alone, origin), origin
+    assert told(alone, "/v1/models", Origin="https://evil.example")[1].get("access-control-allow-origin") is None
+    assert told(alone, "/v1/models", method="OPTIONS")[0] == 200
+
+
+def test_what_an_origin_is():
+    for text in ("app://", "app:", "app://*", "app:///"):
+        assert parse_origin(text) == "app://"
+    assert parse_origin("http://a:80") == "http://a" and parse_origin("https://a:80") == "https://a:80"
+    for wrong in ("example.org", "example.org:80", "http://", "https:", "https://*", "https://a/b", "https://a,https://b", "", "app://a b"):
+        with pytest.raises(ConfigError, match="is not an origin"):
+            parse_origin(wrong)
+
+
+@pytest.mark.parametrize(("request_", "status", "sentence"), [
+    (b"POST /completion HTTP/1.1\r\nContent-Type: application/json\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}", 415,
+     "Content-Encoding is 'br'; send its body as it is"),
+    (b"POST /completion HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", 413, "100 MiB are taken at most"),
+    (b"POST /completion\r\n\r\n", 400, "the request cannot be read"),
+])
+def test_no_error_is_without_a_sentence(alone, request_, status, sentence):
+    """A body that is too large is told when so much of it has come."""
+    with socket.create_connection(("127.0.0.1", alone.port), timeout=60) as connection:
+        connection.sendall(request_ % (LARGEST + 1) if status == 413 else request_)
+        for _ in range(LARGEST >> 20 if status == 413 else 0):
+            connection.sendall(bytes(1 << 20))
+        connection.sendall(b" " if status == 413 else b"")
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        error = json.loads(response.read())["error"]
+    assert (response.status, error["code"], error["type"]) == (status, status, "invalid_request_error") and sentence in error["message"]
+
+
+@pytest.mark.parametrize(("path", "sentence"), [
+    ("//v1/models", "there is no '//v1/models' here, ask for '/v1/models'; the base URL of a client ends in /v1, once"),
+    ("/v1/models/", "ask for '/v1/models'"), ("/v1/v1/chat/completions", "ask for '/v1/chat/completions'"), ("//v1//v1/v1/models//", "ask for '/v1/models'"),
+    ("/v1/", "/v1/models lists the models"), ("/v1", "/v1/models lists the models"), ("/nothing", "File Not Found"),
+])
+def test_a_base_url_with_too_much(alone, path, sentence):
+    status, body = send(alone, path)
+    assert status == 404 and body["error"]["type"] == "not_found_error" and sentence in body["error"]["message"]
 
 
 def test_what_clients_send_besides_json(alone):

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <iterator>
 
 #ifdef _WIN32
 #include <ws2tcpip.h>
@@ -80,12 +81,35 @@ bool is_ours(const std::string & host) {
     return is_local(host) || is_named(host) || (g_hosts.any_address && is_address(host, is_loopback));
 }
 
+// Whether pages of a site may read answers: "https://name" names a site, "app://" the pages of all programs that have this scheme.
+bool may_read(const std::string & origin, const std::string & origins) {
+    const std::string wanted = lower(origins), given = lower(origin);
+    const bool        scheme = wanted.size() > 3 && wanted.compare(wanted.size() - 3, 3, "://") == 0;
+    return wanted == "*" || given == wanted || (scheme && given.size() > wanted.size() && given.compare(0, wanted.size(), wanted) == 0) ||
+           (wanted == "localhost" && is_local(host_of(authority_of(origin))));
+}
+
 // Whether a site may send requests that change something: the server's own site, one that may read answers, or a named host.
 bool may_send(const std::string & origin, const std::string & own, const std::string & origins) {
     const std::string authority = authority_of(origin);
-    const std::string host      = host_of(authority);
-    return origins == "*" || (!authority.empty() && authority == lower(own)) || lower(origin) == lower(origins) ||
-           (!host.empty() && ((origins == "localhost" && is_local(host)) || is_named(host)));
+    return may_read(origin, origins) || (!authority.empty() && authority == lower(own)) || is_named(host_of(authority));
+}
+
+// Tells a browser what its page may do, in llama.cpp's place: it knows web addresses alone, and one answer for all pages would be kept for others.
+void tell_pages(const httplib::Request & req, httplib::Response & res, const std::string & origins) {
+    static const char * ALLOWED = "Access-Control-Allow-Origin";
+    const std::string   origin  = req.get_header_value("Origin");
+    res.set_header("Vary", "Origin");
+    if (origins != "*") {
+        res.headers.erase(ALLOWED);
+        if (may_read(origin, origins)) {
+            res.set_header(ALLOWED, origin);
+        }
+    }
+    // a page of the internet asks whether it may reach a private network
+    if (req.get_header_value("Access-Control-Request-Private-Network") == "true" && may_read(origin, origins)) {
+        res.set_header("Access-Control-Allow-Private-Network", "true");
+    }
 }
 
 std::string media_type(const httplib::Request & req) {
@@ -110,10 +134,14 @@ bool has_right_type(const httplib::Request & req) {
            req.path.compare(req.path.size() - UPLOADS.size(), UPLOADS.size(), UPLOADS) == 0;
 }
 
-bool refuse(httplib::Response & res, int status, const char * type, const std::string & sentence) {
+void tell(httplib::Response & res, int status, const char * type, const std::string & sentence) {
     res.status = status;
     res.set_content(edgekv_server::error_body({{ "code", status }, { "message", sentence }, { "type", type }}),
                     "application/json; charset=utf-8");
+}
+
+bool refuse(httplib::Response & res, int status, const char * type, const std::string & sentence) {
+    tell(res, status, type, sentence);
     return true;
 }
 
@@ -124,7 +152,46 @@ std::string shown(const std::string & text) {
     return "'" + found + "'";
 }
 
+// A sentence for a path that nothing serves. Clients put theirs behind a base URL, which people give with a slash or a /v1 too many.
+std::string no_such_path(const std::string & path) {
+    std::string meant;
+    std::copy_if(path.begin(), path.end(), std::back_inserter(meant), [&](char c) { return c != '/' || meant.empty() || meant.back() != '/'; });
+    while (meant.size() > 1 && meant.back() == '/') {
+        meant.pop_back();
+    }
+    while (meant == "/v1/v1" || meant.compare(0, 7, "/v1/v1/") == 0) {
+        meant.erase(0, 3);
+    }
+    static const std::string BASE = "the base URL of a client ends in /v1, once and without a slash behind it";
+    if (meant == "/v1") {
+        return "nothing is at " + shown(path) + " itself; " + BASE + ", and /v1/models lists the models";
+    }
+    return meant == path ? "File Not Found" : "there is no " + shown(path) + " here, ask for " + shown(meant) + "; " + BASE;
+}
+
+std::string why(const httplib::Request & req, int status) {
+    switch (status) {
+        case 400: return "the request cannot be read: its first line, a header, or the length of its body is wrong";
+        case 404: return no_such_path(req.path);
+        case 413: return "the request's body is too large; " + std::to_string(CPPHTTPLIB_PAYLOAD_MAX_LENGTH >> 20) + " MiB are taken at most";
+        case 415: return "the request's Content-Encoding is " + shown(req.get_header_value("Content-Encoding")) + "; send its body as it is";
+        default:  return httplib::status_message(status);
+    }
+}
+
+void explain(const httplib::Request & req, httplib::Response & res) {
+    if (res.body.empty() && !res.content_provider_) {
+        tell(res, res.status, res.status == 404 ? "not_found_error" : res.status < 500 ? "invalid_request_error" : "server_error", why(req, res.status));
+    }
+}
+
 }  // namespace
+
+void explain_errors(httplib::Server & server) {
+    if (g_checks) {
+        server.set_error_handler(explain);
+    }
+}
 
 void admit(const admitted & hosts) {
     g_hosts  = hosts;
@@ -135,13 +202,16 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     if (!g_checks) {
         return false;
     }
+    tell_pages(req, res, origins);
     const std::string host = req.get_header_value("Host");
     // a health check may name no host; a browser always does
     if (req.has_header("Host") && !is_ours(host_of(host))) {
         return refuse(res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
                       "; if the name is its own, start it with --allow-host");
     }
-    if (req.method == "GET" || req.method == "HEAD" || req.method == "OPTIONS") {
+    // a browser's question is answered as what it asks for would be
+    const bool asks = req.method == "OPTIONS" && req.has_header("Access-Control-Request-Method");
+    if (req.method == "GET" || req.method == "HEAD" || (req.method == "OPTIONS" && !asks)) {
         return false;
     }
     const std::string origin = req.get_header_value("Origin");

@@ -28,9 +28,6 @@ constexpr size_t PIECE    = 1 << 20;
 
 using file = std::unique_ptr<std::FILE, int (*)(std::FILE *)>;
 
-// what a client knows of it
-std::string base(const std::string & path) { return path.substr(path.rfind('/') + 1); }
-
 file open(const std::string & path, const char * how) { return { std::fopen(path.c_str(), how), std::fclose }; }
 
 // the seal that n_bytes from here on should have; with fewer bytes than that, the number says so
@@ -55,16 +52,16 @@ seal_of_file seal_for(std::FILE * f, uint64_t n_bytes) {
 
 }  // namespace
 
-slot_file::slot_file(std::string & path) : name(path), aside(path + ".part") { path = aside; }
+saved_slot::saved_slot(std::string & path, const std::string & shown) : path(path), aside(path + ".part"), shown(shown) { path = aside; }
 
-slot_file::~slot_file() {
+saved_slot::~saved_slot() {
     if (!aside.empty()) {
         std::remove(aside.c_str());
     }
 }
 
-std::string slot_file::seal(size_t n_bytes) {
-    const auto refused = [&](const char * why) { return "the slot was not saved: " + base(name) + " cannot be written: " + why; };
+std::string saved_slot::seal(size_t n_bytes) {
+    const auto refused = [&](const char * why) { return "the slot was not saved: " + shown + " cannot be written: " + why; };
     auto f = open(aside, "r+b");
     if (!f) {
         return refused(std::strerror(errno));
@@ -75,7 +72,7 @@ std::string slot_file::seal(size_t n_bytes) {
     }
     std::fseek(f.get(), 0, SEEK_END);
     if (std::fwrite(&seal, sizeof(seal), 1, f.get()) != 1 || std::fflush(f.get()) != 0 || fsync(fileno(f.get())) != 0 ||
-        std::rename(aside.c_str(), name.c_str()) != 0) {
+        std::rename(aside.c_str(), path.c_str()) != 0) {
         return refused(std::strerror(errno));
     }
     aside.clear();
@@ -83,8 +80,8 @@ std::string slot_file::seal(size_t n_bytes) {
     return "";
 }
 
-std::string broken_slot_file(const std::string & path) {
-    const std::string wrong = "Unable to restore slot: " + base(path);
+std::string broken_slot_file(const std::string & path, const std::string & shown) {
+    const std::string wrong = "Unable to restore slot: " + shown;
     const auto f = open(path, "rb");
     if (!f) {
         return wrong + " cannot be read: " + std::strerror(errno);

@@ -133,7 +133,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
         _announce(server, how_to_stop)
         server.wait()
     except KeyboardInterrupt as interrupt:
-        if not server.ready:  # a load cannot be stopped; ending the process loses nothing
+        if not server.ready and not server.answers("/health"):  # a load cannot be stopped; ending the process loses nothing
             _leave_at_once(interrupt.args[0], "loading")
         _say("stopping")
     finally:

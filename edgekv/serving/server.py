@@ -299,8 +299,7 @@ class Server:
             self._turned.set()
 
     def _wait_until_ready(self) -> None:
-        figures = self.figures
-        while not (self._turned.wait(_INTERRUPTIBLE_S) or self._answers("/lora-adapters")):  # a loop that is at work at once does not say so
+        while not (self._turned.wait(_INTERRUPTIBLE_S) or self.answers("/lora-adapters")):  # a loop that is at work at once does not say so
             pass
         if not self.alive:
             sentence = self.why_stopped()
@@ -310,8 +309,8 @@ class Server:
         self._check_runtime()
         if self._runtime is not None:
             first_tokens.watch(self._runtime, self.request)
-        figures.begin()
-        self._answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
+        self.figures.begin()
+        self.answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
 
     def _attached(self, made: Runtime) -> None:
         """A context was made. The server's thread makes the answering context before others (a draft model's), and again after sleep."""
@@ -337,7 +336,7 @@ class Server:
 
     def settle(self) -> None:
         """Return once the rows of all answers so far are kept: the newest are kept only after the answer was sent."""
-        self._answers("/lora-adapters")  # the request passes through the task loop
+        self.answers("/lora-adapters")  # the request passes through the task loop
 
     def between_batches(self, function: Callable[[], Result]) -> Result:
         """Call `function` on the decoding thread, while nothing is computed, and return its result. A request that a client left is
@@ -347,13 +346,14 @@ class Server:
             while not future.done():
                 if not self.alive:
                     raise EdgeKVError(self.why_stopped())
-                self._answers("/metrics")  # makes an idle server look for errands
+                self.answers("/metrics")  # makes an idle server look for errands
                 wait([future], timeout=_POLL_S)
         finally:
             future.cancel()
         return future.result()
 
-    def _answers(self, path: str) -> bool:
+    def answers(self, path: str) -> bool:
+        """Whether a GET of `path` succeeds; false too while nothing listens."""
         from http.client import HTTPException
 
         try:

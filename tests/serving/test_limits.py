@@ -3,6 +3,7 @@ stops."""
 
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import CHAT, Reply, Stream, answering, drained, send, until
-from support.serve_process import serving
+from support.serve_process import EDGEKV, environment, serving
 
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
@@ -199,6 +200,25 @@ def test_a_second_signal_ends_it_at_once(default_model, tmp_path, number, code):
         served.process.send_signal(number)
         assert served.process.wait(10) == code
         assert "Traceback" not in served.process.stderr.read()
+
+
+def test_who_sees_health_sees_a_started_server(synthetic, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with subprocess.Popen([*EDGEKV, "serve", str(synthetic("llama")), "--ctx", "256", "--port", str(port)], env=environment(tmp_path), cwd=tmp_path,
+                          stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not healthy(port):
+            pass
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == EXIT_OK and said.endswith("stopping\n")
+
+
+def healthy(port: int) -> bool:
+    try:
+        return send(f"http://127.0.0.1:{port}", "/health").status == 200
+    except OSError:
+        return False
 
 
 def test_out_of_reach_of_ctrl_c_it_names_the_signal(synthetic, tmp_path):

@@ -10,6 +10,7 @@ namespace edgekv_guards {
 namespace {
 
 constexpr int MOST_LEVELS = 200;  // a tool's schema has about ten; overflow begins at about ten thousand
+constexpr size_t MOST_NAME = 4096;  // bytes; std::regex, by which names become rules of a grammar, overflows at about 26,000
 constexpr int MOST_STRINGS = 4;  // levels of JSON within strings of JSON
 
 [[noreturn]] void refuse(const char * what) {
@@ -26,6 +27,12 @@ void check_parentheses(const std::string & pattern) {
         } else if (pattern[i] == ')') {
             depth--;
         }
+    }
+}
+
+void check_name(size_t n_bytes) {
+    if (n_bytes > MOST_NAME) {
+        throw std::invalid_argument("a name in the request has " + std::to_string(n_bytes) + " bytes; at most " + std::to_string(MOST_NAME) + " are allowed");
     }
 }
 
@@ -71,9 +78,12 @@ void check_json(const std::string & text, int n_strings) {
             const size_t last = std::min(i, text.size());
             const size_t next = text.find_first_not_of(" \t\r\n", last + 1);
             if (next != std::string::npos && text[next] == ':') {
+                check_name(last - first);
                 key = decoded(text.substr(first, last - first));
             } else if (key == "pattern") {
                 check_parentheses(decoded(text.substr(first, last - first)));
+            } else if (key == "name" || key == "$ref") {
+                check_name(last - first);
             } else if (key == "arguments" && n_strings < MOST_STRINGS) {  // of a tool call; templates get it as JSON
                 check_json(decoded(text.substr(first, last - first)), n_strings + 1);
             }

@@ -1,0 +1,29 @@
+// Files of a slot's tokens and rows (action=save and restore): for the patch `slot-files`. Decoding thread.
+#pragma once
+
+#include <string>
+
+namespace edgekv_server {
+
+// A file that is being saved: it is written under another name, and gets its own when it is whole and sealed.
+class saved_slot {
+  public:
+    // changes the path to the one to write to; the client calls it `shown`
+    saved_slot(std::string & path, const std::string & shown);
+    ~saved_slot();
+    saved_slot(const saved_slot &)             = delete;
+    saved_slot & operator=(const saved_slot &) = delete;
+
+    // Seals n_bytes: their number and checksum follow them. Returns why it cannot, or "".
+    std::string seal(size_t n_bytes);
+
+  private:
+    std::string path;
+    std::string aside;
+    std::string shown;
+};
+
+// why the file cannot be restored, or "": only a file that is whole, as it was sealed, may touch cells
+std::string broken_slot_file(const std::string & path, const std::string & shown);
+
+}  // namespace edgekv_server

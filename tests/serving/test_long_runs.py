@@ -1,0 +1,20 @@
+"""A long run of one character is read, whatever the model's pre-tokenizer; tests/native/test_splits.py asks all of them."""
+
+from pathlib import Path
+
+import pytest
+from support.serve_process import serving
+from support.stub import write_stub
+
+N = 100_000
+
+
+@pytest.mark.parametrize("pre_tokenizer", ["gpt-4o", "tekken", "deepseek-v3", "bloom", "default"])
+def test_a_long_run_is_tokenised(tmp_path: Path, pre_tokenizer: str):
+    model = write_stub(tmp_path / "stub.gguf", "a word", pre_tokenizer=pre_tokenizer)
+    with serving(tmp_path, str(model), "--ctx", "512") as served:
+        for character in ("-", " ", "a", "\n"):
+            assert len(served.ask("/tokenize", {"content": character * N}).body["tokens"]) == N
+        chat = {"messages": [{"role": "user", "content": "=" * N}]}
+        assert served.ask("/v1/chat/completions", chat).status == 400  # too long for the context
+        assert served.ask("/health").status == 200

@@ -86,7 +86,6 @@ class compiler {
             return false;
         }
         at += wanted.size();
-
         return true;
     }
 
@@ -130,7 +129,6 @@ class compiler {
             empty = alternatives() || empty;
             made.steps[go].to = here();
         }
-
         return empty;
     }
 
@@ -139,7 +137,6 @@ class compiler {
         while (at < text.size() && text[at] != '|' && text[at] != ')') {
             empty = repeated() && empty;
         }
-
         return empty;
     }
 
@@ -180,7 +177,6 @@ class compiler {
             throw unknown();
         }
         at = after;
-
         return least == 0;
     }
 
@@ -202,7 +198,6 @@ class compiler {
         if (!take(U"}") || (most != NO_BOUND && most < least)) {
             throw unknown();
         }
-
         return { least, most };
     }
 
@@ -215,7 +210,6 @@ class compiler {
             }
             n = n * 10 + static_cast<int>(digit - '0');
         } while (!next_is(',') && !next_is('}'));
-
         return n;
     }
 
@@ -228,18 +222,15 @@ class compiler {
             emit(what::FOUND);
             made.steps[look].to = here();
             close();
-
             return true;
         }
         if (take(U"(?:") || take(U"(")) {
             const bool empty = alternatives();
             close();
-
             return empty;
         }
         if (take(U"$")) {
             emit(what::END);
-
             return true;
         }
         char_set set;
@@ -291,7 +282,6 @@ class compiler {
             set.low.flip();
             set.others = true;
         }
-
         return set;
     }
 
@@ -326,7 +316,6 @@ class compiler {
             }
         }
         set.add(c, c);
-
         return c;
     }
 };
@@ -421,7 +410,6 @@ class matcher {
             }
         }
         ways.resize(base);
-
         return pos;
     }
 };
@@ -472,6 +460,5 @@ bool llama_edgekv_split(const std::u32string & text, const std::u32string & expr
         }
         start += size;
     }
-
     return true;
 }

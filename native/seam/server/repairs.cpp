@@ -267,6 +267,16 @@ void text_before_calls(wording & c) {
     }
 }
 
+// Thinking of earlier turns is left out, where an answer's text does not come beside it.
+void answers_alone(wording & c) {
+    for (size_t i = 0; i < c.messages.size(); ++i) {
+        if (!c.messages[i].reasoning_content.empty() && !(c.messages[i].content.empty() && c.messages[i].content_parts.empty())) {
+            c.moved.push_back("thinking of " + label(c, i) + " left out");
+            c.messages[i].reasoning_content.clear();
+        }
+    }
+}
+
 // calls as text of the assistant, results as the user's: what every template takes
 void calls_as_text(wording & c) {
     for (size_t i = 0; i < c.messages.size(); ++i) {

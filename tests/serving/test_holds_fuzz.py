@@ -24,7 +24,7 @@ NOT_OFFERED = 501
 
 @pytest.fixture(scope="module")
 def server(synthetic) -> Iterator[Server]:
-    with contextlib.ExitStack() as dawdling, Server(options(synthetic("llama"), n_slots=4, n_ctx=512, extra=("--timeout", "5"))) as running:
+    with contextlib.ExitStack() as dawdling, Server(options(synthetic("llama"), n_slots=4, n_ctx=2048, extra=("--timeout", "5"))) as running:
         yield running
         for data in (b"", b"POST /completion HTTP/1.1\r\n", request_bytes("/completion", chat())[:-1]):
             dawdling.enter_context(Endpoint(running).send(data))
@@ -162,7 +162,7 @@ def test_routes_and_methods(endpoint, method, path, body):
 
 
 def test_huge_bodies(endpoint):
-    assert "exceeds the available context size" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]))
+    assert "maximum context length is" in refused(endpoint, CHAT, chat(messages=[{"role": "user", "content": "x" * 2_000_000}]))
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {110 << 20}\r\n\r\n".encode()  # more than it takes
     with endpoint.send(head) as client, contextlib.suppress(ConnectionError):  # the server may answer and hang up before it has all bytes
         for _ in range(110):

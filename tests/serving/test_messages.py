@@ -41,6 +41,10 @@ CAREFUL = (TOOL_LIST + "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n'
            "{% endfor %}" + END)
 """One call a message, no text beside it, results as JSON: as Llama 3.1's and gpt-oss's do."""
 
+IN_PARTS = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.content is string %}{{ m.content }}{% else %}"
+            "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}" + END)
+"""Puts nothing between the parts of a message."""
+
 ONE_SIDED = ("{% for m in messages %}{% if 'forbidden' in m.content %}{{ raise_exception('a word') }}{% endif %}"
              "{% if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}" + END)
 """Shows users alone, and raises at a word: what no repair mends."""
@@ -92,6 +96,7 @@ TURN = [say("user", "Where is it?"), say("assistant", "", tool_calls=[call('{"at
     (FORGETFUL, TURN, ('user\nWhere is it?|assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "the roof"}}\n</tool_call>|'
                        "user\nResult of a tool:\n\nIt is here."), "calls of 2 assistant as text; 3 tool as user"),
     (FORGETFUL, [say("user", parts("One.", "Two."))], "user\nOne.\nTwo.", None),
+    (IN_PARTS, [say("user", parts("Good", "bye", " all"))], "user\nGoodbye all", None),
     (CAREFUL, [say("user", "One."), say("assistant", "I look.", tool_calls=[call('{"at": "here"}')]), result("Nothing.")],
      'user\nOne.|assistant\nI look.|assistant\n<tool_call>call_of_a_client_1 look at=here</tool_call>|tool\n"Nothing."', "the text of 2 assistant before it"),
     (CAREFUL, [say("user", "One."), say("assistant", "", tool_calls=[call('{"at": "A1"}'), call('{"at": "B2"}', 2)]), result("First."), result("Second.", 2)],

@@ -67,7 +67,7 @@ bool compute_text(llama_context * lctx, int seq_id, const server_tokens & held, 
 }  // namespace
 
 const char * media_marker() {
-    static const std::string marker = get_media_marker() + random_string();
+    static const std::string marker = get_media_marker() + random_string() + ">";  // no letter, so that a text behind it begins a word
     return marker.c_str();
 }
 

@@ -90,6 +90,7 @@ void llama_edgekv_check_trigger(const std::string & pattern) {
             if (c == '{') {
                 const std::string digits = pattern.substr(number, pattern.find_first_not_of("0123456789", number) - number);
                 added = last * (digits.size() > 4 ? MOST + 1 : std::stoul("0" + digits));
+                i = std::min(pattern.find('}', i), pattern.size());
             }
         } else if (c == '[') {
             i = behind_set(pattern, i + 1) - 1;

@@ -49,10 +49,10 @@ def cut(text: str | bytes, longest: int = 7) -> list[bytes]:
 
 def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequence[bytes]], template: str | None = CHATML, *,
                specials: Sequence[str] = SPECIALS, eos: str = "<|im_end|>", n_ctx: int = 32768,
-               pre_tokenizer: str = "default", control: bool = True, endless: bool = False, **strings: str) -> Path:
+               pre_tokenizer: str = "default", control: bool = True, **strings: str) -> Path:
     """Writes the model to `path`. `answers`: a text, its pieces, or {key: pieces}, where a key of one byte answers a prompt that
     ends with this byte and "" every other prompt. `specials` are tokens of their own (user-defined ones, visible in text, if not
-    `control`); an answer may hold them as pieces. An `endless` answer repeats its last piece. `strings` are further metadata."""
+    `control`); an answer may hold them as pieces. `strings` are further metadata."""
     if isinstance(answers, str):
         answers = cut(answers)
     if not isinstance(answers, Mapping):
@@ -79,7 +79,7 @@ def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequenc
             follows.append((state, ids[token]))
             state = state_of[ids[token]] = n_states
             n_states += 1
-        follows.append((state, follows[-1][1] if endless else ids[eos]))
+        follows.append((state, ids[eos]))
     assert n_states <= STATES, f"{n_states} pieces are too many"
     embedding, output = (np.zeros((len(tokens), STATES), np.float32) for _ in range(2))
     for token in range(len(tokens)):

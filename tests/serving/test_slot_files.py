@@ -63,8 +63,8 @@ def test_a_save_that_finds_no_room_leaves_the_older_file(model: Path, tmp_path: 
         served.ask("/completion", {"prompt": PROMPT[1:], "n_predict": 1})
         refused = act(served, "save")
         assert refused.status == 500 and refused.body["error"]["message"]
+        assert act(served, "restore").status == 200  # and what the save began is gone
         assert (saved / "one").read_bytes() == before and [path.name for path in saved.iterdir()] == ["one"]
-        assert act(served, "restore").status == 200
 
 
 def test_no_other_save_touches_a_file_of_a_client(model: Path, tmp_path: Path):

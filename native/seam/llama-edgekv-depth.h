@@ -3,6 +3,7 @@
 
 struct edgekv_parentheses { static constexpr int MOST = 2000; };  // nested parentheses of a grammar
 struct edgekv_rules { static constexpr int MOST = 10000; };  // chain of a grammar's rules, each naming the next
+struct edgekv_parsers { static constexpr int MOST = 2000; };  // parsers of an answer, each within the one before; a level of JSON takes about eight
 
 // one level of recursion, counted per thread and kind
 template <typename Kind>

@@ -6,7 +6,7 @@
 
 // Splits each piece of a text (offsets are their lengths, in characters) into the matches of an expression and what lies between them,
 // as unicode_regex_split_stl does, whose std::regex calls itself once a character. This takes time and memory that grow with the text,
-// and no stack. False: the expression has something that llama-vocab.cpp's have not, and found is unchanged.
+// and no stack. False: the expression has something that no pre-tokenizer's has, and found is unchanged.
 bool llama_edgekv_split(const std::u32string & text, const std::u32string & expression, const std::vector<size_t> & offsets,
                         std::vector<size_t> & found);
 

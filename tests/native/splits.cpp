@@ -1,4 +1,4 @@
-// Cuts texts as llama-vocab.cpp's pre-tokenizers do. Input, each ended by a zero byte: expressions, nothing, texts.
+// Cuts texts as llama.cpp's pre-tokenizers do. Input, each ended by a zero byte: expressions, nothing, texts.
 // Output, a line each: for each text the bytes of its words, and the milliseconds that cutting it took.
 #include "unicode.h"
 

@@ -59,9 +59,21 @@ def test_a_save_that_finds_no_room_leaves_the_older_file(model: Path, tmp_path: 
         served.ask("/completion", {"prompt": PROMPT, "n_predict": 1})
         assert act(served, "save").status == 200
         before = (saved / "one").read_bytes()
-        (saved / "one.part").symlink_to("/dev/full")
+        (saved / f":part-{served.process.pid}").symlink_to("/dev/full")
         served.ask("/completion", {"prompt": PROMPT[1:], "n_predict": 1})
         refused = act(served, "save")
         assert refused.status == 500 and refused.body["error"]["message"]
+        assert act(served, "restore").status == 200  # and what the save began is gone
         assert (saved / "one").read_bytes() == before and [path.name for path in saved.iterdir()] == ["one"]
-        assert act(served, "restore").status == 200
+
+
+def test_no_other_save_touches_a_file_of_a_client(model: Path, tmp_path: Path):
+    saved = tmp_path / "slots"
+    saved.mkdir()
+    with serving(tmp_path, str(model), "--slots", "1", "--ctx", "512", "--", "--slot-save-path", str(saved)) as served:
+        served.ask("/completion", {"prompt": PROMPT, "n_predict": 1})
+        for name in ("one.part", "one", "n" * 255):
+            assert act(served, "save", name).status == 200
+        assert {path.name for path in saved.iterdir()} == {"one.part", "one", "n" * 255}
+        assert act(served, "save", f":part-{served.process.pid}").status == 400
+        assert act(served, "restore", "one.part").status == 200

@@ -1,5 +1,6 @@
 #include "server/guards.h"
 
+#include "llama-edgekv-triggers.h"
 #include "server-common.h"
 
 #include <algorithm>
@@ -80,6 +81,9 @@ void check_json(const std::string & text, int n_strings) {
             if (next != std::string::npos && text[next] == ':') {
                 check_name(last - first);
                 key = decoded(text.substr(first, last - first));
+                if (depth == 1 && n_strings == 0 && key == "chat_parser") {
+                    throw std::invalid_argument("chat_parser cannot be given: the server makes it of the model's template");
+                }
             } else if (key == "pattern") {
                 check_parentheses(decoded(text.substr(first, last - first)));
             } else if (key == "name" || key == "$ref") {
@@ -97,6 +101,17 @@ void check_body(const std::string & body) {
     const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n");  // skips a byte order mark and white space
     if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
         check_json(body, 0);
+    }
+}
+
+void check_trigger(const common_grammar_trigger & trigger) {
+    if (trigger.type < COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN || trigger.type > COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL) {
+        throw std::invalid_argument("a type in grammar_triggers is none of 0 (token), 1 (word), 2 and 3 (pattern)");
+    }
+    if (trigger.type == COMMON_GRAMMAR_TRIGGER_TYPE_WORD) {
+        llama_edgekv_check_trigger(regex_escape(trigger.value));
+    } else if (trigger.type != COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN) {
+        llama_edgekv_check_trigger(trigger.value);
     }
 }
 

@@ -1,12 +1,18 @@
-// Bounds on the nesting and the names of a request: for the patch `server-guards`.
+// Bounds on the nesting, names and patterns of a request: for the patches `server-guards` and `client-texts`.
 #pragma once
 
 #include <string>
 
+struct common_grammar_trigger;
+
 namespace edgekv_guards {
 
 // Throws std::invalid_argument for a JSON body that nests deeper, or has longer names, than any sensible request. Upstream walks JSON, all
-// data built from it, and names in schemas by recursion, and a stack overflow ends the process. A body that is not JSON passes.
+// data built from it, and names in schemas by recursion, and a stack overflow ends the process; chat_parser, which is the server's own, too. A
+// body that is not JSON passes.
 void check_body(const std::string & body);
+
+// Throws std::invalid_argument for a trigger of a lazy grammar whose type is unknown or whose word or pattern is too long.
+void check_trigger(const common_grammar_trigger & trigger);
 
 }  // namespace edgekv_guards

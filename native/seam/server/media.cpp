@@ -106,6 +106,20 @@ void refuse_format(const std::vector<unsigned char> & file) {
     }
 }
 
+void check_size(const mtmd_bitmap * bitmap) {
+    constexpr uint32_t MOST_RATIO    = 200;   // a side of no pixels, scaled, is an assertion; a long one is millions of tokens
+    constexpr uint32_t LEAST_SAMPLES = 1600;  // a tenth of a second at 16,000 Hz; less than a frame is an assertion
+    const uint32_t width = mtmd_bitmap_get_nx(bitmap), height = mtmd_bitmap_get_ny(bitmap);
+    if (mtmd_bitmap_is_audio(bitmap)) {
+        if (width < LEAST_SAMPLES) {
+            throw std::invalid_argument("a sound is shorter than a tenth of a second; send a longer one");
+        }
+    } else if (std::max(width, height) > MOST_RATIO * std::min(width, height)) {
+        throw std::invalid_argument("an image is " + std::to_string(width) + " by " + std::to_string(height) + " pixels; one side may be " +
+                                    std::to_string(MOST_RATIO) + " times the other at most");
+    }
+}
+
 void projector_in(const std::string & path) { g_projector = path; }
 
 void check_media(const server_tokens & prompt) {

@@ -29,6 +29,9 @@ void fetch_medium(std::string & url);
 // Throws std::invalid_argument for a file that cannot be read, if its format is known.
 void refuse_format(const std::vector<unsigned char> & file);
 
+// Throws std::invalid_argument for an image that is too thin, or a sound that is too short, for all that upstream does with it.
+void check_size(const mtmd_bitmap * bitmap);
+
 // Throws std::invalid_argument if a prompt ends with a medium, because an answer cannot begin after it. Any thread.
 void check_media(const server_tokens & prompt);
 

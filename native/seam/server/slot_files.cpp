@@ -52,7 +52,11 @@ seal_of_file seal_for(std::FILE * f, uint64_t n_bytes) {
 
 }  // namespace
 
-saved_slot::saved_slot(std::string & path, const std::string & shown) : path(path), aside(path + ".part"), shown(shown) { path = aside; }
+// no client's name has a colon (fs_validate_filename)
+saved_slot::saved_slot(std::string & path, const std::string & shown)
+    : path(path), aside(path.substr(0, path.rfind('/') + 1) + ":part-" + std::to_string(getpid())), shown(shown) {
+    path = aside;
+}
 
 saved_slot::~saved_slot() {
     if (!aside.empty()) {

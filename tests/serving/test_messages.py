@@ -151,7 +151,8 @@ def test_texts_are_found_without_anything_between_them(start) -> None:
 
 
 def test_arguments_with_escapes_are_found(start) -> None:
-    reply = start(FORGETFUL).ask(TEMPLATE, {"messages": [TURN[0], say("assistant", "", tool_calls=[call(json.dumps({"at": "Z\u00fcrich \u6771\u4eac"}))]), TURN[2]]})
+    escaped = call(json.dumps({"at": "Z\u00fcrich \u6771\u4eac"}))
+    reply = start(FORGETFUL).ask(TEMPLATE, {"messages": [TURN[0], say("assistant", "", tool_calls=[escaped]), TURN[2]]})
     assert reply.status == 200 and "Z\\u00fcrich" in reply.body["prompt"], reply.text
 
 

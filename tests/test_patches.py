@@ -54,8 +54,9 @@ LOCALS = {
     "core/0006": {"edgekv_planning"}, "core/0012": {"edgekv_labels"}, "core/0013": {"edgekv_product"}, "core/0020": {"edgekv_offsets"},
     "server/0002": {"edgekv_embeds", "edgekv_turn"}, "server/0004": {"edgekv_here"}, "server/0005": {"edgekv_scope"},
     "server/0011": {"edgekv_slot"}, "server/0012": {"edgekv_later"}, "server/0018": {"edgekv_choice"},
-    "server/0020": {"edgekv_infill"}, "server/0022": {"edgekv_begun", "edgekv_error"}, "server/0023": {"edgekv_state"}, "server/0026": {"edgekv_file", "edgekv_why"},
-    "server/0027": {"edgekv_most", "edgekv_cut", "edgekv_at", "edgekv_before"}}
+    "server/0020": {"edgekv_infill"}, "server/0022": {"edgekv_begun", "edgekv_error"},
+    "server/0023": {"edgekv_state"}, "server/0026": {"edgekv_file", "edgekv_why"},
+    "server/0027": {"edgekv_most", "edgekv_cut", "edgekv_before", "edgekv_error"}}
 
 UPSTREAMS = {"core/0008", "core/0009", "core/0014"}
 """Patches that mend upstream's own faults, as upstream would."""

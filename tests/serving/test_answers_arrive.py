@@ -35,6 +35,7 @@ ANSWERS = {
     "f": [b"xyz", b"EN", b"D\xe7", b"\x94\xb0 more"],
     "g": [b"qr", b"\xe5\xb1", b"\xb1s", b"tu"],
     "h": [b"<tool_", b"call>\n", b'{"name":', b' "look", "arguments":', b' {"pa', b'th":', b' "a.t', b"xt", b'"}}\n', b"</tool_c", b"all>"],
+    "i": [b"ok3 <too", b"l_call>nope", b" behind"],
 }
 
 
@@ -168,6 +169,22 @@ def test_an_answer_of_thinking_alone_says_so(keyed: Served, path: str) -> None:
 def test_a_form_holds_for_the_answer_where_thinking_has_no_end(keyed: Served, key: str, form: dict) -> None:
     text, thinking, _, end = both(keyed, CHAT, request(CHAT, key, **form))
     assert (json.loads(text), thinking.removeprefix(key), end) == ({}, b"".join(ANSWERS[key]).decode(), "stop")
+
+
+def test_a_token_that_the_grammar_of_calls_forbids_is_text(keyed: Served) -> None:
+    for path, end, _ in DIALECTS:
+        assert both(keyed, path, request(path, "i", think=False, tools=TOOLS[path])) == ("iok3 <tool_call>nope behind", "", [], end)
+
+
+def test_a_call_that_is_cut_before_its_name_is_text_in_streams_too(tmp_path: Path) -> None:
+    with serving(tmp_path, str(channels(tmp_path, [b"<|channel|>", b"commentary", b" to=func", b"tions.look"]))) as served:
+        for path in (CHAT, RESPONSES, MESSAGES):
+            assert both(served, path, request(path, max_tokens=3, tools=TOOLS[path]))[0] == "<|channel|>commentary to=func"
+
+
+def test_an_answer_of_spaces_ends_no_server(tmp_path: Path) -> None:
+    with serving(tmp_path, str(channels(tmp_path, [b" " * (400 + i) for i in range(100)]))) as served:
+        assert served.ask(CHAT, request(CHAT, tools=TOOLS[CHAT])).status == 200
 
 
 def test_text_that_ends_like_the_beginning_of_a_mark_is_text(keyed: Served) -> None:

@@ -1,5 +1,6 @@
 """Every message of a chat is in the prompt, in the reply's header, or in a 400 that names it: small templates that refuse, each in its way."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -48,6 +49,13 @@ IN_PARTS = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.
 ONE_SIDED = ("{% for m in messages %}{% if 'forbidden' in m.content %}{{ raise_exception('a word') }}{% endif %}"
              "{% if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}" + END)
 """Shows users alone, and raises at a word: what no repair mends."""
+
+BARE = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+"""Nothing stands between texts, or between a letter and a text."""
+
+THOUGHTLESS = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('<channel|>')[-1] + '<|im_end|>\n' }}{% endfor %}" + END +
+               "{# '<|tool_call>call:' <|channel> #}")
+"""Leaves out thinking between marks of its own, by which llama.cpp knows it. As Gemma 4's does."""
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +146,25 @@ def test_what_a_template_takes_is_not_touched(start) -> None:
     said = [f"<|im_start|>{message['role']}\n{text}<|im_end|>\n" for message, text in zip(messages, texts, strict=True)]
     assert reply.body["prompt"] == "".join(said) + "<|im_start|>assistant\n"
     assert "x-edgekv-messages" not in reply.headers
+
+
+def test_texts_are_found_without_anything_between_them(start) -> None:
+    messages = [say("system", "Be brief"), say("user", "a"), say("assistant", "ok"), say("user", "ok"), say("assistant", "brief"), say("user", "us")]
+    reply = start(BARE).ask(TEMPLATE, {"messages": messages})
+    assert (reply.status, reply.body.get("prompt")) == (200, "".join(message["role"] + message["content"] for message in messages)), reply.text
+    assert "x-edgekv-messages" not in reply.headers
+
+
+def test_arguments_with_escapes_are_found(start) -> None:
+    escaped = call(json.dumps({"at": "Z\u00fcrich \u6771\u4eac"}))
+    reply = start(FORGETFUL).ask(TEMPLATE, {"messages": [TURN[0], say("assistant", "", tool_calls=[escaped]), TURN[2]]})
+    assert reply.status == 200 and "Z\\u00fcrich" in reply.body["prompt"], reply.text
+
+
+def test_thinking_between_the_template_s_own_marks_may_be_left_out(start) -> None:
+    thought = say("assistant", "<|channel>thought\nSo and so.<channel|>It is here.")
+    reply = start(THOUGHTLESS).ask(TEMPLATE, {"messages": [TURN[0], thought, say("user", "Thanks.")]})
+    assert reply.status == 200 and "It is here." in reply.body["prompt"], reply.text
 
 
 @pytest.mark.parametrize(("path", "body"), [

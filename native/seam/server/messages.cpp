@@ -4,6 +4,7 @@
 #include "server/shown.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -19,20 +20,21 @@ using templates = common_chat_templates;
 using inputs_t  = common_chat_templates_inputs;
 
 struct outcome {
-    std::optional<common_chat_params> params;  // if each text is shown
-    size_t             lost = ALL_SHOWN;  // the first message that is not
+    std::optional<common_chat_params> params;  // unless refused
+    size_t             lost = ALL_SHOWN;  // the first message that is not shown
     std::exception_ptr refusal;           // the template's
+
+    bool fits() const { return params && lost == ALL_SHOWN; }
 };
 
 // Renders `messages` and looks for the texts of `wanted`.
 outcome render(const templates * tmpls, const inputs_t & inputs, const std::vector<common_chat_msg> & wanted) {
     outcome result;
     try {
-        auto params = common_chat_templates_apply(tmpls, inputs);
-        result.lost = first_not_shown(wanted, params.prompt);
-        if (result.lost == ALL_SHOWN) {
-            result.params = std::move(params);
-        }
+        result.params = common_chat_templates_apply(tmpls, inputs);
+        auto thinking_ends = result.params->thinking_end_tags;
+        thinking_ends.push_back("</think>");
+        result.lost = first_not_shown(wanted, result.params->prompt, thinking_ends);
     } catch (const std::exception &) {
         result.refusal = std::current_exception();
     }
@@ -54,13 +56,27 @@ size_t refused_message(const templates * tmpls, inputs_t inputs, const std::vect
     return not_taken - 1;
 }
 
+// The messages with a word of its own behind each text: where the template puts nothing between two texts, or a letter before one, a short text cannot
+// be told from a part of a word.
+std::vector<common_chat_msg> marked(std::vector<common_chat_msg> messages) {
+    uint64_t   n    = 100000000000;  // all words have one length, and are long enough to be found anywhere
+    const auto mark = [&n](std::string & text) { text += text.empty() ? "" : " edgekv" + std::to_string(n++); };
+    for (auto & m : messages) {
+        mark(m.content);
+        for (auto & part : m.content_parts) {
+            if (part.type == "text") {
+                mark(part.text);
+            }
+        }
+    }
+    return messages;
+}
+
 class fitter {
   public:
-    fitter(const templates * tmpls, const inputs_t & inputs) : tmpls(tmpls), given(inputs.messages), inputs(inputs) {
+    fitter(const templates * tmpls, const inputs_t & inputs) : tmpls(tmpls), given(inputs.messages), inputs(inputs),
+        begun(inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !given.empty()) {
         this->inputs.edgekv_fit = nullptr;
-        if (inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !given.empty()) {
-            begun = given.back();  // stays where it is: the answer goes on with it
-        }
     }
 
     // what was moved, or nothing if no repair helps
@@ -73,7 +89,7 @@ class fitter {
                 continue;
             }
             auto result = rendered(tried);
-            if (!result.first.params) {
+            if (!result.first.fits()) {
                 continue;
             }
             // leaves out what was not needed
@@ -81,7 +97,7 @@ class fitter {
                 auto fewer = tried;
                 fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
                 auto with_fewer = rendered(fewer);
-                if (with_fewer.first.params) {
+                if (with_fewer.first.fits()) {
                     tried  = std::move(fewer);
                     result = std::move(with_fewer);
                 }
@@ -91,9 +107,20 @@ class fitter {
         return std::nullopt;
     }
 
+    // the prompt, and what was moved
+    std::pair<outcome, std::vector<std::string>> rendered(const std::vector<repair> & repairs) {
+        auto result = rendered(given, repairs);
+        if (result.first.lost < given.size() && has_short_text(given[result.first.lost]) && rendered(marked(given), repairs).first.fits()) {
+            result.first.lost = ALL_SHOWN;
+        }
+        return result;
+    }
+
   private:
-    wording with(const std::vector<repair> & repairs) const {
-        wording c(begun ? std::vector<common_chat_msg>(given.begin(), given.end() - 1) : given);
+    using messages_t = std::vector<common_chat_msg>;
+
+    wording with(const messages_t & messages, const std::vector<repair> & repairs) const {
+        wording c(begun ? messages_t(messages.begin(), messages.end() - 1) : messages);
         for (const repair r : repairs) {
             r(c);
         }
@@ -103,22 +130,22 @@ class fitter {
     bool changes(const std::vector<repair> & repairs) const {
         auto before = repairs;
         before.pop_back();
-        return with(repairs).messages != with(before).messages;
+        return with(given, repairs).messages != with(given, before).messages;
     }
 
-    std::pair<outcome, std::vector<std::string>> rendered(const std::vector<repair> & repairs) {
-        wording c = with(repairs);
+    std::pair<outcome, std::vector<std::string>> rendered(const messages_t & messages, const std::vector<repair> & repairs) {
+        wording c = with(messages, repairs);
         inputs.messages = std::move(c.messages);
         if (begun) {
-            inputs.messages.push_back(*begun);
+            inputs.messages.push_back(messages.back());
         }
-        return { render(tmpls, inputs, given), std::move(c.moved) };
+        return { render(tmpls, inputs, messages), std::move(c.moved) };
     }
 
     const templates *                    tmpls;
     const std::vector<common_chat_msg> & given;
     inputs_t                             inputs;
-    std::optional<common_chat_msg>       begun;
+    bool                                 begun;  // the last message stays where it is: the answer goes on with it
 };
 
 std::string moves_told(const std::vector<std::string> & moved) {
@@ -132,8 +159,9 @@ std::string moves_told(const std::vector<std::string> & moved) {
 common_chat_params fit(const templates * tmpls, const inputs_t & asked, json & converted) {
     inputs_t inputs   = asked;
     inputs.edgekv_fit = nullptr;
-    outcome as_asked  = render(tmpls, inputs, inputs.messages);
-    if (as_asked.params) {
+    fitter  fitting(tmpls, asked);
+    outcome as_asked = fitting.rendered({}).first;
+    if (as_asked.fits()) {
         return std::move(*as_asked.params);
     }
     common_chat_msg plain;
@@ -142,7 +170,7 @@ common_chat_params fit(const templates * tmpls, const inputs_t & asked, json & c
     if (as_asked.refusal && inputs.continue_final_message == COMMON_CHAT_CONTINUATION_NONE && refused(tmpls, inputs, { plain })) {
         std::rethrow_exception(as_asked.refusal);  // not because of messages
     }
-    if (auto found = fitter(tmpls, asked).repaired()) {
+    if (auto found = fitting.repaired()) {
         if (!found->second.empty()) {
             converted["edgekv_messages"] = moves_told(found->second);
             SRV_WRN("the chat template cannot take all messages where they stand; moved: %s\n", moves_told(found->second).c_str());

@@ -69,9 +69,10 @@ class places {
     range last;  // the text that is furthest behind
 
   private:
-    // whether a word goes on at `at`; the letter of an escape, such as n of a new line in JSON, is of no word
+    // whether a word goes on at `at`; the letters of an escape, such as \n or \u00fc in JSON, are of no word
     bool goes_on(size_t at, char first) const {
-        return at > 0 && is_letter(first) && is_letter(prompt[at - 1]) && !(at > 1 && prompt[at - 2] == '\\');
+        const bool escape = (at > 1 && prompt[at - 2] == '\\') || (at > 5 && prompt[at - 6] == '\\' && prompt[at - 5] == 'u');
+        return at > 0 && is_letter(first) && is_letter(prompt[at - 1]) && !escape;
     }
 
     size_t find(std::string_view text, size_t begin, size_t end) const {
@@ -115,11 +116,13 @@ bool as_list(const std::string & prompt, const range & text) {
            before.substr(before.size() - 12).find("text") != NOWHERE && before.substr(before.size() - 5).find(':') != NOWHERE;
 }
 
-bool take_content(places & where, const common_chat_msg & message, const std::string & prompt) {
+bool take_content(places & where, const common_chat_msg & message, const std::string & prompt, const std::vector<std::string> & thinking_ends) {
     std::string_view text = message.content;
     if (message.role == "assistant") {  // what stands before is thinking
-        const size_t thought = text.rfind("</think>");
-        text = thought == NOWHERE ? text : text.substr(thought + 8);
+        for (const auto & end : thinking_ends) {
+            const size_t thought = text.rfind(end);
+            text = thought == NOWHERE ? text : text.substr(thought + end.size());
+        }
     }
     if (!take_text(where, text)) {
         return false;
@@ -168,13 +171,21 @@ bool has_call(const places & where, const common_chat_tool_call & call, const ra
     return piece.empty() || where.between(piece, within.begin, within.end);
 }
 
+bool is_short(std::string_view text) { return !trimmed(text).empty() && trimmed(text).size() < SHORT; }
+
 }  // namespace
 
-size_t first_not_shown(const std::vector<common_chat_msg> & messages, const std::string & prompt) {
+bool has_short_text(const common_chat_msg & message) {
+    return is_short(message.content) || std::any_of(message.content_parts.begin(), message.content_parts.end(), [](const auto & part) {
+        return part.type == "text" && is_short(part.text);
+    });
+}
+
+size_t first_not_shown(const std::vector<common_chat_msg> & messages, const std::string & prompt, const std::vector<std::string> & thinking_ends) {
     places             where(prompt);
     std::vector<range> texts;  // by message: the last text so far
     for (size_t i = 0; i < messages.size(); ++i) {
-        if (!take_content(where, messages[i], prompt)) {
+        if (!take_content(where, messages[i], prompt, thinking_ends)) {
             return i;
         }
         texts.push_back(where.last);

@@ -138,7 +138,12 @@ void keep_sent(const common_chat_msg & sent, common_chat_msg & read) {
     }
 }
 
-void add_held(const common_chat_parser_params & params, const std::string & text, common_chat_msg & msg) {
+void add_held(const common_chat_parser_params & params, const std::string & text, const common_chat_msg & sent, common_chat_msg & msg) {
+    if (msg.empty() && sent.empty()) {
+        msg.role    = "assistant";
+        msg.content = text;  // such as a call that a limit cut before its name
+        return;
+    }
     constexpr char NO_MARK = '\1';  // no mark goes on with it
     const auto more = params.parser.empty() ? std::nullopt : reading_of(params, text.substr(0, validate_utf8(text)) + NO_MARK);
     if (!more) {

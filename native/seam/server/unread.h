@@ -18,8 +18,9 @@ namespace edgekv_server {
 // What was sent (`sent`) stays in `read`, where a mark that has just ended takes the characters before it back.
 void keep_sent(const common_chat_msg & sent, common_chat_msg & read);
 
-// The last characters of an answer that began like a mark, and were held back, belong to what they followed.
-void add_held(const common_chat_parser_params & params, const std::string & text, common_chat_msg & read);
+// The last characters of an answer that began like a mark, and were held back, belong to what they followed. An answer of which nothing was read
+// or sent is content, in streams as without.
+void add_held(const common_chat_parser_params & params, const std::string & text, const common_chat_msg & sent, common_chat_msg & read);
 
 // After `e`: the state's message becomes `sent`, then what can be read of the text, and the rest of it as content. Nothing changes before the
 // last piece of a text (`is_partial`), so that no answer is given up too early.

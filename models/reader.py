@@ -1,26 +1,24 @@
 """Reads the metadata of a GGUF file, fast, and says in one sentence what is wrong with any other file.
 
-`gguf.GGUFReader` makes several NumPy arrays for each element of an array, which takes seconds for a vocabulary and its merges. Here an array
-stays one view of the mapped file, and tensors are described, not mapped.
+`gguf.GGUFReader` makes several NumPy arrays for each element of an array, which takes seconds for a vocabulary and its merges, and a model would
+have loaded before the package and NumPy are imported. Here an array stays one piece of the mapped file, and tensors are described, not mapped.
 """
 
 import math
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import gguf
-import numpy as np
-from gguf.constants import GGML_QUANT_SIZES
-from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, ReaderField
+from typing import Any, NamedTuple
 
 from edgekv.errors import ModelError
+from edgekv.models.ggml_types import numbered
 
 HEADER_ONLY = "edgekv.header_only"
 """Key of files that were written without their tensors, for planning."""
 
-_LENGTH = struct.Struct("<Q")
+_VERSIONS = (2, 3)
+"""Of GGUF, that llama.cpp reads."""
 
 # First bytes of files that people take for models.
 _FOREIGN = [
@@ -42,7 +40,7 @@ _FOREIGN = [
 class TensorInfo:
     name: str
     shape: tuple[int, ...]  # in GGUF order: the row length comes first
-    type: gguf.GGMLQuantizationType
+    type: str  # e.g. "Q4_1"
     n_bytes: int
     end: int  # file offset one past the last byte
 
@@ -55,70 +53,121 @@ class _Truncated(ValueError):
     pass
 
 
-class MetadataReader(gguf.GGUFReader):
-    """Use `value()` and `length()`; arrays of strings have only a length.
+class Field(NamedTuple):
+    """Where a value lies in the file; an array has a length."""
 
-    `fields` is as in GGUFReader, except that an array is one part; `tensor_infos` replaces `tensors`.
-    """
+    kind: int
+    """Of the value, or of an array's elements."""
+    n: int | None
+    start: int
+    end: int
 
-    tensor_infos: list[TensorInfo]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""What `struct` calls a kind of numbers."""
+
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+
+
+class MetadataReader:
+    """The header of a file: `value()` and `length()` of its fields, and its tensors. Arrays of strings have only a length, and `raw()`."""
+
+    def __init__(self, path: Path):
+        """Raises _Truncated where the file ends in its header, ValueError where that is not one."""
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._at = 8  # behind magic and version
+        n_tensors, n_fields = self._take("QQ")
+        self.fields: dict[str, Field] = {}
+        for _ in range(n_fields):
+            name = self._take_text()
+            if name in self.fields:
+                raise ValueError(f"{name} is there twice")
+            self.fields[name] = self._take_field()
+        infos = [(self._take_text(), self._take(f"{self._take('I')[0]}Q"), *self._take("IQ")) for _ in range(n_tensors)]
+        alignment = self._alignment()
+        start = -(-self._at // alignment) * alignment
+        self.tensor_infos = [_tensor(name, shape, number, start + offset) for name, shape, number, offset in infos]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the file."""
+        return len(self._bytes)
 
     def value(self, key: str, default: Any = None) -> Any:
         """The value of a scalar or string, a list for an array of numbers, `default` where the file does not say."""
         field = self.fields.get(key)
         if field is None:
             return default
-        if field.types[0] == gguf.GGUFValueType.STRING:
-            return bytes(field.parts[-1]).decode(errors="replace")
-        return field.contents()
+        if field.kind == _STRING:
+            return [] if field.n is not None else self.raw(key).decode(errors="replace")
+        values = struct.unpack_from(f"<{1 if field.n is None else field.n}{_SCALARS[field.kind]}", self._bytes, field.start)
+        return values[0] if field.n is None else list(values)
 
     def length(self, key: str) -> int:
         """Number of elements of an array; 0 if there is none."""
         field = self.fields.get(key)
-        return int(field.parts[_ARRAY_LENGTH_PART][0]) if field is not None else 0
+        return field.n or 0 if field is not None else 0
 
-    # The rest overrides GGUFReader's own steps.
+    def raw(self, key: str) -> bytes:
+        """The bytes of a field; each string of an array has its length before it. Raises KeyError."""
+        field = self.fields[key]
+        return self._bytes[field.start : field.end]
 
-    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> np.ndarray:
-        if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+    def _take(self, form: str) -> tuple[Any, ...]:
+        """The next numbers of the file, which `form` names as `struct` does."""
+        try:
+            numbers = struct.unpack_from(f"<{form}", self._bytes, self._at)
+            self._at += struct.calcsize(f"<{form}")
+        except struct.error:
+            raise _Truncated from None
+        return numbers
+
+    def _skip(self, n: int) -> int:
+        """Where the next n bytes begin."""
+        start = self._at
+        if n > len(self._bytes) - start:
             raise _Truncated
-        self.data = np.asarray(self.data)  # type: ignore[assignment]  # a part of a mapped array takes eight times as long to make
-        return super()._get(offset, dtype, count, override_order)
+        self._at += n
+        return start
 
-    def _get_field_parts(
-        self, orig_offs: int, raw_type: int
-    ) -> tuple[int, list[np.ndarray], list[int], list[gguf.GGUFValueType]]:
-        if raw_type != gguf.GGUFValueType.ARRAY:
-            return super()._get_field_parts(orig_offs, raw_type)
-        item_type, n_items = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
-        start = orig_offs + 12
-        kind = gguf.GGUFValueType(item_type[0])
-        if kind in self.gguf_scalar_to_np:
-            items = self._get(start, self.gguf_scalar_to_np[kind], n_items[0])
-            data = [2]
-        elif kind == gguf.GGUFValueType.STRING:
-            items = self._get(start, np.uint8, _strings_end(self.data, start, int(n_items[0])) - start)
-            data = []
+    def _take_text(self) -> str:
+        start = self._skip(self._take("Q")[0])
+        return self._bytes[start : self._at].decode()
+
+    def _take_field(self) -> Field:
+        n, (kind,) = None, self._take("I")
+        if kind == _ARRAY:
+            kind, n = self._take("IQ")
+        if kind in _SCALARS:
+            start = self._skip((1 if n is None else n) * struct.calcsize(f"<{_SCALARS[kind]}"))
+        elif kind != _STRING:
+            raise ValueError(f"there is no kind {kind} of values")
+        elif n is None:
+            start = self._skip(self._take("Q")[0])
         else:
-            return super()._get_field_parts(orig_offs, raw_type)
-        return 12 + items.nbytes, [item_type, n_items, items], data, [gguf.GGUFValueType.ARRAY, kind]
+            start = self._skip(_strings_end(self._bytes, self._at, n) - self._at)
+        return Field(kind, n, start, self._at)
 
-    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        self.tensor_infos = []
-        for field in fields:
-            name, shape = bytes(field.parts[1]).decode(), tuple(int(n) for n in field.parts[3])
-            kind = gguf.GGMLQuantizationType(field.parts[4][0])
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-            n_bytes = math.prod(shape) * block_bytes // block
-            self.tensor_infos.append(TensorInfo(name, shape, kind, n_bytes, start_offs + int(field.parts[5][0]) + n_bytes))
-
-
-# Parts of a field: key length, key, value type; then for an array: element type, length, elements.
-_ARRAY_LENGTH_PART = 4
+    def _alignment(self) -> int:
+        field = self.fields.get("general.alignment")
+        if field is None:
+            return 32
+        alignment = self.value("general.alignment")
+        if (field.kind, field.n) != (_UINT32, None) or alignment.bit_count() != 1:
+            raise ValueError("its alignment is not a power of two")
+        return alignment
 
 
-def _strings_end(data: np.ndarray, offset: int, count: int) -> int:
-    view, length_at = memoryview(data), _LENGTH.unpack_from  # type: ignore[arg-type]  # an array is a buffer
+def _tensor(name: str, shape: tuple[int, ...], number: int, start: int) -> TensorInfo:
+    kind = numbered(number)
+    n_bytes = math.prod(shape) * kind.block_bytes // kind.block
+    return TensorInfo(name, shape, kind.name, n_bytes, start + n_bytes)
+
+
+def _strings_end(data: mmap.mmap, offset: int, count: int) -> int:
+    """The end of so many strings."""
+    view, length_at = memoryview(data), struct.Struct("<Q").unpack_from
     try:
         for _ in range(count):
             offset += 8 + length_at(view, offset)[0]
@@ -148,7 +197,7 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
         reader = MetadataReader(path)
     except _Truncated:
         raise ModelError(f"{path} is truncated: it ends in its header, after {n_bytes} bytes; download it again") from None
-    except Exception as error:  # the library raises ValueError, KeyError, IndexError, UnicodeDecodeError and more on damage
+    except (OSError, ValueError, OverflowError) as error:
         raise ModelError(f"{path} is a damaged GGUF file, or of a newer kind ({error}); download it again") from None
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes
     if missing > 0 and whole:
@@ -163,11 +212,11 @@ def _check_head(path: Path, head: bytes) -> None:
         if len(head) < 8:
             raise ModelError(f"{path} is truncated: it ends after {len(head)} bytes; download it again")
         version = int.from_bytes(head[4:8], "little")
-        if version in READER_SUPPORTED_VERSIONS:
+        if version in _VERSIONS:
             return
-        if int.from_bytes(head[4:8], "big") in READER_SUPPORTED_VERSIONS:
+        if int.from_bytes(head[4:8], "big") in _VERSIONS:
             raise ModelError(f"{path} is a GGUF file for big-endian machines; get the little-endian one")
-        allowed = " or ".join(str(v) for v in READER_SUPPORTED_VERSIONS)
+        allowed = " or ".join(str(v) for v in _VERSIONS)
         raise ModelError(f"{path} is GGUF version {version}, and only version {allowed} can be read; convert it again")
     raise ModelError(f"{path} is not a GGUF file: it looks like {_looks_like(path, head)}; EdgeKV runs GGUF models")
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-import gguf
-from gguf.constants import GGML_QUANT_SIZES
+from edgekv.models.ggml_types import named
 
 
 @dataclass(frozen=True)
@@ -64,5 +63,5 @@ def norm(name: str, n: int, gain: float = 1.0) -> Weights:
 @cache
 def row_bytes(n_elements: int, type_name: str) -> int:
     """Bytes of `n_elements` numbers of a ggml type; a multiple of its block."""
-    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
-    return n_elements * block_bytes // block
+    kind = named(type_name)
+    return n_elements * kind.block_bytes // kind.block

@@ -1,6 +1,6 @@
 """models/: the default model, geometry, what is said about bad files, and that the synthetic models are what they claim."""
 
-import importlib.metadata
+import ctypes
 import json
 import shutil
 import struct
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from support.adapters import finish
 
+from edgekv import _native
 from edgekv.errors import EXIT_MODEL, ConfigError, ModelError
 from edgekv.llama import Llama
-from edgekv.models import default, geometry, synth
+from edgekv.models import default, geometry, ggml_types, synth
 from edgekv.models import default_model as find_default_model
 from edgekv.models.reader import open_gguf
 
@@ -31,16 +32,13 @@ def test_default_model_geometry(default_model):
 
 
 def test_default_model_missing(monkeypatch):
-    monkeypatch.setattr(default, "DISTRIBUTION", "a-distribution-that-nobody-has-installed")
+    monkeypatch.setattr(default, "PACKAGE", "a_package_that_nobody_has_installed")
     with pytest.raises(ModelError, match=r'pip install "edgekv\[demo\]"'):
         find_default_model()
 
 
 def test_default_model_without_its_file(monkeypatch):
-    class Distribution:
-        files = [importlib.metadata.PackagePath("package/__init__.py")]
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
+    monkeypatch.setattr(default, "PACKAGE", "json")
     with pytest.raises(ModelError, match="no GGUF file"):
         find_default_model()
 
@@ -84,8 +82,6 @@ def test_llama_cpp_decodes_synthetic(synthetic, kind):
 
 
 def _last_logits(path: Path, flash_attn: bool) -> np.ndarray:
-    from edgekv import _native
-
     _native.prepare()
     import llama_cpp
 
@@ -230,9 +226,54 @@ def test_arrays_stay_one_part(default_model):
     """GGUFReader itself makes a NumPy array for each token and merge, which takes seconds."""
     reader = open_gguf(default_model)
     tokens, types = reader.fields["tokenizer.ggml.tokens"], reader.fields["tokenizer.ggml.token_type"]
-    assert len(tokens.parts) == len(types.parts) == 6
+    assert types.end - types.start == 4 * 49152 and len(reader.raw("tokenizer.ggml.tokens")) == tokens.end - tokens.start > 9 * 49152
     assert reader.length("tokenizer.ggml.tokens") == len(reader.value("tokenizer.ggml.token_type")) == 49152
     assert reader.value("general.languages") == [] and reader.length("general.languages") == 1
+
+
+def test_a_header_is_read_as_gguf_reads_it(default_model):
+    """Everything but strings in arrays, whose bytes alone are compared."""
+    ours, theirs = open_gguf(default_model), gguf.GGUFReader(default_model)
+    fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert list(ours.fields) == list(fields)
+    for name, field in fields.items():
+        if field.types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]:
+            assert ours.raw(name) == b"".join(part.tobytes() for part in field.parts[5:])
+            assert ours.length(name) == len(field.data)
+        else:
+            assert ours.value(name) == field.contents()
+    assert [(one.name, list(one.shape), one.type, one.n_bytes, one.end) for one in ours.tensor_infos] == [
+        (one.name, one.shape.tolist(), one.tensor_type.name, one.n_bytes, one.data_offset + one.n_bytes) for one in theirs.tensors]
+
+
+def test_every_kind_of_value_is_read(tmp_path):
+    path, said = tmp_path / "kinds.gguf", {}
+    writer = gguf.GGUFWriter(path, "llama")
+    for kind, value in (("uint8", 200), ("int8", -100), ("uint16", 60000), ("int16", -30000), ("uint32", 4000000000), ("int32", -2000000000),
+                        ("float32", 0.5), ("uint64", 1 << 63), ("int64", -1 << 62), ("float64", 0.1), ("bool", True), ("string", "Öl")):
+        getattr(writer, f"add_{kind}")(f"test.{kind}", value)
+        said[f"test.{kind}"] = value
+    for name, values in (("ints", [1, -2, 3]), ("floats", [0.5, 0.25]), ("bools", [True, False])):
+        writer.add_array(f"test.{name}", values)
+        said[f"test.{name}"] = values
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    assert {name: open_gguf(path).value(name) for name in said} == said
+
+
+def test_types_are_those_of_llama_cpp():
+    _native.prepare()
+    ggml = ctypes.CDLL(str(next(_native.lib_dir().glob("libggml-base.*"))))
+    ggml.ggml_type_name.restype, ggml.ggml_type_size.restype, ggml.ggml_blck_size.restype = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64
+    names = {number: ggml.ggml_type_name(number).decode() for number in range(max(ggml_types._TYPES) + 1)}  # it reads beyond its table
+    theirs = {number: (name.upper(), ggml.ggml_blck_size(number), ggml.ggml_type_size(number)) for number, name in names.items()
+              if name.lower() != "none" and "REMOVED" not in name.upper() and "DEPRECATED" not in name.upper()}
+    assert ggml_types._TYPES == theirs
+
+
+def test_mixes_of_types_are_those_of_gguf():
+    theirs = {int(kind): kind.name.removeprefix("ALL_").removeprefix("MOSTLY_") for kind in gguf.LlamaFileType}
+    assert ggml_types.FILE_TYPES.items() <= theirs.items()
 
 
 def test_a_context_beyond_the_table_of_positions(tmp_path):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.serving.publisher", "edgekv.serving.shown"}
+MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.serving.publisher", "edgekv.serving.shown", "numpy", "gguf",
+             "importlib.metadata", "edgekv.policies", "edgekv.live.runtime", "edgekv.serving.prefixes"}
 """Each takes a noticeable part of the time in which a small model loads."""
 
 UNTIL_THE_LOAD = """

@@ -183,9 +183,9 @@ class Server:
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
         hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
-        from edgekv import _native
+        from edgekv import _native, owns_process
 
-        _native.load()
+        (_native.load if owns_process else _native.prepare)()  # a command can leave a load that wrong versions end; a program cannot
         from edgekv._native import crash, http_server
         from edgekv.live import attachments
 
@@ -199,9 +199,8 @@ class Server:
         crash.details_in(self._log.path)
         http_server.on_refresh(lambda idle: self._turned.set())
         self._exit, self._ready = None, False
-        self._ended.clear()
-        self._turned.clear()
-        self._equipped.clear()
+        for event in (self._ended, self._turned, self._equipped):
+            event.clear()
         _active = self
         self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
         self._thread.start()

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.errors import ModelError
-from edgekv.models.ggml_types import FILE_TYPES, named
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
-from edgekv.models.shape_weights import row_bytes
+from edgekv.models.shape_weights import block_of, row_bytes
 from edgekv.models.stock_layers import index_dims, index_rows, why_stock
 from edgekv.vocab import Kinds
 
@@ -145,7 +144,7 @@ def of_layer(kinds: Kinds, il: int) -> str:
 
 def block_numbers(type_name: str) -> int:
     """Numbers that a type stores together; 1: each by itself."""
-    return named(type_name).block
+    return block_of(type_name)[0]
 
 
 @dataclass(frozen=True)
@@ -291,9 +290,12 @@ def _swa_layers(arch: str, listed: Any, window: int, n_layer: int) -> tuple[bool
 
 
 def _file_type(reader: MetadataReader, tensors: list[TensorInfo]) -> str:
-    if (said := reader.value("general.file_type")) in FILE_TYPES:
-        return FILE_TYPES[said]
-    by_type: dict[str, int] = {}  # not said, or newer than the table: the type of most weights
+    from edgekv._native.gguf_header import file_types
+
+    said = reader.value("general.file_type")
+    if isinstance(said, int) and said in file_types():
+        return file_types()[said]
+    by_type: dict[str, int] = {}  # not said, or newer than llama.cpp: the type of most weights
     for tensor in tensors:
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
     return max(by_type, key=lambda name: by_type[name])

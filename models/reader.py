@@ -1,18 +1,11 @@
-"""Reads the metadata of a GGUF file, fast, and says in one sentence what is wrong with any other file.
-
-`gguf.GGUFReader` makes several NumPy arrays for each element of an array, which takes seconds for a vocabulary and its merges, and a model would
-have loaded before the package and NumPy are imported. Here an array stays one piece of the mapped file, and tensors are described, not mapped.
-"""
+"""Reads the metadata of a GGUF file with ggml's own reader, and says in one sentence what is wrong with any other file."""
 
 import math
-import mmap
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgekv.errors import ModelError
-from edgekv.models.ggml_types import numbered
 
 HEADER_ONLY = "edgekv.header_only"
 """Key of files that were written without their tensors, for planning."""
@@ -49,131 +42,31 @@ class TensorInfo:
         return math.prod(self.shape)
 
 
-class _Truncated(ValueError):
-    pass
-
-
-class Field(NamedTuple):
-    """Where a value lies in the file; an array has a length."""
-
-    kind: int
-    """Of the value, or of an array's elements."""
-    n: int | None
-    start: int
-    end: int
-
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""What `struct` calls a kind of numbers."""
-
-_UINT32, _STRING, _ARRAY = 4, 8, 9
-
-
 class MetadataReader:
-    """The header of a file: `value()` and `length()` of its fields, and its tensors. Arrays of strings have only a length, and `raw()`."""
+    """The header of a file: its fields and its tensors. Arrays of texts have a length, and `texts()`."""
 
     def __init__(self, path: Path):
-        """Raises _Truncated where the file ends in its header, ValueError where that is not one."""
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._at = 8  # behind magic and version
-        n_tensors, n_fields = self._take("QQ")
-        self.fields: dict[str, Field] = {}
-        for _ in range(n_fields):
-            name = self._take_text()
-            if name in self.fields:
-                raise ValueError(f"{name} is there twice")
-            self.fields[name] = self._take_field()
-        infos = [(self._take_text(), self._take(f"{self._take('I')[0]}Q"), *self._take("IQ")) for _ in range(n_tensors)]
-        alignment = self._alignment()
-        start = -(-self._at // alignment) * alignment
-        self.tensor_infos = [_tensor(name, shape, number, start + offset) for name, shape, number, offset in infos]
+        """Raises ValueError in ggml's words where it cannot read the header, NativeError without our libraries."""
+        from edgekv._native.gguf_header import GgufHeader  # where the libraries are missing, only what needs them says so
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of the file."""
-        return len(self._bytes)
+        self._header = GgufHeader(path)
+        self.n_bytes = path.stat().st_size
+        self.tensor_infos = [TensorInfo(*one) for one in self._header.tensors()]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._header.fields
 
     def value(self, key: str, default: Any = None) -> Any:
-        """The value of a scalar or string, a list for an array of numbers, `default` where the file does not say."""
-        field = self.fields.get(key)
-        if field is None:
-            return default
-        if field.kind == _STRING:
-            return [] if field.n is not None else self.raw(key).decode(errors="replace")
-        values = struct.unpack_from(f"<{1 if field.n is None else field.n}{_SCALARS[field.kind]}", self._bytes, field.start)
-        return values[0] if field.n is None else list(values)
+        """The value of a scalar or text, a list for an array of numbers, `default` where the file does not say."""
+        return self._header.value(key) if key in self else default
 
     def length(self, key: str) -> int:
         """Number of elements of an array; 0 if there is none."""
-        field = self.fields.get(key)
-        return field.n or 0 if field is not None else 0
+        return self._header.length(key) if key in self else 0
 
-    def raw(self, key: str) -> bytes:
-        """The bytes of a field; each string of an array has its length before it. Raises KeyError."""
-        field = self.fields[key]
-        return self._bytes[field.start : field.end]
-
-    def _take(self, form: str) -> tuple[Any, ...]:
-        """The next numbers of the file, which `form` names as `struct` does."""
-        try:
-            numbers = struct.unpack_from(f"<{form}", self._bytes, self._at)
-            self._at += struct.calcsize(f"<{form}")
-        except struct.error:
-            raise _Truncated from None
-        return numbers
-
-    def _skip(self, n: int) -> int:
-        """Where the next n bytes begin."""
-        start = self._at
-        if n > len(self._bytes) - start:
-            raise _Truncated
-        self._at += n
-        return start
-
-    def _take_text(self) -> str:
-        start = self._skip(self._take("Q")[0])
-        return self._bytes[start : self._at].decode()
-
-    def _take_field(self) -> Field:
-        n, (kind,) = None, self._take("I")
-        if kind == _ARRAY:
-            kind, n = self._take("IQ")
-        if kind in _SCALARS:
-            start = self._skip((1 if n is None else n) * struct.calcsize(f"<{_SCALARS[kind]}"))
-        elif kind != _STRING:
-            raise ValueError(f"there is no kind {kind} of values")
-        elif n is None:
-            start = self._skip(self._take("Q")[0])
-        else:
-            start = self._skip(_strings_end(self._bytes, self._at, n) - self._at)
-        return Field(kind, n, start, self._at)
-
-    def _alignment(self) -> int:
-        field = self.fields.get("general.alignment")
-        if field is None:
-            return 32
-        alignment = self.value("general.alignment")
-        if (field.kind, field.n) != (_UINT32, None) or alignment.bit_count() != 1:
-            raise ValueError("its alignment is not a power of two")
-        return alignment
-
-
-def _tensor(name: str, shape: tuple[int, ...], number: int, start: int) -> TensorInfo:
-    kind = numbered(number)
-    n_bytes = math.prod(shape) * kind.block_bytes // kind.block
-    return TensorInfo(name, shape, kind.name, n_bytes, start + n_bytes)
-
-
-def _strings_end(data: mmap.mmap, offset: int, count: int) -> int:
-    """The end of so many strings."""
-    view, length_at = memoryview(data), struct.Struct("<Q").unpack_from
-    try:
-        for _ in range(count):
-            offset += 8 + length_at(view, offset)[0]
-    except (struct.error, OverflowError):
-        raise _Truncated from None
-    return offset
+    def texts(self, key: str) -> list[bytes]:
+        """An array of texts; empty if there is none."""
+        return self._header.texts(key) if key in self else []
 
 
 def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
@@ -195,13 +88,11 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
     _check_head(path, head)
     try:
         reader = MetadataReader(path)
-    except _Truncated:
-        raise ModelError(f"{path} is truncated: it ends in its header, after {n_bytes} bytes; download it again") from None
-    except (OSError, ValueError, OverflowError) as error:
-        raise ModelError(f"{path} is a damaged GGUF file, or of a newer kind ({error}); download it again") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is truncated or damaged in its header, or of a newer kind ({error}); download it again") from None
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes
     if missing > 0 and whole:
-        if HEADER_ONLY in reader.fields:
+        if HEADER_ONLY in reader:
             raise ModelError(f"{path} holds the header of a model and no weights; `edgekv plan` reads it, and nothing can run it")
         raise ModelError(f"{path} is truncated: the last {missing} bytes of its weights are missing; download it again")
     return reader

@@ -39,6 +39,8 @@ def options(arguments: list[str], models: Path, ours: bool) -> list[str]:
     rest = [(name, value) for name, value in given if name not in ("--hf-repo", "--hf-file")]
     if repository == SEES and "--no-mmproj" not in said:
         rest.append(("--mmproj", str(models / PROJECTOR)))
+    if not {"--chat-template", "--chat-template-file"} & said.keys():  # the models that ours stand for have none, and then this is llama.cpp's
+        rest.append(("--chat-template", "chatml"))
     if not ours:
         return ["--model", model, "--threads", "1", *flat(rest)]
     slots = int(said.get("--parallel") or 1)

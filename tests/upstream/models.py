@@ -45,8 +45,8 @@ def options(arguments: list[str], models: Path, ours: bool) -> list[str]:
         return ["--model", model, "--threads", "1", *flat(rest)]
     slots = int(said.get("--parallel") or 1)
     before = [("--slots", str(slots)), ("--threads", "1"), ("--log-file", "-")]
-    if "--ctx-size" in said:  # llama.cpp's is for all slots, ours for each
-        before.append(("--ctx", str(int(said["--ctx-size"]) // slots)))
+    if "--ctx-size" in said:  # llama.cpp's is for all slots, unless they share a cache; ours for each
+        before.append(("--ctx", str(int(said["--ctx-size"]) // (1 if "--kv-unified" in said else slots))))
     if "--cache-ram" in said:
         before.append(("--cache-ram", f"{said['--cache-ram']}MiB"))
     before += [(OURS[name], value) for name, value in rest if name in OURS]

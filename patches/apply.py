@@ -83,13 +83,13 @@ def fetch_sdist() -> Path:
     return kept
 
 
-def unpack(source: Path, into: Path) -> None:
+def unpack(source: Path, into: Path, wanted: tuple[str, ...] = WANTED) -> None:
     """Put the wanted part of llama.cpp, from an sdist or a tree, into an empty folder."""
     if source.is_dir():
         root = next((path for path in (source, source / "vendor" / "llama.cpp") if (path / "src" / "llama-graph.cpp").is_file()), None)
         if root is None:
             raise PatchError(f"{source} holds no llama.cpp: expected src/llama-graph.cpp in it, or in vendor/llama.cpp")
-        for name in WANTED:
+        for name in wanted:
             if (root / name).is_dir():
                 shutil.copytree(root / name, into / name)
             elif (root / name).is_file():
@@ -105,7 +105,7 @@ def unpack(source: Path, into: Path) -> None:
     with tarfile.open(source) as archive:
         for member in archive:
             name = member.name.partition(marker)[2]
-            if member.isfile() and any(name == want or name.startswith(want + "/") for want in WANTED):
+            if member.isfile() and any(name == want or name.startswith(want + "/") for want in wanted):
                 target = into / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.extractfile(member) as file:

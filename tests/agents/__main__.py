@@ -4,6 +4,7 @@ network namespace that has loopback only."""
 import argparse
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,23 +16,29 @@ if not __package__:  # started as a folder: again, as a package
     sys.exit()
 
 from support.serve_process import serving
-from support.stub import write_stub
+from support.stub import cut, write_stub
 
 from .clients import CLIENTS, Client, laid_out
 from .recording import Asked, recording
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ANSWER = "Hello, says the stub."
+NOTE = "The zebra crosses at noon."  # what the tool finds
+OURS = ROOT / "tests" / "support" / "tools.jinja"
+CALLS = """{%- set seen = namespace(result=not tools) %}
+{%- for message in messages %}{%- if message.role == 'tool' %}{%- set seen.result = true %}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt and not seen.result %}{{- '~' }}{%- endif %}"""  # at the end of a prompt: a call is to come
 EXCERPT = 60  # characters either side of the first difference
 N_CTX = 131072
 
 
 def without_network() -> None:
     """Starts the command again in a network namespace with loopback only, unless it runs in one."""
-    if sorted(os.listdir("/sys/class/net")) == ["lo"] and os.environ.get("EDGEKV_AGENTS") == "inside":
+    if os.environ.pop("EDGEKV_AGENTS", "") == "inside":
+        assert os.listdir("/sys/class/net") == ["lo"], "only loopback"
         return
     rights = [] if os.geteuid() == 0 else ["--map-root-user"]
-    if not Path("/sys/class/net").is_dir() or subprocess.run(["unshare", "--net", *rights, "ip", "link", "set", "lo", "up"]).returncode:
+    if not shutil.which("unshare") or not shutil.which("ip") or subprocess.run(["unshare", "--net", *rights, "ip", "link", "set", "lo", "up"]).returncode:
         sys.exit("A network namespace is needed: Linux with unshare and ip, as root or where users may make namespaces.")
     # /sys shows the namespace that mounted it
     inside = 'mount -t sysfs none /sys && ip link set lo up && exec "$@"'
@@ -41,7 +48,7 @@ def without_network() -> None:
 
 def words() -> list[str]:
     """What our documents are written in: enough that English takes about four characters a token."""
-    return " ".join(path.read_text() for path in sorted(ROOT.rglob("README.md"))).split()
+    return " ".join(path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("*/README.md")))).split()
 
 
 def difference(first: Asked, second: Asked) -> str:
@@ -63,11 +70,16 @@ def asks(command: list[str], variables: dict[str, str], home: Path) -> bool:
 
 
 def converse(client: Client, folder: Path, home: Path, template: str | None) -> bool:
-    """Prints what came of it. Whether both conversations had their answers, and no prompt was refused."""
-    model = write_stub(home / "stub.gguf", ANSWER, template, n_ctx=N_CTX, pre_tokenizer="qwen2", words=words())
+    """Prints what came of it. Whether both conversations had their answers, and no prompt was refused. Under our own template the
+    model calls the client's tool first, and the tool's result must be in a prompt."""
+    answers, result = {"": cut(ANSWER)}, ""
+    if template is None and client.call:
+        answers["~"], result = cut(f"<tool_call>\n{client.call.replace('<HOME>', str(home))}\n</tool_call>"), NOTE
+    model = write_stub(home / "stub.gguf", answers, template or OURS.read_text() + CALLS, n_ctx=N_CTX, pre_tokenizer="qwen2", words=words())
     with serving(home, str(model), "--ctx", str(N_CTX), LLAMA_SERVER_SLOTS_DEBUG="1") as served, recording(served) as (url, asked):
         command, variables = laid_out(client, url, folder, home)
         (home / "project").mkdir(exist_ok=True)
+        (home / "project" / "note.txt").write_text(NOTE)
         fine = asks(command, variables, home)
         before = [*asked]
         fine &= asks(command, variables, home)
@@ -75,6 +87,9 @@ def converse(client: Client, folder: Path, home: Path, template: str | None) -> 
         differs = difference(before[i - len(before)], one) if len(before) <= i < 2 * len(before) else ""
         refused = "" if one.status == 200 else f" {one.reply[:300].decode()}"
         print(f"  {one.path}: {one.status}{refused}, {one.n_prompt} tokens, {one.n_cached} of them cached{differs}", flush=True)
+    if result and not any(result in one.prompt for one in asked):
+        print("  the tool's result is in no prompt")
+        return False
     return fine and all(one.status == 200 for one in asked if one.path.startswith("POST"))
 
 
@@ -82,7 +97,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/agents", description="Two fresh conversations of each published client, without a network.")
     parser.add_argument("folder", type=Path, help="where they are installed: node_modules, and an environment for each of Python's")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"these clients (all: {', '.join(CLIENTS)})")
-    parser.add_argument("--template", type=Path, default=ROOT / "tests" / "support" / "tools.jinja", help="a chat template (default: ours with tools)")
+    parser.add_argument("--template", type=Path, help="a chat template (default: ours, and the model calls a tool)")
     given = parser.parse_args()
     if unknown := set(given.names) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
@@ -94,7 +109,7 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as home:
             print(f"{name}:", flush=True)
-            fine &= converse(CLIENTS[name], given.folder.resolve(), Path(home), given.template.read_text())
+            fine &= converse(CLIENTS[name], given.folder.resolve(), Path(home), given.template and given.template.read_text())
     return int(not fine)
 
 

@@ -21,12 +21,12 @@ from openai import AsyncOpenAI
 set_tracing_disabled(True)
 
 @function_tool
-def weather(city: str) -> str:
-    "Tells the weather."
-    return "sunny"
+def news(city: str) -> str:
+    "Tells news."
+    return "The zebra crosses at noon."
 
 model = OpenAIChatCompletionsModel("{MODEL}", AsyncOpenAI())
-print(Runner.run_sync(Agent("Helper", instructions="You help.", tools=[weather], model=model), "{QUESTION}").final_output)
+print(Runner.run_sync(Agent("Helper", instructions="You help.", tools=[news], model=model), "{QUESTION}").final_output)
 """
 OPENAI = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": "<URL>/v1", "OPENAI_API_BASE": "<URL>/v1", "OPENAI_MODEL": MODEL}
 
@@ -39,18 +39,24 @@ class Client:
     """Its program first, within the folder of the clients."""
     variables: Mapping[str, str] = field(default_factory=lambda: OPENAI)
     files: Mapping[str, str] = field(default_factory=dict)
-    """Of the user's home. The client runs in its folder `project`."""
+    """Of the user's home. The client runs in its folder `project`, beside note.txt."""
+    call: str = ""
+    """Of its tool that reads note.txt. <HOME> stands for the user's home."""
 
 
 CLIENTS = {
     "claude": Client(("node_modules/.bin/claude", "-p", QUESTION),
-                     {"ANTHROPIC_BASE_URL": "<URL>", "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": MODEL, "ANTHROPIC_SMALL_FAST_MODEL": MODEL}),
-    "codex": Client(("node_modules/.bin/codex", "exec", "--skip-git-repo-check", QUESTION), files={".codex/config.toml": CODEX}),
-    "opencode": Client(("node_modules/.bin/opencode", "run", "-m", f"edgekv/{MODEL}", QUESTION), files={"project/opencode.json": OPENCODE}),
-    "qwen": Client(("node_modules/.bin/qwen", "--auth-type", "openai", "-p", QUESTION)),
+                     {"ANTHROPIC_BASE_URL": "<URL>", "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": MODEL, "ANTHROPIC_SMALL_FAST_MODEL": MODEL},
+                     call='{"name": "Read", "arguments": {"file_path": "<HOME>/project/note.txt"}}'),
+    "codex": Client(("node_modules/.bin/codex", "exec", "--skip-git-repo-check", QUESTION), files={".codex/config.toml": CODEX},
+                    call='{"name": "exec_command", "arguments": {"cmd": "cat note.txt"}}'),
+    "opencode": Client(("node_modules/.bin/opencode", "run", "-m", f"edgekv/{MODEL}", QUESTION), files={"project/opencode.json": OPENCODE},
+                       call='{"name": "read", "arguments": {"filePath": "<HOME>/project/note.txt"}}'),
+    "qwen": Client(("node_modules/.bin/qwen", "--auth-type", "openai", "-p", QUESTION),
+                   call='{"name": "read_file", "arguments": {"file_path": "<HOME>/project/note.txt"}}'),
     "aider": Client(("aider/bin/aider", "--model", f"openai/{MODEL}", "--no-git", "--yes-always", "--no-check-update", "--analytics-disable",
                      "--no-show-model-warnings", "--message", QUESTION)),
-    "openai-agents": Client(("openai-agents/bin/python", "-c", AGENTS)),
+    "openai-agents": Client(("openai-agents/bin/python", "-c", AGENTS), call='{"name": "news", "arguments": {"city": "Ur"}}'),
     "llm": Client(("llm/bin/llm", "-m", MODEL, QUESTION), files={".config/io.datasette.llm/extra-openai-models.yaml": LLM}),
 }
 

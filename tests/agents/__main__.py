@@ -5,6 +5,7 @@ import argparse
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ if not __package__:  # started as a folder: again, as a package
 from support.serve_process import serving
 from support.stub import cut, write_stub
 
-from .clients import CLIENTS, Client, laid_out
+from .clients import ANOTHER, CLIENTS, QUESTION, Client, laid_out
 from .recording import Asked, recording
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,11 +83,11 @@ def converse(client: Client, folder: Path, home: Path, template: str | None) -> 
         (home / "project" / "note.txt").write_text(NOTE)
         fine = asks(command, variables, home)
         before = [*asked]
-        fine &= asks(command, variables, home)
+        fine &= asks([part.replace(QUESTION, ANOTHER) for part in command], variables, home)
     for i, one in enumerate(asked):
         differs = difference(before[i - len(before)], one) if len(before) <= i < 2 * len(before) else ""
         refused = "" if one.status == 200 else f" {one.reply[:300].decode()}"
-        print(f"  {one.path}: {one.status}{refused}, {one.n_prompt} tokens, {one.n_cached} of them cached{differs}", flush=True)
+        print(f"  {one.path}: {one.status}{refused}, {one.n_prompt} tokens, {one.n_cached} of them cached{differs}")
     if result and not any(result in one.prompt for one in asked):
         print("  the tool's result is in no prompt")
         return False
@@ -102,13 +103,15 @@ def main() -> int:
     if unknown := set(given.names) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
     without_network()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server ends too
+    sys.stdout.reconfigure(line_buffering=True)
     fine = True
     for name in given.names or CLIENTS:
         if not (given.folder / CLIENTS[name].command[0]).exists():
             print(f"{name}: not installed in {given.folder}")
             continue
         with tempfile.TemporaryDirectory() as home:
-            print(f"{name}:", flush=True)
+            print(f"{name}:")
             fine &= converse(CLIENTS[name], given.folder.resolve(), Path(home), given.template and given.template.read_text())
     return int(not fine)
 

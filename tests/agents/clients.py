@@ -1,10 +1,11 @@
-"""How the published clients are told to ask another server once, as their users would."""
+"""How the published clients are told to ask another server than their own once, as their users would."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 QUESTION = "Say hello."
+ANOTHER = "Greet us all."  # in the second conversation
 MODEL = "stub"
 CODEX = f"""model = "{MODEL}"
 model_provider = "edgekv"

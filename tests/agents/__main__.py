@@ -73,7 +73,8 @@ def asks(command: list[str], variables: dict[str, str], home: Path) -> bool:
 def converse(client: Client, folder: Path, home: Path, template: str | None) -> bool:
     """Prints what came of it. Whether both conversations had their answers, and no prompt was refused. Under our own template the
     model calls the client's tool first, and the tool's result must be in a prompt."""
-    answers, result = {"": cut(ANSWER)}, ""
+    thinks = "</think>" in (template or "")  # and begins its answer within a thought, or takes an end too many for text
+    answers, result = {"": cut("</think>\n\n" * thinks + ANSWER)}, ""
     if template is None and client.call:
         answers["~"], result = cut(f"<tool_call>\n{client.call.replace('<HOME>', str(home))}\n</tool_call>"), NOTE
     model = write_stub(home / "stub.gguf", answers, template or OURS.read_text() + CALLS, n_ctx=N_CTX, pre_tokenizer="qwen2", words=words())

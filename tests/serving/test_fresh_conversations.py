@@ -75,6 +75,22 @@ def test_prompt_cache_key_is_a_hint_and_cache_salt_a_wall(served: Served, path: 
     assert cached(cache_salt=path + " of another") == 0
 
 
+def test_ids_of_threads_and_items_are_in_no_prompt(served: Served):
+    """What agents number anew in each conversation, in headers, metadata and messages."""
+    def cached(name: str) -> int:
+        items = [{"type": "message", "role": role, "id": f"msg_{role}_{name}", "content": [{"type": "input_text", "text": text}]}
+                 for role, text in (("developer", SYSTEM), ("user", "Hi"))]
+        body = {"model": "x", "input": items, "max_output_tokens": 3, "client_metadata": {"thread_id": name, "turn_id": name}, "metadata": {"user": name}}
+        reply = served.ask("/v1/responses", body, **{"session-id": name, "x-session-affinity": name, "x-client-request-id": name})
+        assert reply.status == 200, reply.text
+        return reply.body["usage"]["input_tokens_details"]["cached_tokens"]
+
+    cached("0192-of-one-thread")
+    assert cached("0193-of-another") > len(SYSTEM)
+    messages(served, SYSTEM, metadata={"user_id": "one_session"})
+    assert messages(served, SYSTEM, metadata={"user_id": "another_session"}) > len(SYSTEM)
+
+
 def test_cache_salt_is_a_wall_in_messages_too(served: Served):
     assert messages(served, SYSTEM, cache_salt="mine") == 0
     assert messages(served, SYSTEM, cache_salt="mine") > len(SYSTEM)

@@ -35,7 +35,7 @@ void read_biases(const json & given, const llama_vocab * vocab, std::vector<llam
             char * end = nullptr;
             const json entry = {{ item.key(), item.value() }};
             const long id    = std::strtol(item.key().c_str(), &end, 10);
-            check_token(entry, *end ? json(item.key()) : json(static_cast<int64_t>(id)), vocab);
+            check_token(entry, item.key().empty() || *end ? json(item.key()) : json(static_cast<int64_t>(id)), vocab);
             check_bias(entry, item.value());
         }
         return;

@@ -1,0 +1,1 @@
+"""Published clients against our server, without a network (tests/README.md)."""

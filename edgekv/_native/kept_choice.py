@@ -4,8 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgekv import json_file
-from edgekv._native import core
+from edgekv import __version__, json_file
 from edgekv.machine import cpu_family
 
 GAIN = 0.95
@@ -47,4 +46,4 @@ def _choices(path: Path) -> dict[str, str]:
 
 
 def _on_this_machine(what: str) -> str:
-    return f"{cpu_family()}; {what}; EdgeKV {core.version()}"
+    return f"{cpu_family()}; {what}; EdgeKV {__version__}"

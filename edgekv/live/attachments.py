@@ -1,6 +1,6 @@
 """The attached contexts of this process, and the defaults that attach new ones.
 
-Nothing here knows what a Runtime does, or needs NumPy: a server's model begins to load before `live.runtime` is imported.
+Nothing here knows what a Runtime does: `begin` takes the function that makes one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from edgekv._native import core, device_calls
+from edgekv import policies, prefetch
+from edgekv._native import core, device_calls, token_rows
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.errors import ConfigError, EdgeKVError, NotPinned
-from edgekv.hierarchy.names import check_names
 from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
 from edgekv.vocab import DeviceKind, KvMode
@@ -26,6 +26,7 @@ log = logging.getLogger("edgekv")
 
 _lock = threading.Lock()
 _live: dict[core.Handle, Runtime] = {}
+_make: Callable[[core.Handle, KvOptions], Runtime]
 _options: KvOptions | None = None
 """The defaults in force."""
 _told: Callable[[Runtime], None] | None = None
@@ -33,6 +34,14 @@ _told: Callable[[Runtime], None] | None = None
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """Per thread: `options` of the context being attached, `error` of the newest one that failed."""
+
+
+def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
+    """Give each context that is attached from now on the Runtime that `make` returns."""
+    global _make
+    _make = make
+    core.set_callbacks(_attached, _detached, _after_ubatch)
+    core.set_free_bytes(available_bytes)
 
 
 def live() -> list[Runtime]:
@@ -85,10 +94,10 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     _options, _told = options, began
     if options is None:
         core.clear_defaults()
-        core.set_home(None)
+        token_rows.set_home(None)
     else:
-        core.set_home(options.cache.home)
-        core.set_layer_types(options.cache.layer_types)
+        token_rows.set_home(options.cache.home)
+        token_rows.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 
 
@@ -119,7 +128,8 @@ def _of(handle: core.Handle) -> Runtime:
 def effective(options: KvOptions) -> KvOptions:
     """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
     while a context is attached."""
-    check_names(options.placement)
+    policies.check_live(options.placement.policy)
+    prefetch.PREFETCHERS.get(options.placement.prefetch)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
@@ -134,9 +144,7 @@ def _attached(handle: core.Handle) -> None:
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
-        from edgekv.live.runtime import Runtime  # waits where another thread is importing it
-
-        made = Runtime(handle, options)
+        made = _make(handle, options)
     except EdgeKVError as error:  # the caller is native code, which cannot catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
@@ -162,7 +170,3 @@ def _after_ubatch(handle: core.Handle) -> None:
         runtime = _live.get(handle)
     if runtime is not None:
         runtime.step()
-
-
-core.set_callbacks(_attached, _detached, _after_ubatch)
-core.set_free_bytes(available_bytes)

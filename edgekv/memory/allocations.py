@@ -11,7 +11,8 @@ from edgekv.memory.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, pag
 from edgekv.memory.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
-from edgekv.store.block_sizes import BLOCK_TOKENS, most_in_flight
+from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.coming import most_in_flight
 from edgekv.vocab import KvMode
 
 UBATCH_TOKENS = 512

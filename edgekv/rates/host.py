@@ -11,8 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 
-import edgekv
-from edgekv import json_file
+from edgekv import __version__, json_file
 from edgekv.config import KvOptions
 from edgekv.machine import cpu_family
 from edgekv.models.geometry import Geometry, ModelFile
@@ -151,7 +150,7 @@ class KeptRates:
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
         self.n_threads = n_threads
         self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
-        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet"
+        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}; quiet"
 
     def read(self) -> float | None:
         return _rate(self._mine().get("read"))

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import n_common
+from edgekv.store.blocks import BLOCK_TOKENS, n_common
 from edgekv.store.results import PrefixHit
 from edgekv.store.store import PrefixStore
 

@@ -28,7 +28,7 @@ from edgekv.serving.readings import accepted, kept_tokens, label_of, read_with, 
 from edgekv.serving.saving import Saver
 from edgekv.serving.snapshot_keeper import SnapshotKeeper
 from edgekv.store import conversations
-from edgekv.store.block_sizes import BLOCK_TOKENS
+from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.kept_prompts import Kept

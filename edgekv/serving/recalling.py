@@ -18,7 +18,7 @@ from edgekv.models.geometry import Geometry
 from edgekv.serving.identities import Built, Identities
 from edgekv.serving.prefixes import Prefixes
 from edgekv.serving.readings import accepted, kept_tokens, label_of, read_with
-from edgekv.store.block_sizes import BLOCK_TOKENS
+from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.exchanges import Exchanges, Record, names
 from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.settings import RecallSettings, StoreSettings

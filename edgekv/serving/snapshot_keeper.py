@@ -11,8 +11,7 @@ from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.loading import Loading
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import ReadWith
+from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups
 from edgekv.store.results import BlockPiece, PrefixHit
 from edgekv.store.store import PrefixStore

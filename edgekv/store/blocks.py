@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+BLOCK_TOKENS = 256
+"""Tokens of a block that others can follow. A shorter block, a tail, ends its chain."""
+
 KEY_BYTES = 16
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv.store.block_sizes import BLOCK_TOKENS, most_in_flight
-from edgekv.store.blocks import Block, Link
+from edgekv.store.blocks import BLOCK_TOKENS, Block, Link
 from edgekv.store.files import first_bytes, open_file
 from edgekv.store.format import BlockHeader, Refused, check_layers, decode_header, take_layers
 from edgekv.store.identity import PayloadLayout, RowLayout
@@ -20,6 +19,14 @@ from edgekv.store.place_rates import Rate
 
 GROUP_BYTES = 2 << 20
 """Bytes of a block that are read at once, roughly."""
+
+LEAST_IN_FLIGHT = 16 << 20
+
+
+def most_in_flight(block_bytes: int) -> int:
+    """The most bytes of rows that are read and not yet in place, besides those that RAM keeps; `block_bytes`: of a whole block. Two blocks, so one
+    is read while the other is used."""
+    return max(LEAST_IN_FLIGHT, 2 * block_bytes)
 
 
 class InFlight:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.store import codec
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.store.identity import ModelIdentity, PayloadLayout, RowLayout, SnapshotLayout, begins_chain
 
 MAGIC = b"EDGEKV\x00B"

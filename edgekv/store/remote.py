@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgekv.errors import ConfigError
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
+from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode, header_bytes, take_layers
 from edgekv.store.identity import ModelIdentity

@@ -6,8 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
+from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
 from edgekv.store.place import Child
 from edgekv.store.results import NearMiss
 

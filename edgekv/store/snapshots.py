@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.place import Child, Place
 from edgekv.store.ram import Ram

@@ -14,9 +14,8 @@ from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
 from edgekv.store import store as store_module
-from edgekv.store.block_sizes import BLOCK_TOKENS, most_in_flight
-from edgekv.store.blocks import Reading
-from edgekv.store.coming import InFlight, layer_groups
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
+from edgekv.store.coming import InFlight, layer_groups, most_in_flight
 from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.results import PrefixHit, StoreStats
 from edgekv.store.shared_ram import SharedRam

@@ -9,8 +9,7 @@ from support.prefix_rows import LAYOUT, check_rows, conversation, exact, reader
 from support.stores import open_store, save_through
 
 from edgekv.store import coming
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import Reading
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.coming import layer_groups
 from edgekv.store.files import read_header, scan
 from edgekv.store.identity import RowLayout

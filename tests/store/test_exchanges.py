@@ -5,8 +5,7 @@ import pytest
 from support.prefix_rows import check_rows, conversation, exact, payload_of, rows_of
 from support.stores import open_store
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import NOTHING_SAID, Reading
+from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Reading
 from edgekv.store.exchanges import Exchanges, Record, names
 from edgekv.store.store import PrefixStore
 

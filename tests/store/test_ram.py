@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
 from support.stores import n_restored, open_store, save
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import Reading
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore

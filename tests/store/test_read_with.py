@@ -9,8 +9,7 @@ from support.prefix_rows import conversation, exact, reader
 from support.redis_server import RedisServer
 from support.stores import open_store
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import Reading, ReadWith, child_link
+from edgekv.store.blocks import BLOCK_TOKENS, Reading, ReadWith, child_link
 from edgekv.store.format import VERSION
 from edgekv.store.store import PrefixStore
 

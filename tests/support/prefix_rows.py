@@ -7,8 +7,7 @@ from itertools import accumulate
 import numpy as np
 from hypothesis import strategies as st
 
-from edgekv.store.block_sizes import BLOCK_TOKENS
-from edgekv.store.blocks import Reading
+from edgekv.store.blocks import BLOCK_TOKENS, Reading
 from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.results import PrefixHit
 

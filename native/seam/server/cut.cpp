@@ -5,13 +5,7 @@ namespace {
 
 constexpr const char * WHITE = " \t\r\n";
 
-bool is_json_object(const std::string & text) {
-    try {
-        return json::parse(text).is_object();
-    } catch (const std::exception &) {
-        return false;
-    }
-}
+bool is_json_object(const std::string & text) { return json::parse_no_throw(text).is_object(); }
 
 bool is_blank(const std::string & text) { return text.find_first_not_of(WHITE) == std::string::npos; }
 

@@ -1,5 +1,8 @@
 #include "server/repairs.h"
 
+#define XXH_INLINE_ALL
+#include "hash/xxhash/xxhash.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -119,10 +122,7 @@ std::string short_id(const std::string & id) {
     if (id.empty() || (id.size() == 9 && std::all_of(id.begin(), id.end(), [](unsigned char ch) { return std::isalnum(ch); }))) {
         return id;
     }
-    uint64_t hash = 14695981039346656037u;  // FNV-1a
-    for (const unsigned char ch : id) {
-        hash = (hash ^ ch) * 1099511628211u;
-    }
+    uint64_t hash = XXH3_64bits(id.data(), id.size());
     std::string result;
     for (int i = 0; i < 9; ++i, hash /= 62) {
         result += letters[hash % 62];

@@ -127,16 +127,8 @@ bool take_content(places & where, const common_chat_msg & message, const std::st
     if (!take_text(where, text)) {
         return false;
     }
-    const auto & parts = message.content_parts;
-    for (size_t i = 0; i < parts.size(); ++i) {
-        std::string run = parts[i].type == "text" ? parts[i].text : "";
-        size_t      end = i + 1;
-        while (parts[i].type == "text" && end < parts.size() && parts[end].type == "text") {
-            run += parts[end++].text;
-        }
-        if (end > i + 1 && where.take(trimmed(run))) {  // the template puts nothing between them
-            i = end - 1;
-        } else if (parts[i].type == "text" && !trimmed(parts[i].text).empty() && (!take_text(where, parts[i].text) || as_list(prompt, where.last))) {
+    for (const auto & part : message.content_parts) {
+        if (part.type == "text" && !trimmed(part.text).empty() && (!take_text(where, part.text) || as_list(prompt, where.last))) {
             return false;
         }
     }

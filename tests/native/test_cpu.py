@@ -1,12 +1,15 @@
 """The processor that the libraries were compiled for, and the one that is here."""
 
+import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import native_build
 
 from edgekv._native import cpu
 from edgekv.errors import EXIT_LIBRARY, NativeError
@@ -75,3 +78,42 @@ import edgekv._native._cpu as compiled  # imports the package, which asks
         pytest.skip("/proc/self/maps is Linux's")
     done = subprocess.run([sys.executable, "-c", program + f"print({names})"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+KERNELS = {"avx2": {"avx2", "fma", "f16c"}, "avxvnni": {"avx2", "fma", "f16c", "avx_vnni"}, "avx512": AVX512,
+           "avx512vnni": AVX512 | {"avx512_vnni"}, "avx512bf16": AVX512 | {"avx512_bf16"}, "amx": AVX512 | {"amx_tile", "amx_bf16"}}
+"""What kernels of a name need."""
+SOURCES = ROOT / "native" / "src"
+
+
+@pytest.mark.skipif(not X86, reason="instruction sets of x86-64")
+@native_build.needs()
+@pytest.mark.parametrize("kind", ["native", "all"])
+def test_a_build_for_one_processor_has_the_kernels_that_it_can_run(tmp_path: Path, kind: str):
+    host = ROOT / "native" / "tests" / "host"
+    configure, _ = native_build.steps(host, tmp_path, f"-DEDGEKV_CPU={kind}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    subprocess.run(configure, check=True, capture_output=True)
+    files = [Path(each["file"]).stem for each in json.loads((tmp_path / "compile_commands.json").read_text())]
+    found = {name for name in KERNELS for file in files if re.fullmatch(f"(attend|prompt|products)_{name}", file)}
+    assert found == {name for name, needs in KERNELS.items() if kind == "all" or needs <= linux_flags()}
+
+
+@pytest.mark.skipif(not X86 or shutil.which("nm") is None, reason="instruction sets of x86-64, as nm shows them")
+@native_build.needs()
+@pytest.mark.parametrize("names", ["portable", "portable avx2", "portable avx2 avx512 avx512vnni"])
+def test_kernels_that_are_not_built_are_neither_linked_nor_chosen(tmp_path: Path, names: str):
+    """Without optimisation, which could hide that something asks for them."""
+    compiler = [native_build.compiler(), "-std=c++17", "-O0", f"-I{SOURCES}", f'-DEDGEKV_KERNELS=" {names} "']
+    asked = set()
+    for source in ("attend/attend", "products/products", "prompt/prompt", "select/sample", "sketch/sketch"):
+        made = tmp_path / f"{Path(source).name}.o"
+        subprocess.run([*compiler, "-c", "-o", made, SOURCES / "kernels" / f"{source}.cpp"], check=True)
+        symbols = subprocess.run(["nm", "-C", "-u", made], check=True, capture_output=True, text=True).stdout
+        asked |= {name.lower() for name in re.findall(r"edgekv::k(?:Attend|Products|Prompt|Sample|Sketch)(\w+)", symbols)}
+    assert asked == set(names.split())
+
+    here = [SOURCES / "kernels" / name for name in ("isa_here.cpp", "isa.cpp", "simd/tiles.cpp")]
+    subprocess.run([*compiler, "-o", tmp_path / "isa_here", *here], check=True)
+    listed = subprocess.run([tmp_path / "isa_here"], check=True, capture_output=True, text=True).stdout.split(";")
+    assert {name for name in listed if name in ("avx2", "avx512", "avx512bf16", "amx")} <= set(names.split())

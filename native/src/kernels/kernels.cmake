@@ -40,9 +40,28 @@ if(NOT edgekv_isas STREQUAL portable)
     # here portable kernels serve few or no processors: not worth the minute that -O3 takes to compile them
     set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
+# A build for this processor alone has the kernels that can run here (isa_here.cpp): the others are half of what there is to compile.
+set(edgekv_built "")
+if(EDGEKV_CPU STREQUAL "native")
+    set(program ${CMAKE_CURRENT_BINARY_DIR}/isa_here)
+    try_compile(compiled ${program}.dir SOURCES ${here}/isa_here.cpp ${here}/isa.cpp ${here}/simd/tiles.cpp
+        CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${here}/.. OUTPUT_VARIABLE said COPY_FILE ${program} COPY_FILE_ERROR said)
+    execute_process(COMMAND ${program} OUTPUT_VARIABLE edgekv_isas RESULT_VARIABLE failed)
+    unset(compiled CACHE) # a kept build folder may have come to another processor
+    if(failed)
+        message(FATAL_ERROR "What this processor can run was not found out (build with EDGEKV_CPU=all): ${said}")
+    endif()
+    message(STATUS "edgekv: kernels for ${edgekv_isas}")
+    string(REPLACE ";" " " edgekv_built "EDGEKV_KERNELS=\" ${edgekv_isas} \"")
+    if(avx2 IN_LIST edgekv_isas)
+        set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O1>) # they serve comparisons alone
+    endif()
+endif()
+set_source_files_properties(${here}/isa.cpp PROPERTIES COMPILE_DEFINITIONS "${edgekv_built}")
 foreach(path IN LISTS edgekv_kernels)
     get_filename_component(kernel ${path} NAME)
     list(APPEND EDGEKV_KERNEL_SOURCES ${here}/${path}.cpp)
+    set_source_files_properties(${here}/${path}.cpp PROPERTIES COMPILE_DEFINITIONS "${edgekv_built}")
     foreach(isa IN LISTS edgekv_isas)
         set(source ${here}/${path}_${isa}.cpp)
         if(isa IN_LIST edgekv_${kernel}_isas)

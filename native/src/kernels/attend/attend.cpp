@@ -64,11 +64,13 @@ AttendPlan make_plan(const AttendProblem & p, int n_threads) {
 }
 
 #if EDGEKV_X86
-constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendAvx2, kAttendAvxVnni, kAttendAvx512, kAttendAvx512Vnni};
+constexpr KernelTables<AttendKernels> kTables = {
+    &kAttendPortable, EDGEKV_BUILT(avx2, kAttendAvx2), EDGEKV_BUILT(avxvnni, kAttendAvxVnni), EDGEKV_BUILT(avx512, kAttendAvx512),
+    EDGEKV_BUILT(avx512vnni, kAttendAvx512Vnni)};
 #elif EDGEKV_ARM64
-constexpr KernelTables<AttendKernels> kTables = {kAttendPortable, kAttendNeon, kAttendDotProd};
+constexpr KernelTables<AttendKernels> kTables = {&kAttendPortable, EDGEKV_BUILT(neon, kAttendNeon), EDGEKV_BUILT(dotprod, kAttendDotProd)};
 #else
-constexpr KernelTables<AttendKernels> kTables = {kAttendPortable};
+constexpr KernelTables<AttendKernels> kTables = {&kAttendPortable};
 #endif
 
 const AttendKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }

@@ -7,17 +7,20 @@ namespace edgekv {
 namespace {
 
 #if EDGEKV_X86
-constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsAvx2, kProductsAvxVnni, kProductsAvx2, kProductsAvx512Vnni};
+constexpr KernelTables<ProductKernels> kTables = {
+    &kProductsPortable, EDGEKV_BUILT(avx2, kProductsAvx2), EDGEKV_BUILT(avxvnni, kProductsAvxVnni), EDGEKV_BUILT(avx2, kProductsAvx2),
+    EDGEKV_BUILT(avx512vnni, kProductsAvx512Vnni)};
+constexpr const ProductKernels * kAmx = EDGEKV_BUILT(amx, kProductsAmx);
 #elif EDGEKV_ARM64
-constexpr KernelTables<ProductKernels> kTables = {kProductsPortable, kProductsPortable, kProductsPortable};
+constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable, &kProductsPortable, &kProductsPortable};
 #else
-constexpr KernelTables<ProductKernels> kTables = {kProductsPortable};
+constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable};
 #endif
 
 const ProductKernels & kernels(Isa isa) {
 #if EDGEKV_X86
     if (isa == Isa::amx) {
-        return kProductsAmx;
+        return *kAmx;
     }
 #endif
     return kernels_for(isa, kTables);
@@ -63,7 +66,7 @@ void weigh_values(const float * values, float factor, const float * weights, int
 const ProductKernels * product_kernels(const char * name) {
 #if EDGEKV_X86
     if (std::strcmp(name, "amx") == 0) {
-        return isa_supported(Isa::amx) ? &kProductsAmx : nullptr;
+        return isa_supported(Isa::amx) ? kAmx : nullptr;
     }
 #endif
     return kernels_by_name(name, kTables);

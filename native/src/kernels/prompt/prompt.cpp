@@ -107,19 +107,18 @@ PromptLayout prompt_layout(const AttendProblem & p, const PromptPlan & plan) {
     return at;
 }
 
-const PromptKernels & prompt_kernels(Isa isa) {
-    switch (isa) {
+// By instruction set.
+constexpr const PromptKernels * kTables[] = {
+    &kPromptPortable,
 #if EDGEKV_X86
-        case Isa::avx2: return kPromptAvx2;
-        case Isa::avx512: return kPromptAvx512;
-        case Isa::avx512bf16: return kPromptAvx512Bf16;
-        case Isa::amx: return kPromptAmx;
+    EDGEKV_BUILT(avx2, kPromptAvx2), EDGEKV_BUILT(avx512, kPromptAvx512), EDGEKV_BUILT(avx512bf16, kPromptAvx512Bf16),
+    EDGEKV_BUILT(amx, kPromptAmx),
 #elif EDGEKV_ARM64
-        case Isa::neon: return kPromptNeon;
+    nullptr, nullptr, nullptr, nullptr, &kPromptNeon,
 #endif
-        default: return kPromptPortable;
-    }
-}
+};
+
+const PromptKernels & prompt_kernels(Isa isa) { return *kTables[static_cast<int>(isa)]; }
 
 void prompt_attend(const PromptProblem & problem, const PromptPlan & plan, int item, char * scratch, Isa isa) {
     assert(prompt_supports(problem.attend.head_dim, problem.attend.k_type, problem.attend.v_type));

@@ -12,11 +12,13 @@ size_t sample_scratch_bytes(int n_groups, int group) {
 }
 
 #if EDGEKV_X86
-static constexpr KernelTables<SampleFn> kTables = {kSamplePortable, kSampleAvx2, kSampleAvx2, kSampleAvx512, kSampleAvx512};
+static constexpr KernelTables<SampleFn> kTables = {
+    &kSamplePortable, EDGEKV_BUILT(avx2, kSampleAvx2), EDGEKV_BUILT(avx2, kSampleAvx2), EDGEKV_BUILT(avx512, kSampleAvx512),
+    EDGEKV_BUILT(avx512, kSampleAvx512)};
 #elif EDGEKV_ARM64
-static constexpr KernelTables<SampleFn> kTables = {kSamplePortable, kSampleNeon, kSampleNeon};
+static constexpr KernelTables<SampleFn> kTables = {&kSamplePortable, &kSampleNeon, &kSampleNeon};
 #else
-static constexpr KernelTables<SampleFn> kTables = {kSamplePortable};
+static constexpr KernelTables<SampleFn> kTables = {&kSamplePortable};
 #endif
 
 SampleResult sample_rows(const SampleProblem & problem, Isa isa) {

@@ -5,6 +5,7 @@
 #include "kernels/simd/tiles.h"
 
 #include <cstring>
+#include <string_view>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #define EDGEKV_X86 1
@@ -42,15 +43,26 @@ inline bool has_dotprod() {
 }
 #endif
 
-// The kernels of each instruction set, and of its variants that multiply bytes in one step. Other processors
+// Whether this build has kernels of a name, which stands between blanks: kernels.cmake lists those of a build for one processor.
+constexpr bool has_kernels([[maybe_unused]] std::string_view name) {
+#ifdef EDGEKV_KERNELS
+    return std::string_view(EDGEKV_KERNELS).find(name) != std::string_view::npos;
+#else
+    return true;
+#endif
+}
+// In constants only: there a table that is not built is not asked for.
+#define EDGEKV_BUILT(name, table) (edgekv::has_kernels(" " #name " ") ? &(table) : nullptr)
+
+// The kernels of each instruction set, null if they are not built, and of its variants that multiply bytes in one step. Other processors
 // than x86-64 and AArch64 have the portable ones.
 template <class Table>
 struct KernelTables {
-    const Table & portable;
+    const Table * portable;
 #if EDGEKV_X86
-    const Table &avx2, &avxvnni, &avx512, &avx512vnni;
+    const Table *avx2, *avxvnni, *avx512, *avx512vnni;
 #elif EDGEKV_ARM64
-    const Table &neon, &dotprod;
+    const Table *neon, *dotprod;
 #endif
 };
 
@@ -60,44 +72,44 @@ const Table & kernels_for([[maybe_unused]] Isa isa, const KernelTables<Table> & 
     switch (isa) {
         case Isa::amx:
         case Isa::avx512bf16:
-        case Isa::avx512: return has_vnni() ? of.avx512vnni : of.avx512;
-        case Isa::avx2: return has_avx_vnni() ? of.avxvnni : of.avx2;
+        case Isa::avx512: return *(of.avx512vnni && has_vnni() ? of.avx512vnni : of.avx512);
+        case Isa::avx2: return *(of.avxvnni && has_avx_vnni() ? of.avxvnni : of.avx2);
         case Isa::portable:
         case Isa::neon: break;
     }
 #elif EDGEKV_ARM64
     if (isa == Isa::neon) {
-        return has_dotprod() ? of.dotprod : of.neon;
+        return *(of.dotprod && has_dotprod() ? of.dotprod : of.neon);
     }
 #endif
-    return of.portable;
+    return *of.portable;
 }
 
 // The variants have names of their own; null if it is not usable on this CPU.
 template <class Table>
 const Table * kernels_by_name(const char * name, const KernelTables<Table> & of) {
     if (std::strcmp(name, "portable") == 0) {
-        return &of.portable;
+        return of.portable;
     }
 #if EDGEKV_X86
     if (std::strcmp(name, "avx2") == 0 && isa_supported(Isa::avx2)) {
-        return &of.avx2;
+        return of.avx2;
     }
     if (std::strcmp(name, "avxvnni") == 0 && isa_supported(Isa::avx2) && has_avx_vnni()) {
-        return &of.avxvnni;
+        return of.avxvnni;
     }
     if (std::strcmp(name, "avx512") == 0 && isa_supported(Isa::avx512)) {
-        return &of.avx512;
+        return of.avx512;
     }
     if (std::strcmp(name, "avx512vnni") == 0 && isa_supported(Isa::avx512) && has_vnni()) {
-        return &of.avx512vnni;
+        return of.avx512vnni;
     }
 #elif EDGEKV_ARM64
     if (std::strcmp(name, "neon") == 0) {
-        return &of.neon;
+        return of.neon;
     }
     if (std::strcmp(name, "dotprod") == 0 && has_dotprod()) {
-        return &of.dotprod;
+        return of.dotprod;
     }
 #endif
     return nullptr;

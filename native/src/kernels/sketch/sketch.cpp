@@ -9,11 +9,13 @@ namespace edgekv {
 namespace {
 
 #if EDGEKV_X86
-constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchAvx2, kSketchAvxVnni, kSketchAvx512, kSketchAvx512Vnni};
+constexpr KernelTables<SketchKernels> kTables = {
+    &kSketchPortable, EDGEKV_BUILT(avx2, kSketchAvx2), EDGEKV_BUILT(avxvnni, kSketchAvxVnni), EDGEKV_BUILT(avx512, kSketchAvx512),
+    EDGEKV_BUILT(avx512vnni, kSketchAvx512Vnni)};
 #elif EDGEKV_ARM64
-constexpr KernelTables<SketchKernels> kTables = {kSketchPortable, kSketchNeon, kSketchDotProd};
+constexpr KernelTables<SketchKernels> kTables = {&kSketchPortable, EDGEKV_BUILT(neon, kSketchNeon), EDGEKV_BUILT(dotprod, kSketchDotProd)};
 #else
-constexpr KernelTables<SketchKernels> kTables = {kSketchPortable};
+constexpr KernelTables<SketchKernels> kTables = {&kSketchPortable};
 #endif
 
 const SketchKernels & kernels(Isa isa) { return kernels_for(isa, kTables); }

@@ -15,8 +15,8 @@ from edgekv.serving import prefixes as prefixes_of
 from edgekv.serving.digesting import Digesting
 from edgekv.serving.server import Server
 from edgekv.store.results import PrefixHit
-from edgekv.store.store import PrefixStore
 from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore
 from edgekv.vocab import MissReason
 
 STORE = StoreSettings(ram_bytes=64 << 20)
@@ -161,6 +161,12 @@ def test_rows_that_are_still_being_saved(tiny, monkeypatch):
         asked(server, conversation(1, 700), id_slot=0)
         assert asked(server, conversation(1, 700), id_slot=1) == (0, None, "pending", 0)
         goes_on.set()
+
+
+def test_every_reason_is_described():
+    text = (Path(__file__).parents[2] / "edgekv/serving/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("| reason |")[2].partition("\n\n")[0], re.M)
+    assert rows == [(reason.value, reason.description) for reason in MissReason]
 
 
 def test_every_reason_is_reached():

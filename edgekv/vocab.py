@@ -37,6 +37,24 @@ class KvMode(Described):
     OFF = "off", "stock llama.cpp attention"
 
 
+class MissReason(Described):
+    """Why a prompt's tokens were computed, from the first that was not found. In the order of edgekv_miss_reason (native/include/edgekv_server.h)."""
+
+    DISABLED = "disabled", "the server keeps no prefixes, or this request cannot take any: `cache_prompt: false`, embeddings, aLoRA, a draft model"
+    NOT_ATTACHED = "not_attached", "EdgeKV does not serve this context"
+    MODEL_UNKNOWN = "model_unknown", "the digest of a file of the model or its projector is not known, or what the context keeps cannot be put back"
+    COLD = "cold", "nothing kept goes on there: the tokens are new, or were evicted"
+    DIVERGED = "diverged", "a kept conversation goes on differently there, and alike after it: something near the beginning changed, such as a date"
+    OTHER_SETTINGS = "other_settings", "the tokens are kept, but were read with settings that this server does not accept"
+    NO_CHECKPOINT = "no_checkpoint", "the rows are kept, but no snapshot of the windows or recurrent states behind them"
+    INSIDE_MEDIA = "inside_media", "what is kept ends within an image or a sound"
+    NO_CELLS = "no_cells", "other sequences fill the context"
+    CHEAPER_TO_COMPUTE = "cheaper_to_compute", "by measured speeds computing is quicker than loading"
+    TIER_DOWN = "tier_down", "nothing was found, and the disk or the shared server cannot be used now"
+    DAMAGED = "damaged", "the rows are kept, but cannot be read"
+    PENDING = "pending", "another slot's rows of these tokens are still being saved"
+
+
 class WhenFull(Described):
     """The treatment of a conversation that no longer fits into its context."""
 

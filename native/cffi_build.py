@@ -31,6 +31,7 @@ extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *)
 extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_start(void *);
 extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
+extern "Python" void edgekv_py_prefix_lost(void *, char const *);
 extern "Python" void edgekv_py_recall_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
 extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
 extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 from edgekv import _native
 from edgekv.errors import EdgeKVError
+from edgekv.vocab import MissReason
 
 log = logging.getLogger("edgekv")
+
+TIERS = ("slot", "ram", "disk", "remote")
+"""In the order of edgekv_prefix_counts."""
 
 THREW = 70
 """The exit code of `run` if the server ended with an exception."""
@@ -161,6 +165,26 @@ def waits() -> tuple[Waits, Waits, Waits]:
         return Waits(tuple(found.bounds), tuple(found.counts), found.sum_s)
 
     return of(lib.EDGEKV_WAIT_QUEUE), of(lib.EDGEKV_WAIT_FIRST_TOKEN), of(lib.EDGEKV_WAIT_NEXT_TOKEN)
+
+
+@dataclass(frozen=True)
+class PrefixCounts:
+    """Tokens of prompts since the server started, but for each prompt's last, which is always computed."""
+
+    queries: int
+    """All of them: those found and those missed."""
+    hits: dict[str, int]
+    """Found, by tier."""
+    misses: dict[MissReason, int]
+
+
+def prefix_counts() -> PrefixCounts:
+    """From any thread."""
+    from edgekv._native._server import ffi, lib
+
+    found = ffi.new("edgekv_prefix_counts *")
+    lib.edgekv_server_prefix_counts(found)
+    return PrefixCounts(found.queries, dict(zip(TIERS, found.hits, strict=True)), dict(zip(MissReason, found.misses[1 : 1 + len(MissReason)])))
 
 
 # ---- kept prompts ---------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from edgekv import _native
+from edgekv.store.results import Miss
+from edgekv.vocab import MissReason
 
 log = logging.getLogger("edgekv")
 
@@ -75,6 +77,9 @@ class CachedTokens:
     nearly: tuple[int, int, int, int] = (0, 0, 0, 0)
     """(position, token kept, token asked, tokens lost), as edgekv_near_miss; no token lost: there is none."""
 
+    missed: Miss | None = None
+    """Why there are no more; None: there are no more tokens."""
+
     @property
     def n_kept(self) -> int:
         return self.ram + self.disk + self.remote
@@ -105,6 +110,9 @@ class KeepsPrefixes(Protocol):
     def start(self) -> None:
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
+    def lost(self, line: str) -> None:
+        """A sentence for people: many tokens of a prompt that were read before are read again."""
+
     def settle(self) -> tuple[int, CachedTokens]:
         """Wait for the rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within a medium, and
         the number of these that were put in."""
@@ -128,7 +136,8 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
         "expect": lib.edgekv_py_prefix_expect, "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave,
         "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot,
-        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
+        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle,
+        "lost": lib.edgekv_py_prefix_lost, "user": _handle}))
 
 
 def tokens_of(native) -> SequenceTokens:
@@ -176,6 +185,8 @@ def _define_callbacks() -> None:
         cached = keeps_of(user).begin(tokens_of(prompt), n_have, None if goes_on < 0 else goes_on)
         out.slot = out.slot if cached.slot is None else cached.slot
         out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
+        if cached.missed is not None:
+            out.missed, out.missed_at = 1 + list(MissReason).index(cached.missed.reason), cached.missed.at
         out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
 
     @callback("a prefix could not be kept")
@@ -190,6 +201,10 @@ def _define_callbacks() -> None:
     def edgekv_py_prefix_start(user):
         keeps_of(user).start()
         return 1
+
+    @callback("what was lost could not be told")
+    def edgekv_py_prefix_lost(user, line):
+        keeps_of(user).lost(ffi.string(line).decode())
 
     @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
     def edgekv_py_prefix_settle(user, out):

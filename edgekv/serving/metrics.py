@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edgekv._native.http_server import Waits
+from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.live.figures import Figures
 from edgekv.serving.shown import Shown, StoreFigures, TrafficFigures, tiers
 
@@ -44,6 +44,11 @@ def _of_traffic(read: Callable[[TrafficFigures], float | Waits], model: bool = F
         return [] if shown.traffic is None else [({"model_name": shown.served.model} if model else {}, read(shown.traffic))]
 
     return values
+
+
+def _by_label(label: str, read: Callable[[PrefixCounts], dict[str, int]]) -> Callable[[Shown], Iterable[Value]]:
+    """A reader of PrefixCounts, one number for each value of a label."""
+    return lambda shown: [] if shown.traffic is None else [({label: name}, n) for name, n in read(shown.traffic.prefixes).items()]
 
 
 def _by_place(**fields: str) -> Callable[[Shown], Iterable[Value]]:
@@ -146,6 +151,12 @@ METRICS = (
     Metric("edgekv_time_to_first_token_seconds", "histogram", "From a request to the first token of its answer.",
            _of_traffic(lambda traffic: traffic.first_token)),
     Metric("edgekv_token_gap_seconds", "histogram", "Between two tokens of an answer.", _of_traffic(lambda traffic: traffic.gaps)),
+    Metric("edgekv_prefix_cache_queries_total", "counter", "Prompt tokens that the prefix cache was asked for: all but each prompt's last.",
+           _of_traffic(lambda traffic: traffic.prefixes.queries)),
+    Metric("edgekv_prefix_cache_hits_total", "counter", "Prompt tokens that were found and not computed, by tier.",
+           _by_label("tier", lambda prefixes: prefixes.hits)),
+    Metric("edgekv_prefix_cache_misses_total", "counter", "Prompt tokens that were not found, by reason.",
+           _by_label("reason", lambda prefixes: {reason.value: n for reason, n in prefixes.misses.items()})),
     Metric("edgekv_store_hits_total", "counter", "Prompts that began with tokens from the prefix store.", _of_store(lambda of: of.n_hits)),
     Metric("edgekv_store_misses_total", "counter", "Prompts that did not begin with tokens from the prefix store.", _of_store(lambda of: of.n_misses)),
     Metric("edgekv_store_tokens_total", "counter", "Prompt tokens that came from the prefix store and were not computed.",

@@ -21,6 +21,7 @@ from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving.cache_requests import CacheRequests
 from edgekv.serving.fetching import POLL_S, Expected, Fetch, WantedPrefix
+from edgekv.serving.found import before_media, count, found, whole, worth
 from edgekv.serving.identities import Identities
 from edgekv.serving.loading import Loading
 from edgekv.serving.media import Media, whole_media
@@ -32,10 +33,12 @@ from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import layer_groups
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.kept_prompts import Kept
-from edgekv.store.results import BlockPiece, PrefixHit, pieces_up_to
+from edgekv.store.places import unreadable
+from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore, StoreStats
+from edgekv.vocab import MissReason
 
 if TYPE_CHECKING:
     from edgekv.serving.shown import StoreFigures
@@ -136,7 +139,8 @@ class Prefixes:
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
         if fetched.reaches <= near.reaches:
             fetch.leave()
-            return near
+            cold = near.missed is not None and near.missed.reason is MissReason.COLD
+            return near.because(fetched.missed) if cold and fetched.missed is not None else near
         store.leave(near)
         return fetched
 
@@ -144,17 +148,25 @@ class Prefixes:
         """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
-            return CachedTokens()
+            return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
         self._saver.leave(prompt.seq_id)
         self._n_prompts += 1
-        prompt = self._media.numbered(prompt)
+        n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
         wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
         if goes_on is not None:
             cached = self._begin_at_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
             self._n_hits += cached.slot != goes_on or cached.n_kept > 0
-            return cached
-        hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None))
-        hit = hit.up_to(whole_media(prompt.media, hit.end))
+        else:
+            cached = self._begin_behind(runtime, store, prompt, wanted, n_have)
+        if cached.missed is None and len(wanted.tokens) < n_asked:
+            cached.missed = Miss(MissReason.MODEL_UNKNOWN, len(wanted.tokens))
+        elif cached.missed is not None and cached.missed.reason is MissReason.COLD and self._saver.saves_more(wanted.root, wanted.tokens, cached.missed.at):
+            cached.missed = Miss(MissReason.PENDING, cached.missed.at)
+        return cached
+
+    def _begin_behind(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int) -> CachedTokens:
+        """Begin behind the sequence's first n_have tokens, in a context that keeps only rows."""
+        hit = before_media(worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
         self._n_hits += bool(hit.pieces)
         came = partial(store.came, hit)
         try:
@@ -162,39 +174,45 @@ class Prefixes:
         except BaseException:
             came(0)
             raise
-        pieces = _whole(hit.pieces[:len(cells)], prompt.media)
+        pieces, missed = whole(hit.pieces[:len(cells)], prompt.media), hit.missed
+        if sum(piece.n for piece in pieces) < hit.n_tokens:
+            missed = Miss(MissReason.NO_CELLS, pieces[-1].first + pieces[-1].n if pieces else n_have)
         cells = [of[: piece.n] for piece, of in zip(pieces, cells)]
         loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
         comes = bool(pieces) and runtime.tokens.can_wait
         if comes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
         else:
-            pieces = _whole(pieces[:loading.finish()], prompt.media)
-        cached = _found(pieces, hit)
+            good = whole(pieces[:loading.finish()], prompt.media)
+            if len(good) < len(pieces):
+                missed = Miss(unreadable(store.places), pieces[len(good)].first)
+            pieces = good
+        cached = found(pieces, hit, missed)
         cached.comes = comes
         return cached
 
     def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int,
                            goes_on: int) -> CachedTokens:
         """Begin at the furthest usable snapshot, or where the sequence can continue without one."""
-        cached = CachedTokens(slot=goes_on)
+        cached, lost = CachedTokens(slot=goes_on), None
         for _ in range(MOST_DAMAGED):
-            hit = _worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
+            hit = worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
             if hit.snapshot is None:
                 store.came(hit, 0)
-                cached = _found((), hit)
+                cached = found((), hit, lost or hit.missed)
                 cached.slot = goes_on
                 break
             try:
                 done = self._snapshots.put(runtime, store, prompt, hit, partial(self._place, runtime, prompt))
             except NativeError as error:
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
-                cached.slot = 0
+                cached.slot, cached.missed = 0, Miss(MissReason.DAMAGED, 0)
                 break
             if done:
-                cached = _found(hit.pieces, hit)
+                cached = found(hit.pieces, hit, lost or hit.missed)
                 cached.slot = min(n_have, hit.snapshot.position)
                 break
+            cached.missed = lost = Miss(unreadable(store.places), hit.reaches)
         cached.spacing = self._snapshots.spacing(runtime)
         return cached
 
@@ -223,9 +241,12 @@ class Prefixes:
         (_, loading, media), self._loading = self._loading, None
         n_good = loading.finish()
         if n_good == len(loading.pieces):
-            return -1, _count(loading.pieces)
+            return -1, count(loading.pieces)
         first = whole_media(media, loading.pieces[n_good].first)
-        return first, _count(pieces_up_to(loading.pieces[:n_good], first))
+        return first, count(pieces_up_to(loading.pieces[:n_good], first))
+
+    def lost(self, line: str) -> None:
+        log.warning("%s", line)
 
     def snapshot(self, held: SequenceTokens) -> None:
         """Keep a snapshot of a sequence with exactly these tokens."""
@@ -365,35 +386,3 @@ def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
         conversations.add_blocks(folder, conversation, keys)
     except OSError as error:  # then the folder has no blocks of the conversation either
         log.warning("the kept blocks of a conversation are not noted in %s: %s", folder, error.strerror)
-
-
-def _whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:
-    """The pieces, cut at the beginning of a medium in which they end."""
-    return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
-
-
-def _count(pieces: Sequence[BlockPiece]) -> CachedTokens:
-    cached = CachedTokens()
-    for piece in pieces:
-        setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
-    return cached
-
-
-def _found(pieces: Sequence[BlockPiece], hit: PrefixHit) -> CachedTokens:
-    """Tokens of a hit's first pieces, and its near miss."""
-    cached = _count(pieces)
-    if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
-        cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
-    return cached
-
-
-def _worth(hit: PrefixHit) -> PrefixHit:
-    """Drop the end of a hit that is faster to compute than to load, by the rates measured so far."""
-    n = hit.worth(native.reading_s)
-    if n == len(hit.pieces):
-        return hit
-    rest = hit.pieces[n:]
-    log.info("%d kept tokens of a prompt are computed: by measured speeds that takes %.3g s, and loading them from %s takes longer",
-             sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
-             " and ".join(sorted({piece.source for piece in rest if piece.coming})))
-    return hit.first_pieces(n)

@@ -158,7 +158,8 @@ class Publisher:
 def traffic() -> TrafficFigures:
     """The traffic of the server in this process."""
     pace, (queue, first_token, gaps) = native.pacing(), native.waits()
-    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps)
+    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps,
+                          native.prefix_counts())
 
 
 def _map_path(slot: int) -> str:

@@ -135,6 +135,11 @@ class Saver:
         self._changed.notify_all()
         return self._changed.wait_for(lambda: all(one.n_saved >= n for one, n in wanted), timeout_s)
 
+    def saves_more(self, root: bytes, tokens: np.ndarray, n: int) -> bool:
+        """Whether a save goes on that has more of these tokens than the first n."""
+        with self._changed:
+            return any(one.root == root and one.n_saved < ALL and n_common(one.tokens, tokens) >= n + LEAST_SHARED for one in self._saves)
+
     def leave(self, seq_id: int) -> None:
         """The sequence stops waiting: its prompt begins, or is given up."""
         with self._changed:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgekv import __version__
-from edgekv._native.http_server import Waits
+from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.amounts import size
 from edgekv.live.figures import Figures, SequenceFigures
 from edgekv.serving.history import History, Point
@@ -72,6 +72,8 @@ class TrafficFigures:
     """Waits from the request to the answer's first token."""
     gaps: Waits
     """Waits between two tokens of an answer."""
+    prefixes: PrefixCounts
+    """What prompts found in the prefix cache."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """The places below RAM that the settings name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgekv.errors import ConfigError
 from edgekv.store.folder import FolderPlace
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Place
+from edgekv.store.results import Miss
 from edgekv.store.settings import StoreSettings
+from edgekv.vocab import MissReason
 
 
 def _redis(identity: ModelIdentity, settings: StoreSettings) -> Place:
@@ -37,3 +39,14 @@ def open_places(identity: ModelIdentity, settings: StoreSettings) -> list[Place]
     if settings.url is not None:
         places.append(SHARED[shared_scheme(settings.url)](identity, settings))
     return places
+
+
+def unreadable(places: Sequence[Place]) -> MissReason:
+    """Why rows cannot be read: they are damaged, or a place cannot be used now."""
+    return MissReason.DAMAGED if all(place.working for place in places) else MissReason.TIER_DOWN
+
+
+def told(places: Sequence[Place], missed: Miss | None) -> Miss | None:
+    """A search's miss; what no place has may be in one that cannot be used now."""
+    down = missed is not None and missed.reason is MissReason.COLD and not all(place.working for place in places)
+    return Miss(MissReason.TIER_DOWN, missed.at) if missed is not None and down else missed

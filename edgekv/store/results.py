@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from edgekv.store.blocks import Block, Link, Reading
 from edgekv.store.coming import ComingBlock
+from edgekv.vocab import MissReason
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,13 @@ def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]
 def _loading_s(block: Block | ComingBlock) -> float:
     """Seconds until a block is in memory, by the measured rate of its place."""
     return block.rate.takes_s(block.n_bytes) if isinstance(block, ComingBlock) and not block.fetched else 0.0
+
+
+class Miss(NamedTuple):
+    """Why the tokens from `at` on were not found."""
+
+    reason: MissReason
+    at: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,16 @@ class PrefixHit:
     """Tokens."""
     snapshot: KeptSnapshot | None = None
     """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
+    missed: Miss | None = None
+    """Why no more was found; None: all was."""
+
+    def cut(self, n: int, reason: MissReason) -> PrefixHit:
+        """The first n pieces, where the next cannot be used for a reason."""
+        at = self.pieces[n].first if n < len(self.pieces) else self.reaches
+        return self.first_pieces(n).because(Miss(reason, at))
+
+    def because(self, missed: Miss) -> PrefixHit:
+        return replace(self, missed=missed)
 
     def first_pieces(self, n: int) -> PrefixHit:
         """The first n pieces; no snapshot, and so no piece, if that leaves out rows before the snapshot."""

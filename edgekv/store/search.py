@@ -8,7 +8,8 @@ import numpy as np
 
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
 from edgekv.store.place import Child
-from edgekv.store.results import NearMiss
+from edgekv.store.results import Miss, NearMiss
+from edgekv.vocab import MissReason
 
 MOST_BELOW = 512
 """Blocks to look at for the length of a chain's rest."""
@@ -46,25 +47,33 @@ class Search:
         self._read_with = read_with
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
-    def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None]:
-        """The longest chain, whose steps except the last are whole blocks, and the near miss after it."""
+    def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None, Miss | None]:
+        """The longest chain, whose steps except the last are whole blocks, the near miss after it, and why it goes no further (None: it has all)."""
         ends = self._whole_blocks(root)
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
         best: tuple[ChainStep, ...] = ends[0]
-        n_best, siblings = 0, []
+        n_best, n_refused, siblings = 0, 0, []
         for path in ends if len(rest) else ():
             parent = path[-1].link.key if path else root
             for holder in self._holders:
                 if n_best == len(rest) or not holder.working:
                     continue
-                for child in self._accepted(holder.children(parent), path):
+                children = holder.children(parent)
+                accepted = self._accepted(children, path)
+                n_refused = max([n_refused, *(n for child in children if (n := n_common(child.tokens, rest)) == min(len(child.tokens), len(rest)))])
+                for child in accepted:
                     n = n_common(child.tokens, rest)
                     siblings.append((n, child))
                     if n > n_best or (n == n_best and n and child.link.label < best[-1].link.label):
                         n_best, best = n, (*path, ChainStep(child.link, n, holder))
         position = n_whole + n_best
-        return best, None if position == len(self._tokens) else self._nearly(position, n_best, siblings)
+        if position == len(self._tokens):
+            return best, None, None
+        nearly = self._nearly(position, n_best, siblings)
+        alike = nearly is not None and nearly.goes_on_alike
+        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if alike else MissReason.COLD
+        return best, nearly, Miss(why, position)
 
     def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT

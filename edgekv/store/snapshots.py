@@ -13,9 +13,10 @@ from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading
 from edgekv.store.coming import ComingBlock
 from edgekv.store.place import Child, Place
 from edgekv.store.ram import Ram
-from edgekv.store.results import KeptSnapshot, PrefixHit
+from edgekv.store.results import KeptSnapshot, Miss, PrefixHit
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.writer import Writer
+from edgekv.vocab import MissReason
 
 N_NEWEST = 3
 """Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""
@@ -86,8 +87,8 @@ class Snapshots:
                     kept = KeptSnapshot(first + link.n, Ram.name if one.place is None else one.place.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)
-                    return replace(hit, pieces=pieces, snapshot=kept)
-        return replace(hit, pieces=())
+                    return replace(hit, pieces=pieces, snapshot=kept, missed=_without(hit.missed, kept.position, last, len(tokens)))
+        return replace(hit, pieces=(), missed=_without(hit.missed, goes_on, last, len(tokens)))
 
     def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
         """The snapshots of the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
@@ -157,3 +158,9 @@ class Snapshots:
                   if link.key not in self._ram.passed]
         self._ram.passed.update(link.key for link in passed)
         return passed
+
+
+def _without(missed: Miss | None, reaches: int, n_rows: int, n: int) -> Miss | None:
+    """The miss of a hit that reaches so many of n tokens, with rows of n_rows: the larger part of the others names the reason."""
+    lacks = reaches < n_rows and (missed is None or missed.reason is MissReason.COLD and n_rows - reaches > n - n_rows)
+    return Miss(MissReason.NO_CHECKPOINT, reaches) if lacks else missed

@@ -12,9 +12,9 @@ from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading
 from edgekv.store.coming import ComingBlock, InFlight
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outcome, Place, log
-from edgekv.store.places import open_places
+from edgekv.store.places import open_places, told, unreadable
 from edgekv.store.ram import Ram
-from edgekv.store.results import BlockPiece, Holds, KeptSnapshot, PlaceStats, PrefixHit, Saved, StoreStats
+from edgekv.store.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.store.search import ChainStep, Holder, Search, read_with_these
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import RamHolder, SharedRam
@@ -70,7 +70,7 @@ class PrefixStore:
         if self._closed or (len(tokens) <= n_have and goes_on is None):
             return PrefixHit()
         places = [place for place in self.places if not near or place.ahead == 1]
-        steps, nearly = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
+        steps, nearly, missed = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
         pieces: list[BlockPiece] = []
         holds, at = Holds(), 0
         for step, opened in zip(steps, self._open(steps, n_have, holds, places)):
@@ -78,10 +78,12 @@ class PrefixStore:
             if at <= n_have:
                 continue
             if opened is None:
+                missed = Miss(unreadable(places), first)
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have))
+        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have), None,
+                        told(self.places, missed))
         if goes_on is not None:
             hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with, near)
         self._let_stay(hit)
@@ -122,10 +124,10 @@ class PrefixStore:
                 if block.payload is None or worth() <= i:
                     break
                 if not block.fetch(self.in_flight):
-                    return hit.first_pieces(i)
+                    return hit.cut(i, unreadable(self.places))
         kept = hit.snapshot
         if kept is not None and self._is_far(kept) and worth() == len(hit.pieces) and kept.read() is None:
-            return hit.first_pieces(0)
+            return hit.cut(0, unreadable(self.places))
         return hit
 
     def leave(self, hit: PrefixHit) -> None:

@@ -69,6 +69,24 @@ typedef struct {
     int n_lost;
 } edgekv_near_miss;
 
+/* why the tokens of a prompt were computed, from the first that was not found; edgekv.vocab.MissReason says what each means */
+typedef enum {
+    EDGEKV_MISS_NONE, /* all were found */
+    EDGEKV_MISS_DISABLED,
+    EDGEKV_MISS_NOT_ATTACHED,
+    EDGEKV_MISS_MODEL_UNKNOWN,
+    EDGEKV_MISS_COLD,
+    EDGEKV_MISS_DIVERGED,
+    EDGEKV_MISS_OTHER_SETTINGS,
+    EDGEKV_MISS_NO_CHECKPOINT,
+    EDGEKV_MISS_INSIDE_MEDIA,
+    EDGEKV_MISS_NO_CELLS,
+    EDGEKV_MISS_CHEAPER_TO_COMPUTE,
+    EDGEKV_MISS_TIER_DOWN,
+    EDGEKV_MISS_DAMAGED,
+    EDGEKV_MISS_PENDING,
+} edgekv_miss_reason;
+
 /* tokens of a prompt that need not be computed, by their source */
 typedef struct {
     int slot;   /* its own sequence had them */
@@ -79,6 +97,8 @@ typedef struct {
     int comes;  /* 1: tokens that were put in have cells; their rows come with the next llama_decode() */
     int spacing; /* tokens between two snapshots in the middle of a long prompt; 0: it gets none */
     edgekv_near_miss nearly;
+    int missed;    /* an edgekv_miss_reason */
+    int missed_at; /* the first token that it is about */
 } edgekv_cached_tokens;
 
 typedef struct {
@@ -102,6 +122,8 @@ typedef struct {
     /* Waits for the expected rows. Returns the number of tokens before the first one whose rows are lost, never within a medium; -1: none
        is lost. out: the tokens that were put in, by their source. */
     int (*settle)(void * user, edgekv_cached_tokens * out);
+    /* A line for people: many tokens that were read before are read again. */
+    void (*lost)(void * user, const char * line);
     void * user;
 } edgekv_prefixes;
 
@@ -181,6 +203,19 @@ EDGEKV_API double edgekv_server_reading_s(int64_t first, int64_t n);
 /* Namespaces, for servers started from now on: a request admitted with keys[i] is in spaces[i]; without keys all are in one namespace. The
    texts are copied; spaces consist of letters and digits. */
 EDGEKV_API void edgekv_server_spaces(int32_t n, const char * const * keys, const char * const * spaces);
+
+#define EDGEKV_TIERS 4        /* slot, ram, disk, remote */
+#define EDGEKV_MISS_REASONS 14
+
+/* tokens of prompts since the server started, but for each prompt's last, which is always computed: queries = all hits + all misses */
+typedef struct {
+    uint64_t queries;
+    uint64_t hits[EDGEKV_TIERS];
+    uint64_t misses[EDGEKV_MISS_REASONS]; /* by edgekv_miss_reason */
+} edgekv_prefix_counts;
+
+/* From any thread */
+EDGEKV_API void edgekv_server_prefix_counts(edgekv_prefix_counts * counts);
 
 #define EDGEKV_WAIT_BOUNDS 22
 

@@ -55,6 +55,8 @@ def test_what_was_read_before_is_counted(chat):
     chat(messages=text)
     again = chat(messages=text).usage
     assert again.prompt_tokens_details.cached_tokens >= again.prompt_tokens - 2
+    told = again.edgekv["prefix_cache"]
+    assert (told["tokens"], told["tier"]) == (again.prompt_tokens_details.cached_tokens, "slot") and set(told) == {"tokens", "tier", "reason", "at_token"}
 
 
 def test_stop(chat):

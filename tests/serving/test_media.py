@@ -206,6 +206,21 @@ def damage(folder: Path, which: int) -> int:
     return first - header.link.n
 
 
+def test_what_is_kept_may_end_within_an_image(sees, tmp_path: Path):
+    """The first block ends there, and the next was evicted."""
+    seeing, where, messages = sees("llava"), StoreSettings(folder=tmp_path), about(sees("llava"), 1, 2)
+    with seeing.serve(EXACT, where) as server:
+        ask(server, messages)
+        server.prefixes.flush()
+    for path in tmp_path.rglob("*.kv"):
+        header = read_header(path)
+        if header.link.parent != header.root:
+            path.unlink()
+    with seeing.serve(EXACT, where) as server:
+        told = post(server.url, CHAT, request(messages, 1))["usage"]["edgekv"]["prefix_cache"]
+    assert told["reason"] == "inside_media" and 230 <= told["tokens"] == told["at_token"] < 256
+
+
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["llava", "qwen2vl"])
 def test_a_damaged_block_of_an_image_is_computed(sees, kind: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 #include "server/limits.h"
 
+#include "server/misses.h"
 #include "server/pace.h"
 #include "server/waits.h"
 
@@ -48,6 +49,7 @@ void begin(const limits & l) {
     }
     begin_pace(l.max_gap_s);
     begin_waits();
+    begin_prefix_counts();
 }
 
 const limits & current() { return the_limits().set; }

@@ -35,7 +35,16 @@ static struct {
     edgekv_prefix_slot slot = {};
     const server_tokens * prompt = nullptr;
     edgekv_cached_tokens cached = {};
+    edgekv_server::found_prefix found;  // told once they have come
+    int n_prompt = 0;                   // 0: nothing is to be told
 } g_load;
+
+static void edgekv_tell(int seq_id, int task, int n_prompt, const edgekv_server::found_prefix & found) {
+    const std::string lost = edgekv_server::tell_found(seq_id, task, n_prompt, found);
+    if (g_kept && !lost.empty()) {
+        g_prefixes.lost(g_prefixes.user, lost.c_str());
+    }
+}
 
 void edgekv_seam_set_prefixes(const edgekv_prefixes * prefixes) {
     g_kept     = prefixes != nullptr;
@@ -67,6 +76,14 @@ static bool edgekv_come() {
     const int n_before = edgekv_kept(load.cached);
     load.cached.ram = load.cached.disk = load.cached.remote = 0;
     const int first = g_prefixes.settle(g_prefixes.user, &load.cached);
+    if (first >= 0) {
+        load.cached.missed    = EDGEKV_MISS_DAMAGED;
+        load.cached.missed_at = first;
+        load.found = edgekv_server::prefix_found(load.n_prompt, std::min(load.found.n, first), load.cached);
+    }
+    if (load.n_prompt > 0) {
+        edgekv_tell(load.slot.seq_id, load.slot.task, load.n_prompt, load.found);
+    }
     if (first < 0) {
         return true;
     }
@@ -312,11 +329,9 @@ int edgekv_prefix_begin(
             edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
         }
         if (cached.comes) {
-            g_load = { true, false, slot, &prompt, cached };
+            g_load = { true, false, slot, &prompt, cached, {}, 0 };
         }
         if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
-            SRV_WRN("a kept conversation goes on differently at token %d; %d tokens after it are read again\n",
-                    nearly.position, nearly.n_lost);
             SRV_DBG("token %d was '%s' in it and is '%s' now\n",
                     nearly.position, edgekv_piece(slot.lctx, nearly.stored).c_str(), edgekv_piece(slot.lctx, nearly.asked).c_str());
         }
@@ -327,11 +342,26 @@ int edgekv_prefix_begin(
     } else if (n > n_past) {
         slot.held->keep_first(n_past);
         edgekv_server::append_tokens(*slot.held, prompt, n_past, n);
-        SRV_INF("slot %d has %d tokens of its prompt of %d: %d of its own, %d of other slots, %d from RAM, %d from disk, %d from a server\n",
-                slot.seq_id, n, static_cast<int>(prompt.size()), cached.slot, cached.shared, cached.ram, cached.disk, cached.remote);
     }
 
     return n;
+}
+
+void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache) {
+    auto cached = edgekv_server::cached_of(slot.task);
+    if (!g_kept || !may_cache) {
+        cached.missed = EDGEKV_MISS_DISABLED;
+    } else if (const int n = cached.slot + cached.shared + edgekv_kept(cached); n_past < n && n_past < n_prompt - 1) {
+        cached.missed    = EDGEKV_MISS_NO_CHECKPOINT;  // upstream goes back
+        cached.missed_at = n_past;
+    }
+    const auto found = edgekv_server::prefix_found(n_prompt, n_past, cached);
+    if (g_load.promised && g_load.slot.seq_id == slot.seq_id) {
+        g_load.found    = found;
+        g_load.n_prompt = n_prompt;
+    } else {
+        edgekv_tell(slot.seq_id, slot.task, n_prompt, found);
+    }
 }
 
 static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
@@ -366,23 +396,4 @@ void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
         const edgekv_told_tokens all(slot, *slot.held, n);
         g_prefixes.snapshot(g_prefixes.user, &all.told);
     }
-}
-
-json edgekv_usage_json(int task) {
-    const auto cached = edgekv_server::cached_of(task);
-    json usage;
-    usage["cached_tokens"] = {
-        {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
-    if (const json left = edgekv_server::left_json(task); !left.is_null()) {
-        usage["left"] = left;
-    }
-    if (const json back = edgekv_server::back_json(task); !back.is_null()) {
-        usage["back"] = back;
-    }
-
-    if (const auto marks = edgekv_server::marks_of(task).marks; g_kept && !marks.empty()) {
-        usage["kept"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
-    }
-
-    return usage;
 }

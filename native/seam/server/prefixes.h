@@ -5,6 +5,7 @@
 
 #include "edgekv_server.h"
 #include "server-common.h"
+#include "server/misses.h"
 #include "server/prompts.h"
 #include "server/tasks.h"
 
@@ -74,6 +75,15 @@ int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & 
 // below n_past: the sequence continues there. last_user: where the prompt's last user message begins, -1: unknown.
 int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
                         const std::vector<edgekv_prefix_slot> & others, int last_user);
+
+// A slot's prompt begins behind its first n_past tokens, after everything that changes the number: tells what was found, and why not more. May cache:
+// the request takes tokens from slots and the keeper.
+void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache);
+template <typename Slot>
+void edgekv_prefix_begun(Slot & slot, int n_past) {
+    const bool may_cache = edgekv_prefix_keeps(slot) && !slot.ctx_dft && slot.alora_invocation_start < 0;
+    edgekv_prefix_begun(edgekv_slot(slot), static_cast<int>(slot.task->n_tokens()), n_past, may_cache);
+}
 
 // Rows promised by edgekv_prefix_begin() come while the next batch is computed; these functions stand around its llama_decode(). The second
 // says whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
@@ -216,6 +226,7 @@ template <typename Slot>
 void edgekv_prefix_copied(const Slot & from, const Slot & to) {
     edgekv_prefix_copied(from.id, to.id);
     edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
+    edgekv_server::set_found(to.task->id, edgekv_server::found_of(from.task->id));
 }
 
 // {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in a task's reply

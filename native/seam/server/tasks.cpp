@@ -15,6 +15,7 @@ namespace {
 struct known_task {
     int64_t posted_us = -1;
     edgekv_cached_tokens cached = {};
+    found_prefix found;
     prompt_marks marks;
 };
 
@@ -88,6 +89,19 @@ void set_cached(int id, const edgekv_cached_tokens & cached) {
 
 edgekv_cached_tokens cached_of(int id) {
     return known(id).cached;
+}
+
+void set_found(int id, const found_prefix & found) {
+    auto & s = the_tasks();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto task = s.by_id.find(id);
+    if (task != s.by_id.end()) {
+        task->second.found = found;
+    }
+}
+
+found_prefix found_of(int id) {
+    return known(id).found;
 }
 
 }  // namespace edgekv_server

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "edgekv_server.h"
+#include "server/misses.h"
 
 #include <cstdint>
 #include <unordered_set>
@@ -21,6 +22,10 @@ int64_t posted_us(int id);
 // the tokens of a task's prompt that need not be computed; zeros: its request has ended
 void set_cached(int id, const edgekv_cached_tokens & cached);
 edgekv_cached_tokens cached_of(int id);
+
+// what was found of a task's prompt
+void set_found(int id, const found_prefix & found);
+found_prefix found_of(int id);
 
 // what a request asks of the store
 struct prompt_marks {

@@ -6,6 +6,7 @@
 #include "server/published.h"
 #include "server/sites.h"
 #include "server/spaces.h"
+#include "server/misses.h"
 #include "server/waits.h"
 
 #include <algorithm>
@@ -116,6 +117,10 @@ void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits) {
     std::copy(edgekv_server::WAIT_BOUNDS.begin(), edgekv_server::WAIT_BOUNDS.end(), waits->bounds);
     std::copy(found.counts.begin(), found.counts.end(), waits->counts);
     waits->sum_s = found.sum_s;
+}
+
+void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
+    *counts = edgekv_server::prefix_counts();
 }
 
 void edgekv_server_publish(const char * path, const char * type, const char * text) {

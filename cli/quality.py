@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from edgekv.amounts import duration, percent, signed_percent
-from edgekv.cli.bench import ModeList
+from edgekv.cli.common.choices import items
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.lists import CommaList
+from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
 from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
@@ -17,6 +18,13 @@ from edgekv.cli.common.tables import Column, measured_on, output_option, print_r
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
 DEFAULT_TEXTS = ("prose", "code", "dialogue")
+
+
+def _tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgekv.lab.tasks import TASKS
+
+    groups = {"default": "where none is named", "all": None, "none": None}
+    return items({**groups, **{name: TASKS.describe(name) for name in TASKS}}, incomplete, ",")
 
 
 def _scientific(value: float) -> str:
@@ -98,7 +106,7 @@ SAYS_NOTHING = "says nothing about the cache"
 @option("-d", "--depth", type=click.IntRange(1), help="Tokens of context before the predictions.  [default: 7680, or what the model was "
         "trained for]")
 @option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
-@option("--tasks", metavar="NAME,...", default="default", show_default=True,
+@option("--tasks", metavar="NAME,...", default="default", show_default=True, shell_complete=_tasks,
         help="default: passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
              "question-first, after-cold, several. Also by name: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
              "needles), variables-4hop, needle-grid (found by depth and length), and forms of examinations: true-false, fill-in, choose, "

@@ -104,13 +104,6 @@ def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
 
 
-def _tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.lab.tasks import TASKS
-
-    groups = {"default": "where none is named", "all": None, "none": None}
-    return items({**groups, **{name: TASKS.describe(name) for name in TASKS}}, incomplete, ",")
-
-
 def _texts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
@@ -123,6 +116,6 @@ def _auto(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 OF_OPTION: dict[str, Complete] = {
     "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
-    "--text": _texts, "--tasks": _tasks, "--model": gguf_files,
+    "--text": _texts, "--model": gguf_files,
 }
 """Completions of options that mean the same in every command. click itself completes choices, files and folders."""

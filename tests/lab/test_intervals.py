@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.decoding import kld
 
-from edgekv.lab.engine.effort import Effort, Kind, Work
+from edgekv.effort import Effort, Kind, Work
 from edgekv.lab.engine.tally import Tally
 from edgekv.lab.questions.quality import COUNTS
 from edgekv.lab.results.intervals import of_mean, wilson

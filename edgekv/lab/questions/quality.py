@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
+from edgekv.effort import Effort, Kind, Work
 from edgekv.errors import ConfigError, DoesNotFit
-from edgekv.lab.engine.effort import Effort, Kind, Work
 from edgekv.lab.engine.modes import FULL, BenchMode, errors_for, find_mode, in_order
 from edgekv.lab.engine.passes import WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.lab.engine.start import Start

@@ -15,9 +15,9 @@ import numpy as np
 from edgekv import _native
 from edgekv.amounts import MIB
 from edgekv.config import CacheOptions, HeadErrors, KvOptions
+from edgekv.effort import Kind, Work
 from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.engine import peer
-from edgekv.lab.engine.effort import Kind, Work
 from edgekv.lab.engine.fields import FIGURES, Found
 from edgekv.lab.engine.meter import Meter
 from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_on_disk, with_stock

@@ -140,11 +140,11 @@ _LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...] | None, fill: str, texts: tuple[str, ...], kld: bool, output: str, repetitions: int, **others: Any
 ) -> None:
-    from edgekv.lab.engine.environment import environment
-    from edgekv.lab.engine.meter import Meter
-    from edgekv.lab.engine.request import BenchRequest
-    from edgekv.lab.questions.speed import run
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.environment import environment
+    from edgekv.bench.meter import Meter
+    from edgekv.bench.request import BenchRequest
+    from edgekv.bench.speed import run
+    from edgekv.bench.text import find_text
     from edgekv.machine import n_cores
     from edgekv.rates.measuring.filling import Fill
     from edgekv.rates.measuring.interrupts import Interrupts

@@ -87,9 +87,9 @@ def ladder(
 
     MODEL is a GGUF file; without it the default model is used.
     """
+    from edgekv.bench.text import find_text
     from edgekv.lab.questions.ladder import MEAN, LadderBench, of_traces, prepare, run
     from edgekv.lab.questions.ladder import save as save_rows
-    from edgekv.lab.texts.text import find_text
 
     if traces:
         request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,

@@ -146,9 +146,9 @@ def quality(
         return
     if bounds or again:
         raise click.UsageError(f"{'--kv-bytes' if bounds else '--again'} works with --types only")
+    from edgekv.bench.text import find_text
     from edgekv.lab.questions.quality import QualityBench, run
     from edgekv.lab.tasks import TASKS, default_tasks
-    from edgekv.lab.texts.text import find_text
     from edgekv.machine import n_cores
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}

@@ -58,8 +58,8 @@ def record(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.lab.engine.passes import Caches
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.passes import Caches
+    from edgekv.bench.text import find_text
     from edgekv.lab.traces.record import Recording
     from edgekv.lab.traces.record import record as run
     from edgekv.machine import n_cores

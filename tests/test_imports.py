@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # entry that a module's name begins with is its own.
 GROUND = ["errors", "vocab", "reports", "machine", "registry", "json_file", "amounts", "assignments", "effort", "config"]
 PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "store", "_native", "rates", "memory", "live", "cache_types", "llama",
-            "rates.measuring", "diagnosis", "serving", "lab", "cli"]
+            "rates.measuring", "diagnosis", "serving", "bench", "lab", "cli"]
 ORDER = [*GROUND, *PACKAGES]
 
-PURE = ("policies", "prefetch", "hierarchy", "store", "lab.traces.sim", "lab.heads.roles", "lab.results")
+PURE = ("policies", "prefetch", "hierarchy", "store", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
 """These modules see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}
@@ -88,9 +88,9 @@ def test_native_code_has_one_door():
             assert "cffi" not in roots and not compiled, f"edgekv.{name}: only edgekv._native touches ffi"
         # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
-        if layer(name) not in ("_native", "llama", "rates.measuring", "lab"):
-            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring and lab"
-            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is a detail of llama, cache_types, rates.measuring and lab"
+        if layer(name) not in ("_native", "llama", "rates.measuring", "bench", "lab"):
+            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring, bench and lab"
+            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is for llama, cache_types, rates.measuring, bench and lab"
 
 
 def test_only_the_command_line_knows_a_terminal():

@@ -17,7 +17,7 @@ GGUF = "gguf"
 """A type of CompletionItem, beside click's "file" and "dir": GGUF files and folders, which the shell finds."""
 
 TEXTS = ("prose", "code", "dialogue")
-"""As in edgekv.lab.texts, which would load the libraries."""
+"""As in edgekv.bench.text, which would load the libraries."""
 
 
 def items(values: Mapping[str, str | None] | Iterable[str], incomplete: str, separator: str = "") -> list[CompletionItem]:
@@ -99,7 +99,7 @@ def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.lab.engine.modes import MODES
+    from edgekv.bench.modes import MODES
 
     return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
 

@@ -16,10 +16,10 @@ from support.prefix_rows import conversation
 from support.program import CONTROL, EDGEKV
 from support.stores import open_store, save
 
+from edgekv.bench import text
 from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.choices import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
-from edgekv.lab.texts import text
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.listing import list_chains

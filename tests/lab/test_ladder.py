@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 from support.traces import random_trace
 
+from edgekv.bench.modes import find_mode
+from edgekv.bench.text import Text
 from edgekv.cli.main import cli
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import find_mode
 from edgekv.lab.questions import ladder
 from edgekv.lab.questions.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
-from edgekv.lab.texts.text import Text
 from edgekv.lab.traces.sim import simulate
 from edgekv.lab.traces.trace import Trace
 from edgekv.machine import cpu_family

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from support.traces import header, masses, random_trace, sampled
 
+from edgekv.bench.passes import Caches
+from edgekv.bench.text import Text, find_text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.passes import Caches
-from edgekv.lab.texts.text import Text, find_text
 from edgekv.lab.traces.file import CHUNK_STEPS, TraceWriter
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.trace import Trace

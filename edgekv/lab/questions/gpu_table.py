@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from edgekv.amounts import size
+from edgekv.bench.fields import FIGURES, Found
+from edgekv.bench.modes import find_mode
+from edgekv.bench.passes import Pass, decode, memory_figures
+from edgekv.bench.request import BenchTest
+from edgekv.bench.row import Row, empty_row, model_fields, test_fields
+from edgekv.bench.taken import Taken
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.fields import FIGURES, Found
-from edgekv.lab.engine.modes import find_mode
-from edgekv.lab.engine.passes import Pass, decode, memory_figures
-from edgekv.lab.engine.request import BenchTest
-from edgekv.lab.engine.row import Row, empty_row, model_fields, test_fields
-from edgekv.lab.engine.taken import Taken
 from edgekv.live.runtime import Runtime
 from edgekv.machine import n_cores, stamp
 from edgekv.models import geometry

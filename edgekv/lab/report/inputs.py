@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from edgekv.bench.rows import read_document
 from edgekv.errors import ConfigError
-from edgekv.lab.results.rows import read_document
 from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgekv.bench.request import BenchTest
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.request import BenchTest
 from edgekv.rates.measuring import interrupts
 from edgekv.vocab import CacheType
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from edgekv.bench.clients import Answered, Endpoint, Load, LoadPart, prompts_for
+from edgekv.bench.serve import ServeBench, run
 from edgekv.cli.main import cli
 from edgekv.config import KvOptions
 from edgekv.errors import EXIT_USAGE, ConfigError, EdgeKVError
-from edgekv.lab.questions.clients import Answered, Endpoint, Load, LoadPart, prompts_for
-from edgekv.lab.questions.serve import ServeBench, run
 from edgekv.serving.server import Server, ServerOptions
 
 TEXT = " ".join(f"word{i % 40}" for i in range(4000))

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.engine.row import LLAMA_BENCH, OURS
 
 SMALL = ["-p", "16", "-n", "4", "-r", "1", "-t", "2"]
 

@@ -9,19 +9,18 @@ import pytest
 from support.benches import measure
 from support.homes import page_out
 
+from edgekv.bench import needs, speed
+from edgekv.bench.environment import environment
+from edgekv.bench.meter import Meter
+from edgekv.bench.passes import Passes
+from edgekv.bench.request import BenchRequest, BenchTest
+from edgekv.bench.row import LLAMA_BENCH, OURS
+from edgekv.bench.speed import run
+from edgekv.bench.taken import samples
+from edgekv.bench.text import standard_text
 from edgekv.cli.common.ranges import numbers, pair
 from edgekv.config import CacheOptions, KvOptions
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.lab.engine import needs
-from edgekv.lab.engine.environment import environment
-from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.passes import Passes
-from edgekv.lab.engine.request import BenchRequest, BenchTest
-from edgekv.lab.engine.row import LLAMA_BENCH, OURS
-from edgekv.lab.engine.taken import samples
-from edgekv.lab.questions import speed
-from edgekv.lab.questions.speed import run
-from edgekv.lab.texts.text import standard_text
 from edgekv.memory import home
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model

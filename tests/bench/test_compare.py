@@ -1,4 +1,4 @@
-"""edgekv.lab.results.compare and `edgekv bench compare`: rows of two results in pairs."""
+"""edgekv.bench.compare and `edgekv bench compare`: rows of two results in pairs."""
 
 import json
 import math
@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 from support.results import ENVIRONMENT, bench_rows, llama_bench_rows
 
+from edgekv.bench.compare import compare
 from edgekv.cli.bench import bench
 from edgekv.errors import ConfigError
-from edgekv.lab.results.compare import compare
 
 
 def faster(rows: list[dict], times: float) -> list[dict]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
+from edgekv.bench.tally import divergence, log_softmax
+from edgekv.bench.text import Text
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.tally import divergence, log_softmax
-from edgekv.lab.texts.text import Text
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
 from edgekv.machine import n_cores, stamp

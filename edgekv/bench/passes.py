@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from edgekv.amounts import size
+from edgekv.bench.disk_reads import DiskReads
+from edgekv.bench.modes import BenchMode
+from edgekv.bench.request import BenchTest
+from edgekv.bench.tally import added
 from edgekv.config import HeadErrors, KvOptions
 from edgekv.hierarchy.stats import Stats
-from edgekv.lab.engine.disk_reads import DiskReads
-from edgekv.lab.engine.modes import BenchMode
-from edgekv.lab.engine.request import BenchTest
-from edgekv.lab.engine.tally import added
 from edgekv.live.runtime import Runtime
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES

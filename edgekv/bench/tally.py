@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgekv.bench.intervals import of_mean
 from edgekv.hierarchy.stats import Stats
-from edgekv.lab.results.intervals import of_mean
 from edgekv.reports import SelectionReport
 
 T = TypeVar("T", Stats, SelectionReport)
@@ -56,7 +56,7 @@ class Tally:
         return both
 
     def distance(self, name: str, reference: Tally) -> dict[str, Any]:
-        """Compare the predictions with `reference`, called `name`, with 95 % intervals (`edgekv.lab.results.intervals`):
+        """Compare the predictions with `reference`, called `name`, with 95 % intervals (`edgekv.bench.intervals`):
         `ppl_vs_` is the relative difference of perplexity, `kld_p99_` the divergence that one position in a hundred exceeds."""
         kld, difference = self.kld[name], np.subtract(self.nll, reference.nll)
         low, high = of_mean(kld)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.lab.engine.passes import Pass
-from edgekv.lab.engine.request import BenchTest
-from edgekv.lab.engine.tally import Tally
+from edgekv.bench.passes import Pass
+from edgekv.bench.request import BenchTest
+from edgekv.bench.tally import Tally
 
 
 @dataclass

@@ -14,20 +14,20 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.amounts import MIB
+from edgekv.bench import peer
+from edgekv.bench.fields import FIGURES, Found
+from edgekv.bench.meter import Meter
+from edgekv.bench.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_on_disk, with_stock
+from edgekv.bench.needs import Room
+from edgekv.bench.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
+from edgekv.bench.peak import Peak
+from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_arena
+from edgekv.bench.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
+from edgekv.bench.taken import Taken
+from edgekv.bench.text import Text
 from edgekv.config import CacheOptions, HeadErrors, KvOptions
 from edgekv.effort import Kind, Work
 from edgekv.errors import ConfigError, ModelError
-from edgekv.lab.engine import peer
-from edgekv.lab.engine.fields import FIGURES, Found
-from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_on_disk, with_stock
-from edgekv.lab.engine.needs import Room
-from edgekv.lab.engine.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
-from edgekv.lab.engine.peak import Peak
-from edgekv.lab.engine.request import BenchRequest, BenchTest, Fill, with_arena
-from edgekv.lab.engine.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
-from edgekv.lab.engine.taken import Taken
-from edgekv.lab.texts.text import Text
 from edgekv.llama import with_layer_types
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import rounded

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from edgekv.bench.modes import STOCK, BenchMode, find_mode
 from edgekv.config import KvOptions
-from edgekv.lab.engine.modes import STOCK, BenchMode, find_mode
 from edgekv.rates.measuring.contexts import read
 from edgekv.rates.measuring.decoder import Decoder, Snapshot
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgekv.bench.modes import check_counts, check_turns, find_mode
+from edgekv.bench.text import Text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import check_counts, check_turns, find_mode
-from edgekv.lab.texts.text import Text
 from edgekv.rates.measuring.filling import Fill
 from edgekv.vocab import FULL, STOCK, CacheType, KvMode
 

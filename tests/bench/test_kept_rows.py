@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 from support.redis_server import RedisServer
 
+from edgekv.bench import kept_rows
+from edgekv.bench.kept_rows import KeptBench, run
+from edgekv.bench.text import Text, standard_text
 from edgekv.cli.main import cli
 from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
-from edgekv.lab.questions import kept_rows
-from edgekv.lab.questions.kept_rows import KeptBench, run
-from edgekv.lab.texts.text import Text, standard_text
 from edgekv.models import geometry
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store.coming import BlockReader

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.assignments import split_modes
+from edgekv.bench.modes import MODES, errors_for, find_mode, in_order
+from edgekv.bench.tally import log_softmax
+from edgekv.bench.text import TEXTS, find_text, read_text
 from edgekv.cli.bench import bench
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import MODES, errors_for, find_mode, in_order
-from edgekv.lab.engine.tally import log_softmax
-from edgekv.lab.texts.text import TEXTS, find_text, read_text
 from edgekv.rates.measuring.steps import rotated
 from edgekv.vocab import KvMode, SketchKind
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from edgekv.bench.clients import Endpoint, Load, LoadPart, prompts_for
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.questions.clients import Endpoint, Load, LoadPart, prompts_for
 from edgekv.machine import n_cores, stamp
 from edgekv.vocab import STOCK_KERNELS, KvMode
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from support.benches import measure
 
+from edgekv.bench.modes import MODES, find_mode
+from edgekv.bench.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
+from edgekv.bench.tally import Tally, log_softmax
+from edgekv.bench.text import Text, standard_text
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.modes import MODES, find_mode
-from edgekv.lab.engine.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
-from edgekv.lab.engine.tally import Tally, log_softmax
 from edgekv.lab.questions import typed
-from edgekv.lab.texts.text import Text, standard_text
 from edgekv.live import measured_types
 from edgekv.rates.measuring.contexts import beside, read
 from edgekv.rates.measuring.decoder import Decoder

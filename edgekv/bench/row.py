@@ -3,9 +3,9 @@
 import datetime
 from typing import Any
 
-from edgekv.lab.engine.environment import llama_cpp_commit
-from edgekv.lab.engine.fields import FIGURES
-from edgekv.lab.engine.request import BenchTest
+from edgekv.bench.environment import llama_cpp_commit
+from edgekv.bench.fields import FIGURES
+from edgekv.bench.request import BenchTest
 from edgekv.models import Geometry
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from edgekv.amounts import MIB, fixed, percent, signed_percent
-from edgekv.lab.engine.modes import BenchMode
-from edgekv.lab.engine.taken import Taken
-from edgekv.lab.engine.tally import Tally
+from edgekv.bench.modes import BenchMode
+from edgekv.bench.taken import Taken
+from edgekv.bench.tally import Tally
 from edgekv.vocab import KvMode
 
 

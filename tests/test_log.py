@@ -61,9 +61,14 @@ def test_a_table_has_a_name_for_each_column(path):
 
 
 def test_the_wheel_leaves_the_tables_out():
+    """The product's leaves the whole laboratory out."""
+    laboratory = tomllib.loads((ROOT / "edgekv" / "lab" / "pyproject.toml").read_text(encoding="utf-8"))
+    included = laboratory["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]
     excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]["exclude"]
-    assert all(any(path.relative_to(ROOT).match(pattern) for pattern in excluded) for path in TABLES)
-    assert not any(path.relative_to(ROOT).match(pattern) for path in (ROOT / "edgekv").rglob("*.py") for pattern in excluded)
+    assert TABLES and not any(path.match(pattern) for path in TABLES for pattern in included)
+    assert "edgekv/lab/**" in excluded
+    others = [path.relative_to(ROOT) for path in (ROOT / "edgekv").rglob("*.py") if not path.is_relative_to(ROOT / "edgekv" / "lab")]
+    assert not any(path.match(pattern) for path in others for pattern in excluded)
 
 
 def test_the_newest_release_says_what_is_new_changed_removed_and_fixed():

@@ -141,7 +141,7 @@ def check_turns(modes: Sequence[str]) -> None:
     for mode in modes:
         if find_mode(mode).destructive:
             raise ConfigError(f"{mode} cannot take turns here: it drops what the modes after it would read from the cache; "
-                              "use `edgekv quality`, which restores the cache")
+                              "use `edgekv lab quality`, which restores the cache")
 
 
 def check_counts(counts: Mapping[str, Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of `edgekv quality`: intervals, distances, retention, effort."""
+"""The arithmetic of `edgekv lab quality`: intervals, distances, retention, effort."""
 
 import numpy as np
 import pytest

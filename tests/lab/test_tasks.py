@@ -1,4 +1,4 @@
-"""The tasks of `edgekv quality`: their contexts, their questions, their graders, without asking any model."""
+"""The tasks of `edgekv lab quality`: their contexts, their questions, their graders, without asking any model."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A quick run of `edgekv quality` on tiny models."""
+"""A quick run of `edgekv lab quality` on tiny models."""
 
 from edgekv.bench.text import standard_text
 

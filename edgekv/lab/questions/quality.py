@@ -56,7 +56,7 @@ Progress = Callable[[str, int, int, float | None], None]
 
 @dataclass(frozen=True)
 class QualityBench:
-    """The request of `edgekv quality`."""
+    """The request of `edgekv lab quality`."""
 
     model: Path
     texts: tuple[Text, ...]

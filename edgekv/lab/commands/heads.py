@@ -1,4 +1,4 @@
-"""`edgekv heads`: what each head attends after a prompt, and its role."""
+"""`edgekv lab heads`: what each head attends after a prompt, and its role."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ COLUMNS = [
 
 
 @click.command(epilog=examples(
-    'edgekv heads -p "The capital of France is Paris, and that of Spain is"',
-    "edgekv heads --layers 0,4-7 --picture heads.svg < notes.txt",
-    "edgekv heads --trace prose.npz",
+    'edgekv lab heads -p "The capital of France is Paris, and that of Spain is"',
+    "edgekv lab heads --layers 0,4-7 --picture heads.svg < notes.txt",
+    "edgekv lab heads --trace prose.npz",
 ))
 @model_argument
 @option("-p", "--prompt", help="The text to read; without it, standard input.")
 @option("--trace", type=click.Path(path_type=Path), metavar="FILE",
-        help="Read a recorded trace (edgekv trace record) in place of running the model; it has no text.")
+        help="Read a recorded trace (edgekv lab trace record) in place of running the model; it has no text.")
 @option("-n", "--last", type=click.IntRange(1), default=32, show_default=True,
         help="How many of the prompt's last tokens are decoded one by one and observed; roles need two, and some tens to be "
              "sure.")
 @option("--recent", type=click.IntRange(0), default=4, show_default=True, help="How many pages at the end count as recent.")
 @option("-l", "--layers", metavar="LIST", help="Show only these layers, e.g. 0,4-7.")
 @option("--picture", type=click.Path(path_type=Path), metavar="FILE",
-        help='Also draw the map of roles, as .png or .svg; needs matplotlib (pip install "edgekv[report]").')
+        help="Also draw the map of roles, as .png or .svg; needs matplotlib (pip install ./edgekv/lab).")
 @option("-c", "--ctx", type=click.IntRange(1), metavar="TOKENS", help="Context length.  [default: what the prompt needs]")
 @threads_option
 @output_option("json", "csv", "md")

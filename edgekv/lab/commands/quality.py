@@ -1,4 +1,4 @@
-"""`edgekv quality`: what a KV mode costs in predictions and answers, against full attention."""
+"""`edgekv lab quality`: what a KV mode costs in predictions and answers, against full attention."""
 
 from functools import partial
 from pathlib import Path
@@ -84,10 +84,10 @@ SAYS_NOTHING = "says nothing about the cache"
 
 
 @click.command(epilog=examples(
-    "edgekv quality",
-    "edgekv quality --modes sparse:resolution=1000,ema --tasks none",
-    "edgekv quality --policy ema+anchor+recent --budget 12.5%",
-    "edgekv quality --types --kv-bytes 8KiB,9KiB",
+    "edgekv lab quality",
+    "edgekv lab quality --modes sparse:resolution=1000,ema --tasks none",
+    "edgekv lab quality --policy ema+anchor+recent --budget 12.5%",
+    "edgekv lab quality --types --kv-bytes 8KiB,9KiB",
 ))
 @model_argument
 @option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "

@@ -1,4 +1,4 @@
-"""`edgekv trace`: record a model's attention, and say what a recording holds."""
+"""`edgekv lab trace`: record a model's attention, and say what a recording holds."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ _TYPE_NAMES = [kind.value for kind in CacheType]
 
 
 @click.group(epilog=examples(
-    "edgekv trace record -o prose.npz",
-    "edgekv sim prose.npz",
+    "edgekv lab trace record -o prose.npz",
+    "edgekv lab sim prose.npz",
 ))
 def trace() -> None:
-    """Record where a model's attention goes, to replay it with `edgekv sim`."""
+    """Record where a model's attention goes, to replay it with `edgekv lab sim`."""
 
 
 @trace.command(epilog=examples(
-    "edgekv trace record -o prose.npz",
-    "edgekv trace record -o notes.npz --text notes.txt -d 2048 -n 256",
+    "edgekv lab trace record -o prose.npz",
+    "edgekv lab trace record -o notes.npz --text notes.txt -d 2048 -n 256",
 ))
 @model_argument
 @option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
@@ -73,8 +73,8 @@ def record(
 
 
 @trace.command(epilog=examples(
-    "edgekv trace info prose.npz",
-    "edgekv trace info prose.npz -o json",
+    "edgekv lab trace info prose.npz",
+    "edgekv lab trace info prose.npz -o json",
 ))
 @click.argument("file", type=click.Path(path_type=Path))
 @output_option("json")

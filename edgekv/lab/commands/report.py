@@ -1,4 +1,4 @@
-"""`edgekv report`: what was measured, as one HTML page."""
+"""`edgekv lab report`: what was measured, as one HTML page."""
 
 import contextlib
 import io
@@ -14,8 +14,8 @@ from edgekv.cli.common.shared_options import option
 
 
 @click.command(epilog=examples(
-    "edgekv report results",
-    "edgekv report results -m model.gguf --plots pictures -o page.html",
+    "edgekv lab report results",
+    "edgekv lab report results -m model.gguf --plots pictures -o page.html",
 ))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
@@ -31,12 +31,12 @@ from edgekv.cli.common.shared_options import option
 def report(folder: Path, out: Path | None, model: Path | None, plots: Path | None, speed: Path | None, steps: int) -> None:
     """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
-    DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv quality` and
-    `edgekv sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save DIR), and a server's documents
-    /edgekv/history and /edgekv/state. Traces *.npz (edgekv trace record) are simulated for the pictures; that takes minutes the first time
+    DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv lab quality` and
+    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save DIR), and a server's documents
+    /edgekv/history and /edgekv/state. Traces *.npz (edgekv lab trace record) are simulated for the pictures; that takes minutes the first time
     and is kept in DIR. The page leaves out missing results and names them at its end.
 
-    Needs matplotlib: pip install "edgekv[report]".
+    Needs matplotlib: pip install ./edgekv/lab.
     """
     from edgekv.lab.report.page import ReportRequest, write
 

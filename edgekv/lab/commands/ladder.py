@@ -1,4 +1,4 @@
-"""`edgekv bench ladder`: what each idea adds, on recorded attention and live."""
+"""`edgekv lab ladder`: what each idea adds, on recorded attention and live."""
 
 import tempfile
 from functools import partial
@@ -33,13 +33,13 @@ COLUMNS = [
 
 
 @click.command(epilog=examples(
-    "edgekv bench ladder --no-live",
-    "edgekv bench ladder --text prose -d 2048 -n 256 --save results",
-    "edgekv bench ladder --trace prose.npz --budgets 10%",
+    "edgekv lab ladder --no-live",
+    "edgekv lab ladder --text prose -d 2048 -n 256 --save results",
+    "edgekv lab ladder --trace prose.npz --budgets 10%",
 ))
 @model_argument
 @option("--trace", "traces", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-        help="A recorded trace (edgekv trace record) in place of --text, -d and -n. Several times for several.")
+        help="A recorded trace (edgekv lab trace record) in place of --text, -d and -n. Several times for several.")
 @option("-d", "--depth", type=click.IntRange(64), default=7168, show_default=True,
         help="Tokens in the cache when the measured ones begin.")
 @option("-n", "--steps", type=click.IntRange(1), default=1024, show_default=True,
@@ -57,7 +57,7 @@ COLUMNS = [
         help="Passes of each live mode, in turns; the times are medians.")
 @option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
 @option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-        help="Keep the rows and the recorded traces in this folder, for edgekv report; existing traces are used "
+        help="Keep the rows and the recorded traces in this folder, for edgekv lab report; existing traces are used "
              "again.")
 @output_option("json", "csv", "md")
 def ladder(

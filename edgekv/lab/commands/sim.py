@@ -1,4 +1,4 @@
-"""`edgekv sim`: recorded attention against policies."""
+"""`edgekv lab sim`: recorded attention against policies."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _ONLY_IF_THEY_DIFFER = {"trace", "prefetch"}
 
 
 @click.command(epilog=examples(
-    "edgekv sim prose.npz --policy lru --policy ema+anchor+recent",
-    "edgekv sim prose.npz --observe honest --budget 10% --set alpha=0.02",
-    "edgekv sim prose.npz code.npz --worst 5 -o csv",
+    "edgekv lab sim prose.npz --policy lru --policy ema+anchor+recent",
+    "edgekv lab sim prose.npz --observe honest --budget 10% --set alpha=0.02",
+    "edgekv lab sim prose.npz code.npz --worst 5 -o csv",
 ))
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @option("--policy", "specs", multiple=True, metavar="NAME+...", default=(PlacementOptions.policy,), show_default=True,
@@ -86,7 +86,7 @@ def sim(
     traces: tuple[Path, ...], specs: tuple[str, ...], shares: tuple[Attend, ...], observe: tuple[str, ...], split: str | None,
     prefetch: str, prefetch_pages: float, access: str, assignments: tuple[str, ...], by: str, worst: int | None, output: str,
 ) -> None:
-    """Replay recorded attention (`edgekv trace record`) against policies, without a model: a row for each trace, policy and
+    """Replay recorded attention (`edgekv lab trace record`) against policies, without a model: a row for each trace, policy and
     budget.
 
     A step decodes one token. The policy has seen the steps before, and chooses the pages that are hot: its pins and the page being

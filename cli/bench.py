@@ -13,12 +13,12 @@ from edgekv.amounts import parse_bytes
 from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.lazy_group import check_moved
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.ranges import numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
-from edgekv.cli.ladder import ladder
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
 from edgekv.config import parse_home
 from edgekv.errors import EdgeKVError
@@ -52,6 +52,7 @@ class _Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] == "kv":
             raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, and -p N -n 0 replaces --prefill")
+        check_moved(ctx, {"ladder": "edgekv lab ladder"}, args)
         return super().resolve_command(ctx, args)
 
 
@@ -140,11 +141,11 @@ _LISTS = ("n_prompt", "n_gen", "depths", "batches", "ubatches", "threads", "type
 def _measure(
     models: Sequence[Path], modes: tuple[str, ...] | None, fill: str, texts: tuple[str, ...], kld: bool, output: str, repetitions: int, **others: Any
 ) -> None:
-    from edgekv.lab.engine.environment import environment
-    from edgekv.lab.engine.meter import Meter
-    from edgekv.lab.engine.request import BenchRequest
-    from edgekv.lab.questions.speed import run
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.environment import environment
+    from edgekv.bench.meter import Meter
+    from edgekv.bench.request import BenchRequest
+    from edgekv.bench.speed import run
+    from edgekv.bench.text import find_text
     from edgekv.machine import n_cores
     from edgekv.rates.measuring.filling import Fill
     from edgekv.rates.measuring.interrupts import Interrupts
@@ -178,7 +179,6 @@ def _measure(
         raise problem
 
 
-bench.add_command(ladder)
 bench.add_command(bench_serve)
 bench.add_command(bench_cache)
 bench.add_command(compare)

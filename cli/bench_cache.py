@@ -69,8 +69,8 @@ def bench_cache(model: Path | None, texts: tuple[str, ...], codecs: tuple[str, .
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.lab.questions.kept_rows import KeptBench, run
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.kept_rows import KeptBench, run
+    from edgekv.bench.text import find_text
 
     request = KeptBench(model_path(model), tuple(find_text(name) for name in texts), codecs=tuple(map(CacheCodec, codecs)), n_threads=threads,
                         n_turns=turns, **others)

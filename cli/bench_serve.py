@@ -69,9 +69,9 @@ def bench_serve(
 
     MODEL is a GGUF file; without it the default model is used.
     """
-    from edgekv.lab.questions.clients import Load
-    from edgekv.lab.questions.serve import ServeBench, run
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.clients import Load
+    from edgekv.bench.serve import ServeBench, run
+    from edgekv.bench.text import find_text
 
     if url is not None and model is not None:
         raise click.UsageError("--url uses a running server; leave MODEL out")

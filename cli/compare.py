@@ -13,7 +13,7 @@ from edgekv.cli.common.tables import Column, output_option, print_json, print_ro
 from edgekv.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
 
 if TYPE_CHECKING:
-    from edgekv.lab.results.compare import Comparison
+    from edgekv.bench.compare import Comparison
 
 
 def _speed(value: float) -> str:
@@ -68,8 +68,8 @@ def compare(files: tuple[Path, ...], fail_below: float | None, output: str) -> i
     The interval covers only the noise within the two runs. On a drifting machine two runs differ by more: for a claim, measure both
     in one run. With one repetition the noise is unknown.
     """
-    from edgekv.lab.results.compare import compare as paired
-    from edgekv.lab.results.rows import read_rows
+    from edgekv.bench.compare import compare as paired
+    from edgekv.bench.rows import read_rows
 
     if len(files) < 2:
         raise ConfigError("name two files of results or more, e.g. before.json after.json")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 import edgekv
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.lazy_group import LazyGroup
 from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
 
 # name: (module, attribute, help); with the help here `--help` imports no command.
 COMMANDS = {
@@ -25,38 +22,17 @@ COMMANDS = {
     "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
     "plan": ("edgekv.cli.plan", "plan", "Say what a model needs of this machine, how fast it will be, and with which flags."),
     "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
-    "heads": ("edgekv.cli.heads", "heads", "Show what each attention head looked at after a prompt."),
     "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),
-    "quality": ("edgekv.cli.quality", "quality", "Say what a KV mode costs in predictions and answers."),
     "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
-    "trace": ("edgekv.cli.trace", "trace", "Record where a model's attention goes, token by token."),
-    "sim": ("edgekv.cli.sim", "sim", "Replay recorded attention against policies, without a model."),
-    "report": ("edgekv.cli.report", "report", "Make one HTML page of measured results, with pictures."),
+    "lab": ("edgekv.cli.lab", "lab", "Study quality, attention and policies, where the laboratory is installed."),
     "models": ("edgekv.cli.models", "models", "Find, describe and fetch models; write ones of random weights."),
     "completion": ("edgekv.cli.completion", "completion", "Print the script for completion in bash, zsh or fish."),
 }
 
 
-class LazyGroup(click.Group):
-    """Knows its commands' names and helps, and imports only the module of the called one."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[name]
-        return getattr(importlib.import_module(module), attribute)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        from edgekv.cli.common.choices import items
-
-        return [*items({name: text for name, (_, _, text) in COMMANDS.items()}, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+class _Edgekv(LazyGroup):
+    table = COMMANDS
+    moved = {name: f"edgekv lab {name}" for name in ("heads", "quality", "trace", "sim", "report")}
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -65,7 +41,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(
+@click.group(cls=_Edgekv, context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(
     "edgekv chat",
     "edgekv plan model.gguf",
     "edgekv serve model.gguf --port 8080",

@@ -51,7 +51,7 @@ def print_speed(rows: Sequence[Row], output: str, kld: bool = False) -> None:
     elif output == "csv":
         _print_csv(rows)
     elif output in ("table", "md"):
-        from edgekv.lab.engine.environment import in_words
+        from edgekv.bench.environment import in_words
 
         click.echo(in_words(rows[0]["environment"]))
         shown = [_shown(row) for row in rows]
@@ -105,7 +105,7 @@ def _above(rows: Sequence[Row]) -> str:
 
 def _used(rows: Sequence[Row], output: str, kld: bool) -> list[Column]:
     """The columns that some row fills and the output shows."""
-    from edgekv.lab.engine.fields import FIGURES
+    from edgekv.bench.fields import FIGURES
 
     occasions = {name for name, is_one in (("md", output == "md"), ("kld", kld), ("prompts", not any(row["n_gen"] for row in rows))) if is_one}
     figures = [Column(figure.key, figure.title, figure.show) for figure in FIGURES

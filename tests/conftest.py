@@ -10,6 +10,7 @@ import pytest
 
 pytest.register_assert_rewrite("support")
 
+import support.laboratory  # noqa: E402, F401
 from support.beside import Beside  # noqa: E402 (support's own assertions are rewritten only when told before)
 from support.native_build import NATIVE, build  # noqa: E402
 

@@ -30,6 +30,7 @@ def site(tmp_path_factory) -> Path:
     site = tmp_path_factory.mktemp("site")
     for source, name in (("edgekv", "edgekv"), ("cli", "edgekv/cli"), ("models", "edgekv/models")):
         copy(ROOT / source, site / name)
+    shutil.rmtree(site / "edgekv" / "lab")  # a wheel of its own
     (site / "edgekv" / "lib").symlink_to(COMPILED / "lib")
     for module in (COMPILED / "_native").glob("*.so"):
         (site / "edgekv" / "_native" / module.name).symlink_to(module)

@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
-GROUND = ["errors", "vocab", "reports", "machine", "registry", "json_file", "amounts", "assignments", "config"]
+GROUND = ["errors", "vocab", "reports", "machine", "registry", "json_file", "amounts", "assignments", "effort", "config"]
 PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "store", "_native", "rates", "memory", "live", "cache_types", "llama",
-            "rates.measuring", "diagnosis", "serving", "lab", "cli"]
+            "rates.measuring", "diagnosis", "serving", "bench", "lab", "cli", "lab.commands"]
 ORDER = [*GROUND, *PACKAGES]
 
-PURE = ("policies", "prefetch", "hierarchy", "store", "lab.traces.sim", "lab.heads.roles", "lab.results")
+PURE = ("policies", "prefetch", "hierarchy", "store", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
 """These modules see arrays and a read-only view: the same file runs live and in `sim`."""
 
 TERMINAL = {"click", "rich", "prompt_toolkit"}
@@ -70,6 +70,8 @@ def test_every_module_has_a_layer():
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_point_down(name):
     upward = {other for other in edgekv_imports(MODULES[name]) if ORDER.index(other) > ORDER.index(layer(name))}
+    if name == "cli.lab":
+        upward -= {"lab.commands"}
     assert not upward, f"edgekv.{name} is below {sorted(upward)} and must not import them"
 
 
@@ -80,6 +82,12 @@ def test_decisions_are_pure():
             assert not edgekv_imports(path) & {"_native", "live", "llama"}, name
 
 
+def test_the_product_knows_no_laboratory():
+    """It comes in a wheel of its own; cli/lab.py alone says what to do where that is not installed."""
+    knowing = {name for name, path in MODULES.items() if not name.startswith("lab") and {"lab", "lab.commands"} & edgekv_imports(path)}
+    assert knowing == {"cli.lab"}
+
+
 def test_native_code_has_one_door():
     for name, path in MODULES.items():
         roots = {full.split(".")[0] for full in imported(path)}
@@ -88,14 +96,14 @@ def test_native_code_has_one_door():
             assert "cffi" not in roots and not compiled, f"edgekv.{name}: only edgekv._native touches ffi"
         # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
-        if layer(name) not in ("_native", "llama", "rates.measuring", "lab"):
-            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring and lab"
-            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is a detail of llama, cache_types, rates.measuring and lab"
+        if layer(name) not in ("_native", "llama", "rates.measuring", "bench", "lab"):
+            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring, bench and lab"
+            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is for llama, cache_types, rates.measuring, bench and lab"
 
 
 def test_only_the_command_line_knows_a_terminal():
     for name, path in MODULES.items():
-        if not name.startswith("cli"):
+        if layer(name) not in ("cli", "lab.commands"):
             assert not {full.split(".")[0] for full in imported(path)} & TERMINAL, f"edgekv.{name} is below cli"
 
 
@@ -106,19 +114,21 @@ def test_the_package_itself_imports_nothing():
     assert {getattr(node, "module", None) or node.names[0].name for node in top} <= {"__future__", "importlib.metadata", "os"}
 
 
-HELP = """
+HELP = f"""
 import json, sys
+sys.path.append({str(ROOT / "tests")!r})
+import support.laboratory
 from edgekv.cli.main import cli
 try:
     cli.main(sys.argv[1:], prog_name="edgekv")
 finally:
-    print("\\n" + json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+    print("\\n" + json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
 """
 
 
-@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["heads"], ["policies"], ["bench"], ["bench", "serve"],
-                                     ["bench", "ladder"], ["trace"], ["trace", "record"], ["trace", "info"],
-                                     ["sim"], ["quality"], ["report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
+@pytest.mark.parametrize("command", [[], ["chat"], ["serve"], ["doctor"], ["policies"], ["bench"], ["bench", "serve"], ["lab"],
+                                     ["lab", "heads"], ["lab", "ladder"], ["lab", "trace"], ["lab", "trace", "record"], ["lab", "trace", "info"],
+                                     ["lab", "sim"], ["lab", "quality"], ["lab", "report"], ["cache"], ["cache", "list"], ["cache", "rm"], ["models"],
                                      ["models", "list"], ["models", "synth"], ["completion"]], ids=" ".join)
 def test_help_imports_nothing_heavy(command, tmp_path):
     result = _python(tmp_path, "-c", HELP, *command, "--help")

@@ -43,10 +43,14 @@ def test_the_newest_entry_is_first():
     assert len(dates) == LOG.count("\n## ") and dates == sorted(dates, reverse=True)
 
 
-def test_every_table_is_named_and_every_named_table_is_there():
-    """In the log, or in the README of the folder that they lie in."""
-    readme = (ROOT / "edgekv" / "lab" / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`(?:[\w./]*/)?(\w+\.csv)`", LOG + readme)) == {path.name for path in TABLES}
+def test_every_table_is_read_and_every_table_that_is_read_is_there():
+    """By a README or the code. Of the log's other tables the history keeps the files."""
+    files = [path for folder in ("edgekv", "cli", "models", "tests") for kind in ("*.md", "*.py") for path in (ROOT / folder).rglob(kind)]
+    current = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    readmes = "\n".join(path.read_text(encoding="utf-8") for path in files if path.suffix == ".md")
+    there = {path.name for path in TABLES}
+    assert all(re.search(rf"\b{name}\b", current) and f"`{name}`" in LOG for name in there)
+    assert {name for name in re.findall(r"`(?:[\w./]*/)?(\w+\.csv)`", readmes) if f"`{name}`" in LOG} <= there
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -57,9 +61,14 @@ def test_a_table_has_a_name_for_each_column(path):
 
 
 def test_the_wheel_leaves_the_tables_out():
+    """The product's leaves the whole laboratory out."""
+    laboratory = tomllib.loads((ROOT / "edgekv" / "lab" / "pyproject.toml").read_text(encoding="utf-8"))
+    included = laboratory["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]
     excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]["exclude"]
-    assert all(any(path.relative_to(ROOT).match(pattern) for pattern in excluded) for path in TABLES)
-    assert not any(path.relative_to(ROOT).match(pattern) for path in (ROOT / "edgekv").rglob("*.py") for pattern in excluded)
+    assert TABLES and not any(path.match(pattern) for path in TABLES for pattern in included)
+    assert "edgekv/lab/**" in excluded
+    others = [path.relative_to(ROOT) for path in (ROOT / "edgekv").rglob("*.py") if not path.is_relative_to(ROOT / "edgekv" / "lab")]
+    assert not any(path.match(pattern) for path in others for pattern in excluded)
 
 
 def test_the_newest_release_says_what_is_new_changed_removed_and_fixed():

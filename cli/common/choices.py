@@ -17,7 +17,7 @@ GGUF = "gguf"
 """A type of CompletionItem, beside click's "file" and "dir": GGUF files and folders, which the shell finds."""
 
 TEXTS = ("prose", "code", "dialogue")
-"""As in edgekv.lab.texts, which would load the libraries."""
+"""As in edgekv.bench.text, which would load the libraries."""
 
 
 def items(values: Mapping[str, str | None] | Iterable[str], incomplete: str, separator: str = "") -> list[CompletionItem]:
@@ -99,16 +99,9 @@ def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def _bench_modes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.lab.engine.modes import MODES
+    from edgekv.bench.modes import MODES
 
     return items({name: MODES.describe(name) for name in MODES}, incomplete, ",")
-
-
-def _tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.lab.tasks import TASKS
-
-    groups = {"default": "where none is named", "all": None, "none": None}
-    return items({**groups, **{name: TASKS.describe(name) for name in TASKS}}, incomplete, ",")
 
 
 def _texts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -123,6 +116,6 @@ def _auto(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 OF_OPTION: dict[str, Complete] = {
     "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
-    "--text": _texts, "--tasks": _tasks, "--model": gguf_files,
+    "--text": _texts, "--model": gguf_files,
 }
 """Completions of options that mean the same in every command. click itself completes choices, files and folders."""

@@ -26,7 +26,7 @@ def type_cost(model: Geometry, cache: CacheOptions, errors: TypeErrors | None) -
     if cache.lacks_types or cache.is_f16:
         return None
     if errors is None:
-        return TypeCost(f"what a cache in {cache.types_text} costs this model is not measured; `edgekv quality --types` measures it once")
+        return TypeCost(f"what a cache in {cache.types_text} costs this model is not measured; `edgekv lab quality --types` measures it once")
     divergence = _divergence(cache, errors)
     if divergence is None:
         return None

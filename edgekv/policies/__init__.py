@@ -82,7 +82,7 @@ def setting_kinds(*policies: type[Policy]) -> dict[str, type]:
 def check_live(spec: str) -> None:
     """Raise ConfigError if a live context cannot run the policy, or there is none of that name."""
     if any(kind.clairvoyant for kind in kinds(spec)):
-        raise ConfigError(f"the policy {spec!r} needs to see a token's attention before the token, so only `edgekv sim` can run it; "
+        raise ConfigError(f"the policy {spec!r} needs to see a token's attention before the token, so only `edgekv lab sim` can run it; "
                           "choose another")
 
 

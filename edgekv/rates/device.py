@@ -33,7 +33,7 @@ HOST_SHARE = 0.25
 
 USES = 32
 """How often a page that was given a slot is attended before another takes it. A head of the default model attends 60 pages of a token
-at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice as many: 27 to 75 uses for each (`edgekv sim`)."""
+at 12.5 % of 7,680 tokens, and fetches 0.8 to 2.2 of them into an arena of twice as many: 27 to 75 uses for each (`edgekv lab sim`)."""
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------------------

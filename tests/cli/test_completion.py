@@ -12,14 +12,15 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
+from support.laboratory import COMMAND
 from support.prefix_rows import conversation
 from support.program import CONTROL, EDGEKV
 from support.stores import open_store, save
 
+from edgekv.bench import text
 from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.choices import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
-from edgekv.lab.texts import text
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.listing import list_chains
@@ -52,7 +53,7 @@ def ask(home, tmp_path) -> Ask:
             variables = {"COMP_CWORD": "" if words.endswith(" ") else words.split(" ")[-1]}
         else:
             variables = {"COMP_CWORD": str(words.count(" "))}
-        found = subprocess.run(EDGEKV, env={**home, **variables, "COMP_WORDS": words, "_EDGEKV_COMPLETE": f"{shell}_complete"},
+        found = subprocess.run(COMMAND, env={**home, **variables, "COMP_WORDS": words, "_EDGEKV_COMPLETE": f"{shell}_complete"},
                                cwd=tmp_path / "work", capture_output=True, text=True, timeout=120, check=True)
         assert not found.stderr
         lines = found.stdout.splitlines()
@@ -70,7 +71,8 @@ def ask(home, tmp_path) -> Ask:
 def test_each_shell_is_answered(ask, shell):
     assert ask("", shell) == list(COMMANDS)
     assert ask("ch", shell) == ["chat"]
-    assert {"compare", "ladder", "serve"} <= set(ask("bench ", shell))
+    assert {"compare", "serve"} <= set(ask("bench ", shell))
+    assert {"quality", "report"} <= set(ask("lab ", shell))
     assert {"--kv", "--kv-budget"} <= set(ask("chat --kv", shell))
     assert ask("chat --kv s", shell) == ["sparse"]
     assert ask("chat --policy ema+anch", shell) == ["ema+anchor"]
@@ -85,9 +87,9 @@ def test_values_are_offered(ask):
     assert ask("chat --prefetch ") == list(PREFETCHERS)
     assert ask("chat --ctx ") == ask("serve --kv-budget ") == ["auto"]
     assert ask("bench --modes off,spa") == ["off,sparse"]
-    assert ask("quality --tasks passkey,var") == ["passkey,variables", "passkey,variables-4hop"]
+    assert ask("lab quality --tasks passkey,var") == ["passkey,variables", "passkey,variables-4hop"]
     assert ask("bench --type-k f16,q8") == ["f16,q8_0"]
-    assert ask("trace record --text ") == [*TEXTS, "file,"]
+    assert ask("lab trace record --text ") == [*TEXTS, "file,"]
     assert "llama-3-8b" in ask("models synth lla")
     assert ask("config show ch") == ["chat"]
     assert ask("completion ") == list(SHELLS)

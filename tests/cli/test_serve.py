@@ -176,7 +176,7 @@ def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, def
                               env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
     try:
         said = list(islice(server.stderr, 4))
-        assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv quality --types` measures it once\n"
+        assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
         assert said[2].startswith("serving ") and said[3].startswith("try: ")
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK and server.stderr.read() == "stopping\n"

@@ -136,7 +136,7 @@ def test_freed_while_copies_are_in_flight(model, device):
 
 @pytest.mark.usefixtures("on_a_card")
 def test_memory_comes_back(model, device):
-    from edgekv.lab.questions.gpu_table import vram_used
+    from gpu_command.gpu_table import vram_used
 
     works(model, device, vram=256 * MIB)
     before = vram_used()

@@ -26,8 +26,9 @@ def main() -> int:
 
     if given.column.startswith("stock"):
         os.environ["EDGEKV"] = "0"  # stock, whatever else there is
+    from gpu_table import WAYS, DeviceBench, measure  # beside this script
+
     from edgekv.errors import EdgeKVError
-    from edgekv.lab.questions.gpu_table import WAYS, DeviceBench, measure
     from edgekv.vocab import DeviceKind
 
     numbers = {"n_steps": given.steps, "n_warmup": given.warmup, "n_prompt": given.prompt, "n_threads": given.threads}

@@ -1,4 +1,4 @@
-"""The targets of the GPU benchmark, as arithmetic on measured rows. A row is what edgekv/lab/questions/gpu_table.py measures; times in ms,
+"""The targets of the GPU benchmark, as arithmetic on measured rows. A row is what gpu_table.py measures; times in ms,
 rates in bytes per second. Rows of an emulated link are judged apart from those of the real one."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""edgekv.lab.heads.attended and `edgekv heads`: what is made of attention mass."""
+"""edgekv.lab.heads.attended and `edgekv lab heads`: what is made of attention mass."""
 
 import json
 import math
@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from support.traces import random_trace
 
-from edgekv.cli.heads import heads as command
 from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
+from edgekv.lab.commands.heads import heads as command
 from edgekv.lab.heads.attended import HeadLayer, HeadMass, observe, replay
 from edgekv.lab.heads.roles import RoleMeter, of_steps
 from edgekv.lab.report.drawing import MissingLibrary
@@ -197,7 +197,7 @@ def test_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
     result = CliRunner().invoke(command, ["no.gguf", "-p", "x", "--picture", str(tmp_path / "roles.png")])
     assert isinstance(result.exception, MissingLibrary) and result.exception.exit_code == 5
-    assert 'pip install "edgekv[report]"' in str(result.exception)
+    assert "pip install ./edgekv/lab" in str(result.exception)
 
 
 def test_command_json(synthetic):

@@ -1,13 +1,13 @@
-"""The arithmetic of `edgekv quality`: intervals, distances, retention, effort."""
+"""The arithmetic of `edgekv lab quality`: intervals, distances, retention, effort."""
 
 import numpy as np
 import pytest
 from support.decoding import kld
 
-from edgekv.lab.engine.effort import Effort, Kind, Work
-from edgekv.lab.engine.tally import Tally
+from edgekv.bench.intervals import of_mean, wilson
+from edgekv.bench.tally import Tally
+from edgekv.effort import Effort, Kind, Work
 from edgekv.lab.questions.quality import COUNTS
-from edgekv.lab.results.intervals import of_mean, wilson
 from edgekv.lab.results.retention import Retention
 
 

@@ -1,4 +1,4 @@
-"""edgekv.lab.questions.ladder and `edgekv bench ladder`."""
+"""edgekv.lab.questions.ladder and `edgekv lab ladder`."""
 
 import json
 import math
@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 from support.traces import random_trace
 
+from edgekv.bench.modes import find_mode
+from edgekv.bench.text import Text
 from edgekv.cli.main import cli
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import find_mode
 from edgekv.lab.questions import ladder
 from edgekv.lab.questions.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
-from edgekv.lab.texts.text import Text
 from edgekv.lab.traces.sim import simulate
 from edgekv.lab.traces.trace import Trace
 from edgekv.machine import cpu_family
@@ -98,7 +98,7 @@ def test_means(trace, tmp_path):
 
 
 def test_command_on_traces(trace, tmp_path):
-    arguments = ["bench", "ladder", "--trace", str(trace), "--no-live", "--budgets", "10%,0.3"]
+    arguments = ["lab", "ladder", "--trace", str(trace), "--no-live", "--budgets", "10%,0.3"]
     result = CliRunner().invoke(cli, [*arguments, "-o", "md", "--save", str(tmp_path / "kept")])
     assert result.exit_code == 0, result.output
     head, empty, *lines = result.stdout.splitlines()
@@ -155,7 +155,7 @@ def test_refuses_traces_of_other_things(trace, tmp_path):
 
 @pytest.mark.parametrize("budgets", ["0%", "150%", "x", ""])
 def test_refuses_budgets(budgets, trace):
-    result = CliRunner().invoke(cli, ["bench", "ladder", "--trace", str(trace), "--no-live", "--budgets", budgets])
+    result = CliRunner().invoke(cli, ["lab", "ladder", "--trace", str(trace), "--no-live", "--budgets", budgets])
     assert result.exit_code == 2
 
 

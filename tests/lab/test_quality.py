@@ -1,4 +1,4 @@
-"""`edgekv quality`: its rows, what it refuses, and its command."""
+"""`edgekv lab quality`: its rows, what it refuses, and its command."""
 
 import csv
 import io
@@ -9,15 +9,15 @@ import pytest
 from click.testing import CliRunner
 from support.quality import QUICK, SPARSE
 
-from edgekv.cli.quality import _own_mode
-from edgekv.cli.quality import quality as command
+from edgekv.bench.modes import find_mode
+from edgekv.bench.passes import Caches
+from edgekv.bench.text import Text, find_text, standard_text
 from edgekv.errors import ConfigError, DoesNotFit
-from edgekv.lab.engine.modes import find_mode
-from edgekv.lab.engine.passes import Caches
-from edgekv.lab.engine.start import Start
+from edgekv.lab.commands.quality import _own_mode
+from edgekv.lab.commands.quality import quality as command
 from edgekv.lab.questions.quality import FIGURES, QualityBench, run
+from edgekv.lab.questions.start import Start
 from edgekv.lab.tasks import Question
-from edgekv.lab.texts.text import Text, find_text, standard_text
 from edgekv.machine import cpu_family
 
 

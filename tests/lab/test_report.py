@@ -1,4 +1,4 @@
-"""edgekv.lab.report and `edgekv report`: a folder of results as one page."""
+"""edgekv.lab.report and `edgekv lab report`: a folder of results as one page."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 from support.traces import random_trace
 
-from edgekv.cli.report import report as command
 from edgekv.errors import ConfigError
+from edgekv.lab.commands.report import report as command
 from edgekv.lab.report import drawing, page, study
 from edgekv.lab.report.inputs import CACHE_FILE, read
 from edgekv.lab.report.studies import _by_depth
@@ -157,7 +157,7 @@ def test_what_is_missing_is_named(tmp_path):
     for title in ("Speed of answers against depth", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
                   "What sampling reads", "Quality over", "Retention by task", "Head roles"):
         assert title in missing and f"left out: {title}" in result.stderr
-    assert "edgekv trace record" in missing and "edgekv quality" in missing
+    assert "edgekv lab trace record" in missing and "edgekv lab quality" in missing
 
 
 def test_rows_of_the_simulator(tmp_path):
@@ -295,7 +295,7 @@ def test_refuses_before_it_simulates(tmp_path, monkeypatch):
 
 def test_without_libraries(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    with pytest.raises(drawing.MissingLibrary, match=r'matplotlib.*pip install "edgekv\[report\]"') as caught:
+    with pytest.raises(drawing.MissingLibrary, match=r"matplotlib.*pip install ./edgekv/lab") as caught:
         page.write(tmp_path)
     assert caught.value.exit_code == 5
 

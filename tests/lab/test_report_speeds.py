@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from support.results import ENVIRONMENT, bench_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 
-from edgekv.cli.report import report as command
+from edgekv.lab.commands.report import report as command
 from edgekv.lab.report import inputs, page
 from edgekv.lab.report.charts import Line
 from edgekv.lab.report.machines import machine, planned

@@ -4,10 +4,10 @@ import csv
 import io
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
+from support.laboratory import COMMAND
 from support.traces import random_trace, replayed
 
 from edgekv.config import Attend
@@ -309,7 +309,7 @@ def test_names():
 
 
 def sim(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", "from edgekv.cli.main import main; main()", "sim", *map(str, arguments)],
+    return subprocess.run([*COMMAND, "lab", "sim", *map(str, arguments)],
                           capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support.traces import replayed
 
+from edgekv.bench.modes import BenchMode
+from edgekv.bench.passes import warm_up
+from edgekv.bench.text import find_text
 from edgekv.config import KvOptions
-from edgekv.lab.engine.modes import BenchMode
-from edgekv.lab.engine.passes import warm_up
-from edgekv.lab.texts.text import find_text
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import Replay, Scenario
 from edgekv.lab.traces.trace import Trace

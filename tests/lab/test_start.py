@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from support.quality import SPARSE
 
-from edgekv.lab.engine.modes import find_mode
-from edgekv.lab.engine.passes import Caches, opened
-from edgekv.lab.engine.start import Start
+from edgekv.bench.modes import find_mode
+from edgekv.bench.passes import Caches, opened
+from edgekv.bench.text import find_text, standard_text
 from edgekv.lab.questions import asking
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import compare
+from edgekv.lab.questions.start import Start
 from edgekv.lab.tasks import Blank, Question
-from edgekv.lab.texts.text import find_text, standard_text
 from edgekv.rates.measuring.contexts import read
 
 

@@ -1,4 +1,4 @@
-"""The tasks of `edgekv quality`: their contexts, their questions, their graders, without asking any model."""
+"""The tasks of `edgekv lab quality`: their contexts, their questions, their graders, without asking any model."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import pytest
 
+from edgekv.bench.text import Text, find_text
 from edgekv.errors import ConfigError, ModelError
 from edgekv.lab.questions.answers import GAP_TOKENS, QuestionPlan
 from edgekv.lab.questions.asking import n_tokens_of
@@ -15,7 +16,6 @@ from edgekv.lab.tasks.forms import FORMS
 from edgekv.lab.tasks.task import is_right, spread
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import paragraphs, planted, sentences
-from edgekv.lab.texts.text import Text, find_text
 from edgekv.llama import Llama
 
 LENGTH = 3000

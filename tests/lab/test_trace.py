@@ -3,27 +3,24 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.laboratory import COMMAND
 from support.traces import header, masses, random_trace, sampled
 
+from edgekv.bench.passes import Caches
+from edgekv.bench.text import Text, find_text
 from edgekv.config import KvOptions
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.passes import Caches
-from edgekv.lab.texts.text import Text, find_text
 from edgekv.lab.traces.file import CHUNK_STEPS, TraceWriter
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.trace import Trace
 from edgekv.llama import Llama
 from edgekv.vocab import CacheType
-
-EDGEKV = [sys.executable, "-c", "from edgekv.cli.main import main; main()"]
-
 
 ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
 
@@ -343,7 +340,7 @@ def test_a_recurrent_model_reads_the_text_once(tmp_path, synthetic):
 
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*EDGEKV, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False,
+    return subprocess.run([*COMMAND, "lab", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False,
                           env={**os.environ, **environment})
 
 
@@ -366,7 +363,7 @@ def test_an_interrupted_recording(tmp_path, synthetic, sign):
     """Ctrl-C leaves nothing; after a kill the next recording replaces what is left, and says so."""
     path, part = tmp_path / "a.trace", tmp_path / "a.trace.part"
     arguments = ["trace", "record", str(synthetic("llama")), "-o", str(path), "--threads", "1"]
-    running = subprocess.Popen([*EDGEKV, *arguments, "--depth", "400", "--steps", "3600"], stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen([*COMMAND, "lab", *arguments, "--depth", "400", "--steps", "3600"], stderr=subprocess.PIPE, text=True)
     for _ in range(600):
         if part.exists() and part.stat().st_size:
             break

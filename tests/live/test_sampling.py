@@ -8,8 +8,8 @@ from support.contexts import Context, attached
 from support.decoding import kld
 from support.full_attention import Capture, full
 
+from edgekv.bench.text import find_text
 from edgekv.config import KvOptions, SelectionOptions
-from edgekv.lab.texts.text import find_text
 from edgekv.live.runtime import Runtime
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place

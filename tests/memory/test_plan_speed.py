@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from edgekv import _native
+from edgekv.bench.environment import environment
+from edgekv.bench.meter import Meter
+from edgekv.bench.request import BenchRequest
+from edgekv.bench.speed import run
+from edgekv.bench.text import find_text
 from edgekv.config import KvOptions
-from edgekv.lab.engine.environment import environment
-from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.request import BenchRequest
-from edgekv.lab.questions.speed import run
-from edgekv.lab.texts.text import find_text
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_model

@@ -82,7 +82,7 @@ def test_types_that_cost_nothing_are_not_told(model):
 
 def test_what_is_not_measured_says_so(model):
     said = type_cost(model, CacheOptions(type_k="q8_0", type_v="q4_0"), None)
-    assert not said.warns and "q8_0/q4_0 costs this model is not measured; `edgekv quality --types` measures it once" in str(said)
+    assert not said.warns and "q8_0/q4_0 costs this model is not measured; `edgekv lab quality --types` measures it once" in str(said)
 
 
 def test_far_types_warn(model):

@@ -202,7 +202,7 @@ def test_oracle():
     policy = check("oracle", lambda seen: seen.mass_sum[:, :, : seen.n_used_end])
     assert policy.clairvoyant and make("oracle+anchor", SMALL).clairvoyant
     for spec in ("oracle", "ema+oracle", "anchor+ oracle"):
-        with pytest.raises(ConfigError, match="only `edgekv sim` can run it"):
+        with pytest.raises(ConfigError, match="only `edgekv lab sim` can run it"):
             check_live(spec)
     for name in set(POLICIES) - {"oracle"}:
         check_live(name)

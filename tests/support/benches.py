@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from edgekv.lab.engine.environment import environment
-from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.request import BenchRequest
-from edgekv.lab.questions.speed import run
-from edgekv.lab.texts.text import standard_text
+from edgekv.bench.environment import environment
+from edgekv.bench.meter import Meter
+from edgekv.bench.request import BenchRequest
+from edgekv.bench.speed import run
+from edgekv.bench.text import standard_text
 
 
 def measure(*paths: Path, **settings) -> list[dict]:

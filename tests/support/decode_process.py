@@ -39,7 +39,7 @@ def main() -> int:
         print(f"refused: {error}")
         return error.exit_code
     if given.text:
-        from edgekv.lab.texts.text import standard_text
+        from edgekv.bench.text import standard_text
 
         prompt = standard_text().tokens(llama, given.prompt)
     else:

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _record() -> None:
-    from edgekv.lab.texts.text import find_text
+    from edgekv.bench.text import find_text
     from edgekv.lab.traces.record import Recording, record
     from edgekv.models import default_model, synth
 

@@ -1,6 +1,6 @@
-"""A quick run of `edgekv quality` on tiny models."""
+"""A quick run of `edgekv lab quality` on tiny models."""
 
-from edgekv.lab.texts.text import standard_text
+from edgekv.bench.text import standard_text
 
 SPARSE = "sparse:resolution=20,exact_tokens=0,recent_tokens=16"
 QUICK = {"texts": (standard_text(),), "modes": ("exact", SPARSE), "depth": 400, "n_steps": 12, "tasks": (), "lengths": (700,)}

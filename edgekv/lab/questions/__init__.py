@@ -1,1 +1,1 @@
-"""The questions that are measured: each compares with stock llama.cpp in the same run, and gives rows to keep."""
+"""The questions that are studied: each compares with full attention in the same run, and gives rows to keep."""

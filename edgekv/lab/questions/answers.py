@@ -1,24 +1,24 @@
 """Asks each mode the questions of tasks: every context is read once, and every mode starts from it.
 
 No mode has seen a question when it starts. Full attention reads the context except its last WARMUP_TOKENS tokens. These are
-decoded one by one as in any pass (edgekv.lab.engine.passes). Only then comes the question, under the mode.
+decoded one by one as in any pass (edgekv.bench.passes). Only then comes the question, under the mode.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from edgekv.bench.modes import BenchMode
+from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.tally import added
+from edgekv.bench.text import Text
 from edgekv.errors import ConfigError
-from edgekv.lab.engine.modes import BenchMode
-from edgekv.lab.engine.passes import WARMUP_TOKENS, decode, warm_up
-from edgekv.lab.engine.start import Start
-from edgekv.lab.engine.tally import added
 from edgekv.lab.questions.asking import ask, n_tokens_of
 from edgekv.lab.questions.sparsity import was_sparse
+from edgekv.lab.questions.start import Start
 from edgekv.lab.tasks import TASKS, Context, Question, TaskSample
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import sentences
-from edgekv.lab.texts.text import Text
 from edgekv.llama import Llama
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.reports import SelectionReport

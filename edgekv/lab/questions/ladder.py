@@ -3,7 +3,7 @@
 The rungs up to RoPE prefetch, and their published hit rates, are those of the design's source; EdgeKV's additions follow. Every rung is
 simulated on a trace of each text (`edgekv.lab.traces.sim`), once for each kind of observation, with the budget as hot tier. Under sampled
 observation that is the arena of mode sparse; under honest observation, the pages that a policy attends when it decides alone. If a live
-configuration does the latter, it also decodes the text (`edgekv.lab.questions.speed`), so that predictions show the worth of a hit rate.
+configuration does the latter, it also decodes the text (`edgekv.bench.speed`), so that predictions show the worth of a hit rate.
 A rung's gain is over its base, which is not always the previous rung: all kinds of prefetch are compared with the same rung without.
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from edgekv import __version__, policies
+from edgekv.bench import speed
+from edgekv.bench.environment import environment
+from edgekv.bench.meter import Meter
+from edgekv.bench.modes import FULL, STOCK_KERNELS
+from edgekv.bench.passes import WARMUP_TOKENS
+from edgekv.bench.request import BenchRequest
+from edgekv.bench.text import Text, find_text
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.environment import environment
-from edgekv.lab.engine.meter import Meter
-from edgekv.lab.engine.modes import FULL, STOCK_KERNELS
-from edgekv.lab.engine.passes import WARMUP_TOKENS
-from edgekv.lab.engine.request import BenchRequest
-from edgekv.lab.questions import speed
-from edgekv.lab.texts.text import Text, find_text
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
 from edgekv.lab.traces.trace import Trace

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.lab.engine.modes import FULL, STOCK, BenchMode
-from edgekv.lab.engine.passes import WARMUP_TOKENS, decode, warm_up
-from edgekv.lab.engine.start import Start
-from edgekv.lab.engine.tally import Tally
+from edgekv.bench.modes import FULL, STOCK, BenchMode
+from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
+from edgekv.bench.tally import Tally
 from edgekv.lab.questions.sparsity import was_sparse
+from edgekv.lab.questions.start import Start
 from edgekv.rates.measuring.decoder import Decoder
 
 REFERENCES = {STOCK: "stock", FULL: "exact"}

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
+from edgekv.bench.modes import FULL, BenchMode, errors_for, find_mode, in_order
+from edgekv.bench.passes import WARMUP_TOKENS, Caches, hooked_note, opened
+from edgekv.bench.text import Text
+from edgekv.effort import Effort, Kind, Work
 from edgekv.errors import ConfigError, DoesNotFit
-from edgekv.lab.engine.effort import Effort, Kind, Work
-from edgekv.lab.engine.modes import FULL, BenchMode, errors_for, find_mode, in_order
-from edgekv.lab.engine.passes import WARMUP_TOKENS, Caches, hooked_note, opened
-from edgekv.lab.engine.start import Start
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import Likeness, compare
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
+from edgekv.lab.questions.start import Start
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
 from edgekv.lab.tasks import TASKS, default_tasks
-from edgekv.lab.texts.text import Text
 from edgekv.machine import stamp
 from edgekv.models import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, ContextError
@@ -56,7 +56,7 @@ Progress = Callable[[str, int, int, float | None], None]
 
 @dataclass(frozen=True)
 class QualityBench:
-    """The request of `edgekv quality`."""
+    """The request of `edgekv lab quality`."""
 
     model: Path
     texts: tuple[Text, ...]

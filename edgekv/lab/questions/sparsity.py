@@ -1,6 +1,6 @@
 """Tells whether a sparse mode left tokens out. A mode that attended everything finds everything, which says nothing about the mode."""
 
-from edgekv.lab.engine.modes import BenchMode
+from edgekv.bench.modes import BenchMode
 from edgekv.live.runtime import Runtime
 from edgekv.reports import SelectionReport
 from edgekv.vocab import KvMode

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edgekv.lab.engine.modes import FULL, BenchMode
-from edgekv.lab.engine.tally import added
+from edgekv.bench.modes import FULL, BenchMode
+from edgekv.bench.tally import added
 from edgekv.lab.questions.answers import Answers, TaskAnswer
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.results.retention import Retention

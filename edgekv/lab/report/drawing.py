@@ -53,7 +53,7 @@ def require(*libraries: str) -> None:
     """Check that libraries of an extra are installed. Raises MissingLibrary."""
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            raise MissingLibrary(f'pictures and reports need {library}, which is not installed; pip install "edgekv[report]"')
+            raise MissingLibrary(f"pictures and reports need {library}, which is not installed; pip install ./edgekv/lab")
 
 
 def check_picture(path: Path) -> None:

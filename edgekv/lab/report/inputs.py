@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from edgekv.bench.rows import read_document
 from edgekv.errors import ConfigError
-from edgekv.lab.results.rows import read_document
 from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]
@@ -16,8 +16,8 @@ Row = dict[str, Any]
 CACHE_FILE = "report-sim.json"
 """The file of a report's own simulations."""
 
-WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv quality -o json` or `edgekv sim -o json` "
-          "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv bench ladder --save), or traces as *.npz")
+WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv lab quality -o json` or `edgekv lab sim -o json` "
+          "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save), or traces as *.npz")
 
 _SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
 _SERVE_KEYS = {"server", "part", "clients"}

@@ -29,7 +29,7 @@ MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
 DEPTH = "tokens in the context"
 LIMIT = "limit: weights alone"
 
-NO_TRACE = "a trace *.npz (edgekv trace record)"
+NO_TRACE = "a trace *.npz (edgekv lab trace record)"
 
 
 @dataclass(frozen=True)

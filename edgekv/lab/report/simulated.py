@@ -12,13 +12,13 @@ from edgekv.lab.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE
 
 
 def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
-    """The section of curves over the budget. given: rows of `edgekv sim`."""
+    """The section of curves over the budget. given: rows of `edgekv lab sim`."""
     section = Section("budget", "Hit rate by mass over the budget")
     rows: list[Row] = [row for study in studies for row in study.curves()]
-    rows += [{"text": "rows of edgekv sim", **row, "name": _sim_name(row)} for row in given
+    rows += [{"text": "rows of edgekv lab sim", **row, "name": _sim_name(row)} for row in given
              if isinstance(row["budget"], float) and row["budget"] <= 1]
     if not rows:
-        section.missing = f"{NO_TRACE}, or rows of edgekv sim -o json"
+        section.missing = f"{NO_TRACE}, or rows of edgekv lab sim -o json"
         return section
     means = _means(rows)
     budgets = sorted({row["budget"] for row in rows})

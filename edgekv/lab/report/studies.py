@@ -21,11 +21,11 @@ _LADDER_COLUMNS = ("budget %", "rung", "sees", "published", "hits %", "gain", "b
 
 
 def ladder(rows: Sequence[Row]) -> Section:
-    """The section of rows of `edgekv bench ladder`, as means over texts."""
+    """The section of rows of `edgekv lab ladder`, as means over texts."""
     section = Section("ladder", "The ladder")
     shown = _means(rows)
     if not shown:
-        section.missing = "ladder.json (edgekv bench ladder --save DIR)"
+        section.missing = "ladder.json (edgekv lab ladder --save DIR)"
         return section
     budgets, seen = sorted({row["budget"] for row in shown}), list(dict.fromkeys(row["observe"] for row in shown))
     of = {(budget, observe): [row for row in shown if row["budget"] == budget and row["observe"] == observe]
@@ -129,11 +129,11 @@ def _mode(mode: str) -> tuple[str, str]:
 
 
 def quality(ladder_rows: Sequence[Row], rows: Sequence[Row]) -> Section:
-    """The section of the live rungs of a ladder, and of texts of `edgekv quality`."""
+    """The section of the live rungs of a ladder, and of texts of `edgekv lab quality`."""
     section = Section("quality", "Quality over what is read")
     found = [(row, likeness) for row in (*ladder_rows, *rows) if (likeness := _likeness(row)) is not None]
     if not found:
-        section.missing = "live rungs in ladder.json (edgekv bench ladder --save DIR), or texts of edgekv quality -o json"
+        section.missing = "live rungs in ladder.json (edgekv lab ladder --save DIR), or texts of edgekv lab quality -o json"
         return section
     values: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for _, one in found:
@@ -172,11 +172,11 @@ _TOLD = {"sparse": BLUE, "+ recent pins": RED, "ema": RED, "streaming": GREEN, "
 
 
 def retention(rows: Sequence[Row]) -> Section:
-    """The section of tasks of `edgekv quality`."""
+    """The section of tasks of `edgekv lab quality`."""
     section = Section("retention", "Retention by task")
     asked = _together([row for row in rows if row.get("kind") == "task" and row.get("mode") != "exact" and row.get("length") is None])
     if not asked:
-        section.missing = "tasks of edgekv quality -o json"
+        section.missing = "tasks of edgekv lab quality -o json"
         return section
     tasks: dict[str, dict[str, Interval]] = {}
     for row in asked:

@@ -1,1 +1,1 @@
-"""Rows of results: files, intervals, comparisons."""
+"""Rows of results: what a mode keeps of full attention's answers, and the tables of studies."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgekv.lab.results.intervals import wilson
+from edgekv.bench.intervals import wilson
 
 HANDFUL = 5
 """If full attention finds fewer answers than this, and fewer than half of all, the model cannot do the task:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from edgekv.bench.text import Text
 from edgekv.lab.texts.facts import first_number
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import MARGIN, Haystack, planted, sentences
-from edgekv.lab.texts.text import Text
 from edgekv.llama import Llama
 from edgekv.registry import Registry
 

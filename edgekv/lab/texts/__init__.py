@@ -1,1 +1,1 @@
-"""Texts to read, and facts to plant in them."""
+"""Facts, and texts to plant them in."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edgekv.bench.text import chat_template, check_beginnings
 from edgekv.errors import ModelError
-from edgekv.lab.texts.text import chat_template, check_beginnings
 from edgekv.llama import Llama
 
 MARK = "\ue000"

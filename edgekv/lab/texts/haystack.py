@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgekv.bench.text import Text
 from edgekv.errors import ConfigError
 from edgekv.lab.texts.frame import plain
-from edgekv.lab.texts.text import Text
 from edgekv.llama import Llama
 
 MARGIN = 64

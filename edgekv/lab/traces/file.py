@@ -162,7 +162,7 @@ class TraceFile:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
         except zipfile.BadZipFile:
-            raise ConfigError(f"{path} is not a trace, or only a part of one; record one with `edgekv trace record`") from None
+            raise ConfigError(f"{path} is not a trace, or only a part of one; record one with `edgekv lab trace record`") from None
         try:
             self.header = self._header()
             missing = _members(self.header) - set(self._zip.namelist())
@@ -177,14 +177,14 @@ class TraceFile:
 
     def _header(self) -> TraceHeader:
         if HEADER not in self._zip.namelist():
-            raise ConfigError(f"{self.path} is not a trace; record one with `edgekv trace record`")
+            raise ConfigError(f"{self.path} is not a trace; record one with `edgekv lab trace record`")
         try:
             values = json.loads(self._bytes(HEADER))
             found, version = values.get("format"), values.get("version")
         except (ValueError, AttributeError):
             raise ConfigError(f"{self.path} is not a trace: its {HEADER} is not what a trace has") from None
         if found != FORMAT:
-            raise ConfigError(f"{self.path} is not a trace; record one with `edgekv trace record`")
+            raise ConfigError(f"{self.path} is not a trace; record one with `edgekv lab trace record`")
         if version != VERSION:
             raise ConfigError(f"{self.path} is a trace of version {version} and this EdgeKV reads version {VERSION}; "
                               "record it again")

@@ -15,10 +15,10 @@ import numpy as np
 from edgekv import _native
 from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
 from edgekv.arrays.norms import page_norms
+from edgekv.bench.passes import Caches
+from edgekv.bench.text import Text
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.lab.engine.passes import Caches
-from edgekv.lab.texts.text import Text
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime

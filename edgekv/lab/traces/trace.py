@@ -1,6 +1,6 @@
 """Recorded attention: for each decode step (one token) the attention mass on each page, and the part that sampling observed.
 
-`Trace.open` reads a file of `edgekv trace record` (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
+`Trace.open` reads a file of `edgekv lab trace record` (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
 iterated; `Trace.of` makes a trace from arrays. Both can be reduced (`cut`) and written (`write`).
 """
 

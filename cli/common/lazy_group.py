@@ -1,0 +1,53 @@
+"""A group of commands that imports a command only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Commands = Mapping[str, tuple[str, str, str]]
+"""name: (module, attribute, help); with the help here `--help` imports no command."""
+
+
+class LazyGroup(click.Group):
+    """Knows its commands' names and helps, and imports only the module of the called one."""
+
+    table: Commands = {}
+    moved: Mapping[str, str] = {}
+    """Old name: how the command is called now. For one release it is answered with that."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.table:
+            return None
+        module, attribute, _ = self.table[name]
+        return getattr(importlib.import_module(module), attribute)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        check_moved(ctx, self.moved, args)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from edgekv.cli.common.choices import items
+
+        return [*items({name: text for name, (_, _, text) in self.table.items()}, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in self.table.items()])
+
+
+def check_moved(ctx: click.Context, moved: Mapping[str, str], args: list[str]) -> None:
+    """Raises ConfigError with the new name if the first of args is an old one."""
+    if args[0] in moved:
+        raise ConfigError(f"`{ctx.command_path} {args[0]}` is now `{moved[args[0]]}`")

@@ -1,0 +1,1 @@
+"""`edgekv bench`: speed and fidelity beside stock llama.cpp in the same run."""

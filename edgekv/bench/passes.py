@@ -1,0 +1,246 @@
+"""A pass: one mode decodes some tokens from the present cache, and every mode starts alike.
+
+Modes have memory (recent attention, pages in the arena), so they cannot take turns token by token. Each pass
+first makes the mode's policy forget earlier passes. A few steps of full attention follow, not measured, in which every mode's policy sees
+the same attention. The mode's own first step is not timed, because a change of mode rebuilds the graph.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgekv.amounts import size
+from edgekv.bench.disk_reads import DiskReads
+from edgekv.bench.modes import BenchMode
+from edgekv.bench.request import BenchTest
+from edgekv.bench.tally import added
+from edgekv.config import HeadErrors, KvOptions
+from edgekv.hierarchy.stats import Stats
+from edgekv.live.runtime import Runtime
+from edgekv.memory.available import available_bytes
+from edgekv.memory.fit import COMPUTE_BYTES
+from edgekv.models import Geometry
+from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
+from edgekv.rates.measuring.decoder import Decoder
+from edgekv.rates.measuring.steps import set_mode
+from edgekv.reports import SelectionReport
+from edgekv.vocab import CacheType, KvMode
+
+LEAST_STEPS = 4
+"""At least so many steps are timed, however long they take."""
+
+WARMUP_TOKENS = 16
+"""Steps of full attention before a mode's own: the half-life of the moving average is about 6.6 tokens."""
+
+LIMIT_TOKENS = 4
+"""Tokens decoded with an empty cache in each turn."""
+
+_WARMUP_SHARE = 8
+"""Generated tokens per token of warm-up, in which a policy sees attention."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The type and page size of a context's K and V."""
+
+    type_k: CacheType = CacheType.F16
+    type_v: CacheType = CacheType.F16
+    page_tokens: int | None = None
+    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+
+    def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
+        """The reason if a context of `n_ctx` tokens does not fit, or None."""
+        needed = model.kv_bytes(n_ctx, self.type_k.value, self.type_v.value) + COMPUTE_BYTES
+        free = available_bytes()
+        if needed <= free:
+            return None
+        return f"does not fit: it needs {size(needed)} and {size(free)} are free"
+
+
+def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, head_errors: HeadErrors | None = None) -> AbstractContextManager[Decoder]:
+    """`decoder_of` an empty context of these caches, stock until a mode is set. head_errors: for modes with an error."""
+    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+                      flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
+
+
+def warm_up(decoder: Decoder, mode: BenchMode, base: KvOptions, tokens: Sequence[int]) -> None:
+    """Decode `tokens` one by one with full attention, then put the context in `mode`. A context without EdgeKV decodes them with
+    stock attention."""
+    runtime = decoder.kv
+    if runtime is None:
+        for token in tokens:
+            decoder.decode([token])
+        return
+    options = mode.options(base, decoder.position + len(tokens))
+    runtime.configure(options.with_(policy="none"))  # a changed policy starts again
+    runtime.configure(options)
+    runtime.configure(options.with_(mode=KvMode.EXACT, observe=True))
+    for token in tokens:
+        decoder.decode([token])
+    runtime.configure(options)
+
+
+@dataclass
+class Pass:
+    """A mode's pass: logits of every step [n_vocab], and seconds and counters of the timed steps (all but the first)."""
+
+    logits: list[np.ndarray] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    selection: SelectionReport = SelectionReport()
+
+
+def decode(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, step: Callable[[Sequence[int]], float] | None = None,
+           patience: float = math.inf, reads: DiskReads | None = None) -> Pass:
+    """Decode `tokens` one by one in the present mode; stop early once the timed steps take more than `patience` seconds. `step`
+    decodes a token and returns its seconds; None: the decoder's own. `reads` counts what the timed steps read from disks."""
+    done, step, reads = Pass(), step or decoder.decode, reads or DiskReads()
+    stats, selection = _counters(decoder.kv)
+    for i, token in enumerate(tokens):
+        if i == 1:
+            stats, selection = _counters(decoder.kv)
+            reads.begin()
+        seconds = step([token])
+        if i:
+            done.seconds.append(seconds)
+        if keep_logits:
+            done.logits.append(decoder.logits())
+        if i >= LEAST_STEPS and sum(done.seconds) > patience:
+            break
+    if done.seconds:
+        reads.end()
+    after = _counters(decoder.kv)
+    done.stats, done.selection = added(after[0], stats, -1), added(after[1], selection, -1)
+    return done
+
+
+def _counters(runtime: Runtime | None) -> tuple[Stats, SelectionReport]:
+    """Copies of the counters; zeros without EdgeKV."""
+    return (Stats(), SelectionReport()) if runtime is None else (replace(runtime.stats), runtime.selection())
+
+
+def weights_alone(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
+    """Seconds of each step but the first, each behind that first token alone: a step's time when attention costs nothing. The
+    first token stays, since an empty home gives its memory back and the next step would pay for it again."""
+    decoder.rewind(0)
+    decoder.decode(tokens[:1])
+    decoder.mark()
+    seconds = []
+    for token in tokens[1:]:
+        decoder.rewind(1)
+        seconds.append(decoder.decode([token]))
+    return seconds
+
+
+def memory_figures(runtime: Runtime | None) -> dict[str, int]:
+    """Bytes of the sketches and of the arena, each only if not 0."""
+    if runtime is None:
+        return {}
+    memory = runtime.memory()
+    kept = {"sketch_bytes": memory.sketch_bytes, "arena_bytes": memory.arena_bytes}
+    return {name: n for name, n in kept.items() if n}
+
+
+def hooked_note(runtime: Runtime) -> str | None:
+    layers = runtime.layers
+    stock = [layer for layer in layers if not layer.attended]
+    return f"{len(stock)} of {len(layers)} layers run stock in every mode: {stock[0].reason}" if stock else None
+
+
+class Passes:
+    """Passes that take turns in the contexts of one model."""
+
+    def __init__(self, opened: Contexts, n_warmup: int | None = None):
+        """n_warmup: tokens with full attention before generation, in every mode; None: only in mode sparse, in proportion to the
+        tokens that it will generate."""
+        self.opened, self.n_warmup = opened, n_warmup
+        self.reads = DiskReads()
+        """What the newest `one` read from disks in the time that it measured."""
+
+    def one(self, mode: BenchMode, test: BenchTest, n_threads: int, keep_logits: bool) -> tuple[float, Pass | None]:
+        """The seconds of the prompt, and the pass that generated. The cache holds `test.depth` tokens before and after. Changes of mode
+        and a policy's first look are not timed."""
+        decoder = self.opened.of(mode.flash_attn)
+        assert decoder is not None
+        decoder.set_threads(n_threads)
+        self._enter(decoder, mode, test)
+        tokens, reads = self.opened.token(test.depth, test.margin), DiskReads()
+        self.reads = reads
+        try:
+            seconds = self._prompt(decoder, tokens[: test.n_prompt], reads)
+            if not test.n_gen:
+                return seconds, None
+            if test.n_prompt:
+                return seconds, _generate(decoder, tokens[test.n_prompt : test.n_tokens], keep_logits, reads)
+            return 0.0, decode(decoder, tokens, keep_logits, reads=reads)
+        finally:
+            decoder.rewind(test.depth)
+
+    def empty(self, mode: BenchMode, test: BenchTest, n_threads: int) -> float | None:
+        """Seconds of the test's prompt in an empty cache; None if the test needs none, or no context serves for it."""
+        decoder = self.opened.of(mode.flash_attn, empty=True)
+        if decoder is None or not test.n_empty:
+            return None
+        decoder.rewind(0)
+        decoder.set_threads(n_threads)
+        if decoder.kv is not None:
+            decoder.kv.configure(mode.options(self.opened.base, test.n_empty))
+        return self._prompt(decoder, self.opened.token(test.depth, test.n_empty), DiskReads())
+
+    def limit(self, n_threads: int) -> list[float]:
+        """Seconds of tokens with an empty cache, in mode exact: only the weights, in the fastest kernels for them."""
+        decoder = self.opened.of(flash_attn=True, empty=True)
+        if decoder is None:
+            return []
+        decoder.set_threads(n_threads)
+        if decoder.kv is not None:
+            set_mode(decoder, KvMode.EXACT, observe=False)
+        return weights_alone(decoder, self.opened.token(0, LIMIT_TOKENS + 1))
+
+    def targets(self, test: BenchTest) -> list[int]:
+        """The successor of each token that a test without a prompt decodes."""
+        return self.opened.token(test.depth + 1, test.margin)
+
+    def _prompt(self, decoder: Decoder, tokens: Sequence[int], reads: DiskReads) -> float:
+        """Seconds of the prompt, whose reads from disks are counted. Decodes its first token once before and rewinds, which builds the mode's
+        graph."""
+        if not tokens:
+            return 0.0
+        depth = decoder.position
+        decoder.mark()
+        decoder.decode(tokens[:1])
+        decoder.rewind(depth)
+        reads.begin()
+        seconds = decoder.read(tokens, self.opened.opening.n_batch)
+        reads.end()
+        return seconds
+
+    def _enter(self, decoder: Decoder, mode: BenchMode, test: BenchTest) -> None:
+        n = self.n_warmup
+        if n is None and decoder.keeps_more:
+            n = self.opened.opening.n_back  # so every mode has its cells in the same order
+        elif n is None and mode.changes["mode"] is KvMode.SPARSE:
+            n = min(WARMUP_TOKENS, test.n_gen // _WARMUP_SHARE)
+        if n is not None and test.decodes:
+            n = min(n, test.depth)
+            decoder.rewind(test.depth - n)
+            warm_up(decoder, mode, self.opened.base, self.opened.token(test.depth - n, n))
+            decoder.mark()
+        elif decoder.kv is not None:
+            decoder.kv.configure(mode.options(self.opened.base, test.depth + test.n_tokens))
+
+
+def _generate(decoder: Decoder, tokens: Sequence[int], keep_logits: bool, reads: DiskReads) -> Pass:
+    """Generate and time every token: the mode has just read a prompt, so its graph is built."""
+    done = Pass()
+    reads.begin()
+    for token in tokens:
+        done.seconds.append(decoder.decode([token]))
+        if keep_logits:
+            done.logits.append(np.asarray(decoder.logits()))
+    reads.end()
+    return done

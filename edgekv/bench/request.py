@@ -1,0 +1,111 @@
+"""The request of `edgekv bench`: llama-bench's tests, at depths, in modes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgekv.bench.modes import check_counts, check_turns, find_mode
+from edgekv.bench.text import Text
+from edgekv.config import KvOptions
+from edgekv.errors import ConfigError
+from edgekv.rates.measuring.filling import Fill
+from edgekv.vocab import FULL, STOCK, CacheType, KvMode
+
+_SPELLED = {"home": "--home", "mode": "--modes", "kv_budget": "--kv-budget"}
+
+
+@dataclass(frozen=True)
+class BenchTest:
+    """Reads a prompt of `n_prompt` tokens, or decodes `n_gen` tokens one by one, or does both in this order, after `depth` tokens."""
+
+    n_prompt: int
+    n_gen: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        parts = [f"{what}{n}" for what, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(parts) + (f" @ d{self.depth}" if self.depth else "")
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_gen
+
+    @property
+    def margin(self) -> int:
+        """Cells that the test needs beyond its depth."""
+        return self.n_tokens + 1
+
+    @property
+    def n_empty(self) -> int:
+        """Tokens of its prompt that are also read into an empty cache: all of a test pp at a depth."""
+        return self.n_prompt if self.depth and not self.n_gen else 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is a test tg."""
+        return bool(self.n_gen and not self.n_prompt)
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Measures every model on every text, with every pair of cache types, batch, ubatch and number of threads, in each test, at each depth,
+    in each mode. Raises ConfigError for an impossible request."""
+
+    models: tuple[Path, ...]
+    texts: tuple[Text, ...]
+    n_prompt: tuple[int, ...] = (512,)
+    n_gen: tuple[int, ...] = (128,)
+    n_pg: tuple[tuple[int, int], ...] = ()
+    depths: tuple[int, ...] = (0,)
+    modes: tuple[str, ...] = (STOCK, FULL, KvMode.SPARSE.value)
+    budgets: tuple[int | None, ...] = ()
+    """Sizes of the arena in bytes. A mode with an arena is measured with each of them; empty: the mode's own size."""
+    threads: tuple[int, ...] = (1,)
+    batches: tuple[int, ...] = (2048,)
+    ubatches: tuple[int, ...] = (512,)
+    cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
+    kv_bytes: tuple[int, ...] = ()
+    """Besides these, caches with types by layer of at most so many bytes a token."""
+    page_tokens: int | None = None
+    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+    n_warmup: int | None = None
+    """Tokens that every mode decodes with full attention before a pass; None: only mode sparse, one for every eight tokens that it will
+    generate, at most 16."""
+    n_rounds: int = 5
+    fill: Fill = Fill.TEXT
+    peer: Path | None = None
+    """Another llama-bench."""
+    home: Path | None = None
+    """A folder on a disk for K and V, in modes sparse and exact: stock keeps them in memory, so it is not measured then."""
+
+    def __post_init__(self) -> None:
+        if self.home is not None:
+            self._check_home(self.home)
+        check_turns(self.modes)
+        check_counts({"number of threads": self.threads, "batch": self.batches, "ubatch": self.ubatches,
+                      "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_tokens or 1,)})
+        if not self.texts:
+            raise ConfigError("there is no text; name one with --text")
+        if not self.depths:
+            raise ConfigError("there is no depth; 0 is an empty cache")
+        if not self.tests(0):
+            raise ConfigError("there is no test: name tokens of a prompt with -p, tokens to generate with -n, or both with -pg")
+        if self.budgets and not any(with_arena(mode) for mode in self.modes):
+            raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
+
+    def _check_home(self, home: Path) -> None:
+        for name in self.modes:
+            changes = find_mode(name).changes
+            named = {"home", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"home"}
+            KvOptions(**changes, home=home).check_effect(named, lambda option: _SPELLED.get(option, option))
+
+    def tests(self, depth: int) -> list[BenchTest]:
+        """The tests in llama-bench's order, each once."""
+        named = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen), *self.n_pg]
+        return [BenchTest(*n, depth) for n in dict.fromkeys(named) if any(n)]
+
+
+def with_arena(mode: str) -> bool:
+    """Whether a mode has an arena and does not set its size."""
+    changes = find_mode(mode).changes
+    return changes["mode"] is KvMode.SPARSE and "kv_budget" not in changes

@@ -1,0 +1,73 @@
+"""The times of one mode in one test, pass by pass."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgekv.bench.passes import Pass
+from edgekv.bench.request import BenchTest
+from edgekv.bench.tally import Tally
+
+
+@dataclass
+class Taken:
+    """All passes of a mode in a test."""
+
+    test: BenchTest
+    seconds: list[float] = field(default_factory=list)
+    """Seconds of each pass."""
+    empty: list[float] = field(default_factory=list)
+    """Seconds of the same prompt in an empty cache, for each pass."""
+    first: list[float] = field(default_factory=list)
+    """Seconds until the first generated token, for tests pp+tg."""
+    tally: Tally = field(default_factory=Tally)
+    """The generated tokens."""
+    bytes_kept: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that the mode keeps besides the cache, by name."""
+    disk_pages: list[float] = field(default_factory=list)
+    """With a KV home on disk, pages that came from disks for a timed token, for each pass; empty where they are not counted."""
+
+    def add(self, prompt: float, done: Pass | None, empty: float | None) -> None:
+        """Add a pass. prompt: seconds to read it. empty: the same in an empty cache."""
+        generated = done.seconds if done else []
+        self.seconds.append(prompt + sum(generated))
+        if empty is not None:
+            self.empty.append(empty)
+        if self.test.n_prompt and generated:
+            self.first.append(prompt + generated[0])
+        if done:
+            self.tally.time(generated, done.stats, done.selection)
+
+    def add_reads(self, n_pages: float | None, done: Pass | None) -> None:
+        """Add the pages that came from disks in a pass; None: they are not counted."""
+        if n_pages is not None:
+            self.disk_pages.append(n_pages / max(1, self.test.n_prompt + (len(done.seconds) if done else 0)))
+
+    @property
+    def typical(self) -> float:
+        """The median of the passes in seconds, which ignores a pass that another program disturbed."""
+        return float(np.median(self.seconds))
+
+    def samples(self) -> dict[str, Any]:
+        return samples([round(1e9 * value) for value in self.seconds], self.test.n_tokens)
+
+
+def samples(nanoseconds: Sequence[int], n_tokens: int) -> dict[str, Any]:
+    """The passes' averages and deviations in llama-bench's form."""
+    speeds = [1e9 * n_tokens / ns for ns in nanoseconds]
+    return {
+        "avg_ns": round(_mean(nanoseconds)), "stddev_ns": round(_deviation(nanoseconds)), "avg_ts": _mean(speeds),
+        "stddev_ts": _deviation(speeds), "samples_ns": list(nanoseconds), "samples_ts": speeds,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)) if len(values) > 1 else 0.0

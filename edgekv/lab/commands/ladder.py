@@ -1,0 +1,111 @@
+"""`edgekv lab ladder`: what each idea adds, on recorded attention and live."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgekv.amounts import duration, percent, signed_percent
+from edgekv.cli.common.examples import examples
+from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import model_argument, model_path, option
+from edgekv.cli.common.tables import Column, output_option, print_measured
+
+COLUMNS = [
+    Column("budget", "budget %", lambda share: f"{100 * share:g}"),
+    Column("rung", "rung", right=False),
+    Column("observe", "sees", right=False),
+    Column("published", "published", percent),
+    Column("hit_rate", "hits %", percent),
+    Column("gain", "gain", partial(signed_percent, digits=1)),
+    Column("hit_rate_mass", "by mass %", percent),
+    Column("gain_mass", "gain", partial(signed_percent, digits=1)),
+    Column("worst_mass", "worst %", percent),
+    Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
+    Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
+    Column("same_top", "same top %", percent),
+    Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}"),
+    Column("overhead", "overhead %", percent),
+]
+
+
+@click.command(epilog=examples(
+    "edgekv lab ladder --no-live",
+    "edgekv lab ladder --text prose -d 2048 -n 256 --save results",
+    "edgekv lab ladder --trace prose.npz --budgets 10%",
+))
+@model_argument
+@option("--trace", "traces", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+        help="A recorded trace (edgekv lab trace record) in place of --text, -d and -n. Several times for several.")
+@option("-d", "--depth", type=click.IntRange(64), default=7168, show_default=True,
+        help="Tokens in the cache when the measured ones begin.")
+@option("-n", "--steps", type=click.IntRange(1), default=1024, show_default=True,
+        help="Tokens decoded one by one, recorded and simulated.")
+@option("--text", "texts", type=NAMES, default="prose,code,dialogue", show_default=True,
+        help="Texts to read and predict: prose, code or dialogue (made from Python's standard library), or files.")
+@option("--budgets", type=BUDGETS, default="5%,10%,20%,25%", show_default=True,
+        help="Shares of the visible pages that are hot, on average over heads.")
+@option("--observe", type=CommaList(click.Choice(["sampled", "honest", "full"]), "MODE,..."), default="sampled,honest", show_default=True,
+        help="What policies see: sampled, as in mode sparse; honest, only the pages they chose; full, the true mass of every page.")
+@option("--live/--no-live", default=True, show_default=True,
+        help="Also decode in the KV modes of the rungs: divergence from full attention and time per token.")
+@option("--live-steps", type=click.IntRange(2), default=128, show_default=True, help="Tokens that each live mode decodes.")
+@option("-r", "--rounds", type=click.IntRange(1), default=1, show_default=True,
+        help="Passes of each live mode, in turns; the times are medians.")
+@option("-t", "--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
+@option("--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+        help="Keep the rows and the recorded traces in this folder, for edgekv lab report; existing traces are used "
+             "again.")
+@output_option("json", "csv", "md")
+def ladder(
+    model: Path | None, traces: tuple[Path, ...], depth: int, steps: int, texts: tuple[str, ...], budgets: tuple[float, ...],
+    observe: tuple[str, ...], live: bool, live_steps: int, rounds: int, threads: int, save: Path | None, output: str,
+) -> None:
+    """Climb the ladder of ideas that keep pages, from LRU to one budget pooled over all heads, on real attention.
+
+    A trace of each text is recorded, and every rung is simulated on it at each budget of hot pages. With several texts the table shows
+    means; JSON and CSV have each text. The columns:
+
+    \b
+    sees           the policy's observation: sampled, mode sparse's estimate
+                   for all pages; honest, only the pages that the policy
+                   chose; ahead, the token itself
+    hits           of the rows that mode sparse reads, the share in hot pages
+    by mass        the attention on hot pages, mean over heads; with honest,
+                   the kept attention, as the policy decides what is attended
+    gain           to the rung without the idea: for each prefetch to
+                   "+ per head"
+    worst          by mass, of the head with least
+    fetched        pages moved for each token and head
+    published      what the design's source gives for the rung
+    KLD, same top, x exact ms
+                   live, for rungs with a KV mode without sketches;
+                   below 1 x exact ms is faster than full attention
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    from edgekv.bench.text import find_text
+    from edgekv.lab.questions.ladder import MEAN, LadderBench, of_traces, prepare, run
+    from edgekv.lab.questions.ladder import save as save_rows
+
+    if traces:
+        request = of_traces(model_path(model) if live else None, traces, budgets=budgets, observe=observe, live=live,
+                            n_live_steps=live_steps, n_rounds=rounds, n_threads=threads)
+    else:
+        request = LadderBench(model_path(model), tuple(find_text(name) for name in texts), (), depth, steps, budgets, observe, live,
+                              live_steps, rounds, threads)
+    click.echo(f"this will take about {duration(request.estimated_seconds())}", err=True)
+    with tempfile.TemporaryDirectory(prefix="edgekv-ladder-") as temporary, progress_bar() as progress:
+        def warn(text: str) -> None:
+            click.echo(f"warning: {text}", err=True)
+
+        rows = run(request, prepare(request, save or Path(temporary), progress, warn), progress)
+    if save is not None:
+        click.echo(f"the rows are in {save_rows(rows, save)}", err=True)
+    shown: list[dict[str, Any]] = rows
+    if output in ("table", "md"):
+        shown = [row for row in rows if row["text"] == MEAN] or rows
+    print_measured(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)

@@ -1,0 +1,228 @@
+"""`edgekv lab quality`: what a KV mode costs in predictions and answers, against full attention."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from edgekv.amounts import duration, percent, signed_percent
+from edgekv.cli.common.choices import items
+from edgekv.cli.common.examples import examples
+from edgekv.cli.common.lists import CommaList, ModeList
+from edgekv.cli.common.progress import progress_bar
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
+from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
+
+_COUNTS = CommaList(click.IntRange(1), "N,N,...")
+DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
+DEFAULT_TEXTS = ("prose", "code", "dialogue")
+
+
+def _tasks(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgekv.lab.tasks import TASKS
+
+    groups = {"default": "where none is named", "all": None, "none": None}
+    return items({**groups, **{name: TASKS.describe(name) for name in TASKS}}, incomplete, ",")
+
+
+def _scientific(value: float) -> str:
+    return f"{value:.1e}"
+
+
+TEXT_COLUMNS = [
+    Column("text", "text", right=False),
+    Column("mode", "mode", right=False),
+    Column("depth", "depth"),
+    Column("nll", "NLL", lambda nll: f"{nll:.4f}"),
+    Column("ppl", "perplexity", lambda ppl: f"{ppl:.3f}"),
+    Column("ppl_vs_exact", "PPL +%", signed_percent),
+    Column("ppl_interval", "95 %"),
+    Column("kld_exact", "KLD exact", _scientific),
+    Column("kld_interval", "95 %"),
+    Column("kld_p99_exact", "KLD p99", _scientific),
+    Column("kld_stock", "KLD stock", _scientific),
+    Column("same_top_exact", "same top %", percent),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
+    Column("note", "note", right=False),
+]
+
+TASK_COLUMNS = [
+    Column("task", "task", right=False),
+    Column("mode", "mode", right=False),
+    Column("asked", "asked"),
+    Column("full_found", "full finds"),
+    Column("kept", "mode keeps"),
+    Column("extra", "finds besides"),
+    Column("retention", "retention %", percent),
+    Column("retention_interval", "95 %"),
+    Column("attended_fraction", "attended %", percent),
+    Column("error", "error %", partial(percent, digits=2)),
+    Column("note", "note", right=False),
+]
+
+GRID_COLUMNS = [
+    Column("task", "found of asked", right=False),
+    Column("mode", "mode", right=False),
+    Column("parts", "depth %"),
+    Column("note", "note", right=False),
+]
+
+TYPE_COLUMNS = [
+    Column("types", "K/V", right=False),
+    Column("bytes", "bytes a token"),
+    Column("share", "of f16 %", percent),
+    Column("kld", "KLD", _scientific),
+    Column("times_noise", "x noise", lambda times: f"{times:.1f}"),
+    Column("how", "", right=False),
+    Column("note", "note", right=False),
+]
+
+SAYS_NOTHING = "says nothing about the cache"
+
+
+@click.command(epilog=examples(
+    "edgekv lab quality",
+    "edgekv lab quality --modes sparse:resolution=1000,ema --tasks none",
+    "edgekv lab quality --policy ema+anchor+recent --budget 12.5%",
+    "edgekv lab quality --types --kv-bytes 8KiB,9KiB",
+))
+@model_argument
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "
+        f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
+@option("--policy", metavar="NAME+...", help="Compare a mode that attends the pages this policy keeps, without sketches.")
+@option("--budget", metavar="PERCENT|TOKENS", help="The part of the context that it keeps, e.g. 12.5%, even of a short one.")
+@option("--text", "texts", multiple=True, metavar="TEXT", default=DEFAULT_TEXTS, show_default=True,
+        help="Text to predict: prose, code or dialogue (made from Python's standard library), or a file. Several times for several texts; "
+             "the tasks are planted in the first.")
+@option("--types", is_flag=True,
+        help="Instead of all this, say what types of K and V cost the model. They are measured if this machine does not know them yet, in about a "
+             "minute for a small model, and kept: plan, chat and serve tell them.")
+@option("--kv-bytes", "bounds", type=Parsed("SIZE,...", token_bounds), default="", metavar="SIZE,...",
+        help="With --types: also what types by layer cost, in at most so many bytes of K and V a token, e.g. 24KiB.")
+@option("--again", is_flag=True, help="With --types: measure them in any case.")
+@option("-d", "--depth", type=click.IntRange(1), help="Tokens of context before the predictions.  [default: 7680, or what the model was "
+        "trained for]")
+@option("-n", "--steps", type=click.IntRange(0), default=256, show_default=True, help="Predictions to compare; 0 for none.")
+@option("--tasks", metavar="NAME,...", default="default", show_default=True, shell_complete=_tasks,
+        help="default: passkey, lines, uuid, niah-single, niah-multikey, variables, common-words, frequent-words, records, question-last, "
+             "question-first, after-cold, several. Also by name: niah-multivalue, niah-multiquery, niah-needles (a text of nothing but "
+             "needles), variables-4hop, needle-grid (found by depth and length), and forms of examinations: true-false, fill-in, choose, "
+             "match after the text, true-false-first, fill-in-first, choose-first, match-first before it. Also: all, none.")
+@option("--lengths", type=_COUNTS, help="Tokens of the tasks' contexts.  [default: 1024,2048,4096, as far as the model was trained]")
+@option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Contexts of each task and length.")
+@threads_option
+@option("--seed", type=int, default=0, show_default=True, help="Chooses the contents of the tasks.")
+@output_option("json", "csv", "md")
+def quality(
+    model: Path | None, modes: tuple[str, ...] | None, policy: str | None, budget: str | None, texts: tuple[str, ...],
+    types: bool, bounds: tuple[int, ...], again: bool, depth: int | None, steps: int, tasks: str, lengths: tuple[int, ...] | None,
+    samples: int, threads: int | None, seed: int, output: str,
+) -> None:
+    """Say what a KV mode costs in quality, against full attention.
+
+    Texts: each is read in, then every mode predicts the same tokens of it. The row "off" (stock llama.cpp) shows the distance of two
+    correct kernels. The columns:
+
+    \b
+    PPL +%      the difference of perplexity from full attention's
+    KLD exact   the mean divergence of the predicted distributions
+    KLD p99     what one divergence in a hundred exceeds
+    same top    the share of tokens for which both agree on the most likely one
+
+    Tasks: questions about long contexts. Each context is read in with full attention before the mode sees a question. "retention" is the
+    share of full attention's right answers that the mode gives too; the row "off" shows stock's share. A task that full attention hardly
+    answers, or no better than guesses would, says nothing about the cache, and does not count in the row "all". A sparse mode's answers
+    while it attends everything do not count either.
+
+    Intervals are 95 %. JSON and CSV also have each length and the wrong answers. The same seed asks the same questions.
+
+    MODEL is a GGUF file; without it the default model is used.
+    """
+    if types:
+        _types(model_path(model), bounds, threads, again, output)
+        return
+    if bounds or again:
+        raise click.UsageError(f"{'--kv-bytes' if bounds else '--again'} works with --types only")
+    from edgekv.bench.text import find_text
+    from edgekv.lab.questions.quality import QualityBench, run
+    from edgekv.lab.tasks import TASKS, default_tasks
+    from edgekv.machine import n_cores
+
+    groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
+    own = _own_mode({"policy": policy, "attend": budget})
+    request = QualityBench(
+        model=model_path(model),
+        texts=tuple(find_text(name) for name in texts),
+        modes=(*(modes or (() if own else DEFAULT_MODES)), *own),
+        depth=depth,
+        n_steps=steps,
+        tasks=tuple(dict.fromkeys(name for named in tasks.split(",") for name in groups.get(named.strip(), (named.strip(),)))),
+        lengths=lengths,
+        n_samples=samples,
+        n_threads=threads or n_cores(),
+        seed=seed,
+    )
+
+    def tell(seconds: float) -> None:
+        click.echo(f"this takes about {duration(seconds)} in all", err=True)
+
+    with progress_bar() as progress:
+        rows = [row for group in run(request, progress, tell) for row in group]
+    if output in ("json", "csv"):
+        print_rows(rows, [], output)
+        return
+    shown = [_shown(row) for row in rows]
+    tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
+              ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS),
+              _grid([row for row in rows if row["kind"] == "grid"])]
+    click.echo(measured_on(rows))
+    for part, columns in (table for table in tables if table[0]):
+        click.echo()
+        print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output)
+
+
+def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:
+    from edgekv.lab.questions.typed import run
+    from edgekv.machine import n_cores
+
+    with progress_bar() as progress:
+        rows = list(run(model, bounds, threads or n_cores(), progress, again))
+    print_rows(rows, [column for column in TYPE_COLUMNS if column.key != "note" or any(row["note"] for row in rows)], output)
+
+
+def _own_mode(options: dict[str, Any]) -> tuple[str, ...]:
+    """The mode that --policy and --budget make: sparse without sketches, at any depth."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        return ()
+    changes = {"exact_tokens": 0, "sketch": "none", **given}
+    return ("sparse:" + ",".join(f"{name}={value}" for name, value in changes.items()),)
+
+
+def _grid(cells: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Column]]:
+    """A row for each part of the context, a column for each length: what was found there of what was asked."""
+    rows: dict[tuple[str, str, float], dict[str, Any]] = {}
+    lengths = list(dict.fromkeys(cell["length"] for cell in cells))
+    half = min((cell["part"] for cell in cells), default=0)
+    for cell in cells:
+        parts = f"{percent(cell['part'] - half, 0)}-{percent(cell['part'] + half, 0)}"
+        row = rows.setdefault((cell["task"], cell["mode"], cell["part"]), {"task": cell["task"], "mode": cell["mode"], "parts": parts})
+        row[cell["length"]] = f"{cell['found']}/{cell['asked']}" if cell["asked"] else None
+        row["note"] = "; ".join(filter(None, (row.get("note"), cell["note"]))) or None
+    return list(rows.values()), [*GRID_COLUMNS[:-1], *(Column(length, f"at {length:,}") for length in lengths), GRID_COLUMNS[-1]]
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the further fields of the tables."""
+    shown = dict(row)
+    if row["kld_low_exact"] is not None:
+        shown["kld_interval"] = f"{row['kld_low_exact']:.1e}..{row['kld_high_exact']:.1e}"
+        shown["ppl_interval"] = f"{signed_percent(row['ppl_low_exact'])}..{signed_percent(row['ppl_high_exact'])}"
+    if row["retention_low"] is not None:
+        shown["retention_interval"] = f"{percent(row['retention_low'], 0)}..{percent(row['retention_high'], 0)}"
+    if row["says_nothing"]:
+        shown["note"] = SAYS_NOTHING if not row["note"] else f"{SAYS_NOTHING}; {row['note']}"
+    return shown

@@ -1,1 +1,0 @@
-"""The parts of every measurement: modes, contexts, passes, figures."""

@@ -1,0 +1,70 @@
+"""Servers under the load of several clients: what is counted, and what is said of servers that cannot be measured."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgekv.bench.clients import Answered, Endpoint, Load, LoadPart, prompts_for
+from edgekv.bench.serve import ServeBench, run
+from edgekv.cli.main import cli
+from edgekv.config import KvOptions
+from edgekv.errors import EXIT_USAGE, ConfigError, EdgeKVError
+from edgekv.serving.server import Server, ServerOptions
+
+TEXT = " ".join(f"word{i % 40}" for i in range(4000))
+
+
+def test_what_a_part_counts():
+    """Two clients; both answer from 2.0 to 4.0."""
+    one, two = Answered(0.0, [1.0, 2.0, 3.0, 4.0]), Answered(0.5, [2.0, 2.5, 3.5, 4.5, 6.5])
+    part = LoadPart((one, two))
+    assert part.seconds == 6.5
+    assert part.tokens_per_second == (2 + 2) / 2.0
+    assert part.first_tokens.tolist() == [1.0, 1.5]
+    assert sorted(part.gaps.tolist()) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+    assert np.isnan(LoadPart((Answered(0.0, [1.0]), Answered(0.0, [2.0]))).tokens_per_second)
+
+
+def test_every_client_and_turn_has_a_prompt_of_its_own():
+    load = Load(n_clients=3, n_prompt=100)
+    prompts = [prompt for turn in range(4) for prompt in prompts_for(TEXT, load, turn)]
+    assert len({prompt[:10] for prompt in prompts}) == 12 and min(map(len, prompts)) > 500
+
+
+def test_an_endpoint_that_runs(synthetic):
+    options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="exact"), n_ctx=512, n_threads=1, n_slots=2, api_key="secret")
+    with Server(options) as server:
+        endpoint = Endpoint(server.url + "/v1", "secret")
+        cut = endpoint.cut(TEXT, 50)
+        assert TEXT.startswith(cut) and 20 < len(cut) < 400
+        rows = run(ServeBench(None, Load(2, 50, 6), n_turns=2, url=server.url, key="secret"), TEXT)
+        assert [(row["server"], row["part"], row["turns"]) for row in rows] == [("endpoint", "read", 2), ("endpoint", "decode", 2)]
+        # the seconds of a part are the mean of both turns', the longest wait is one turn's
+        assert all(0 < row["ttft_p50_s"] <= row["ttft_max_s"] <= 2 * row["seconds"] and row["seconds_vs_stock"] is None for row in rows)
+        with pytest.raises(EdgeKVError, match="HTTP 401"):
+            Endpoint(server.url).ask("x", 2, "m")
+    with pytest.raises(EdgeKVError, match="cannot be reached"):
+        endpoint.ask("x", 2, "m")
+
+
+def test_servers_take_turns(synthetic):
+    result = CliRunner().invoke(cli, ["bench", "serve", str(synthetic("llama")), "--servers", "off-flash,exact", "-c", "2", "-p", "40",
+                                       "-n", "4", "-r", "1", "-t", "1", "-o", "json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [(row["server"], row["part"]) for row in rows] == [(server, part) for server in ("off-flash", "exact") for part in ("read", "decode")]
+    assert all(row["seconds_vs_stock"] > 0 for row in rows) and rows[0]["seconds_vs_stock"] == 1.0
+
+
+def test_what_cannot_be_measured(synthetic):
+    with pytest.raises(ConfigError, match="no server 'fast'"):
+        ServeBench(None, Load(), ("fast",))
+    with pytest.raises(ConfigError, match="n_clients is 0"):
+        Load(n_clients=0)
+    with pytest.raises(ConfigError, match="not an address of a server"):
+        Endpoint("localhost")
+    with pytest.raises(EdgeKVError, match="off-flash did not start"):
+        run(ServeBench(synthetic("bert"), Load(1, 10, 2), ("off-flash",)), TEXT)
+    assert CliRunner().invoke(cli, ["bench", "serve", "--url", "http://x", "m.gguf"]).exit_code == EXIT_USAGE

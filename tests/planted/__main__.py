@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import runpy
+import signal
 import sys
 import tempfile
 import time
@@ -27,18 +28,15 @@ from .running import Ran, run  # noqa: E402
 NUMBERS = {fault: number for number, fault in enumerate(NATIVE, 1)}
 COLUMNS = ("fault", "file", "room", "outcome", "test", "seconds")
 NOT_IN_ROOM, NOT_FOUND = "not in its room", "not found"
-FIRST_S = 900
-"""A test may take so long where nothing was measured yet: it may be the one that builds programs."""
-LEAST_S = 60
 
 
 class Suite:
-    """The tests without faults, and with one. What was measured without is kept in `folder`."""
+    """The tests with a fault. `folder` keeps which of them pass, and fail, without one, as far as somebody asked."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, limit_s: float):
+        self._folder, self._limit_s = folder, limit_s
         self._file = folder / "clean.json"
-        self.clean: dict[str, dict] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+        self._passes: dict[str, bool] = json.loads(self._file.read_text()) if self._file.is_file() else {}
         self._places: dict[bool, Place] = {}
 
     def _place(self, native: bool) -> Place:
@@ -47,27 +45,27 @@ class Suite:
                 environment(Place(self._folder / "python", ROOT))
         return self._places[native]
 
-    def _without(self, room: str, tests: tuple[str, ...], native: bool) -> dict:
-        """The time of these tests without a fault, and those that fail: they find nothing."""
-        key = f"{room}{' (native)' if native else ''}"
-        if key not in self.clean:
-            ran = run(self._place(native), tests, 0, FIRST_S, stop=False)
-            self.clean[key] = {"seconds": round(ran.seconds, 1), "failed": ran.failed}
-            self._file.write_text(json.dumps(self.clean, indent=1))
-            print(f"{key}: {ran.seconds:.0f} s without a fault{''.join(f'; left out, because it fails: {test}' for test in ran.failed)}", flush=True)
-        return self.clean[key]
+    def _passes_without(self, test: str, native: bool) -> bool:
+        key = f"{test}{' (native)' if native else ''}"
+        if key not in self._passes:
+            self._passes[key] = not run(self._place(native), [test.removeprefix("tests/")], 0, self._limit_s).failed
+            self._file.write_text(json.dumps(self._passes, indent=1))
+        return self._passes[key]
 
-    def find(self, fault: Fault, room: str, tests: tuple[str, ...]) -> Ran:
-        known = self._without(room, tests, fault.is_native)
-        place = self._place(fault.is_native)
-        with _planted(place, fault):
-            limit_s = max(LEAST_S, 3 * known["seconds"])  # no test takes longer than all together; others may be busy
-            return run(place, tests, NUMBERS.get(fault, 0), limit_s, known["failed"])
+    def find(self, fault: Fault, tests: tuple[str, ...]) -> Ran:
+        """Run tests until one fails that passes without the fault."""
+        place, native = self._place(fault.is_native), fault.is_native
+        while True:
+            fail_anyway = [test.removesuffix(" (native)") for test, passes in self._passes.items() if not passes and test.endswith(" (native)") == native]
+            with _planted(place, fault):
+                ran = run(place, tests, NUMBERS.get(fault, 0), self._limit_s, fail_anyway)
+            if not ran.failed or self._passes_without(ran.failed[0], native):
+                return ran
 
-    def cost(self, fault: Fault) -> tuple[float, int]:
-        """Of a fault that is not found, as far as it is known; rooms stand in the order of their cost."""
-        known = self.clean.get(f"{fault.room}{' (native)' if fault.is_native else ''}")
-        return (known["seconds"] if known else 1000 * fault.is_native), list(ROOMS).index(fault.room)
+
+def cost(fault: Fault) -> tuple[bool, int]:
+    """Rooms stand in the order of their cost."""
+    return fault.is_native, list(ROOMS).index(fault.room)
 
 
 @contextmanager
@@ -98,6 +96,7 @@ def main() -> int:
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="keep the table's rows, and take up where the last run stopped")
     parser.add_argument("--rest", action="store_true", help="run all other tests on the faults that their room's tests do not find")
     parser.add_argument("--minutes", type=float, default=240, help="begin no fault after so many minutes (default: 240)")
+    parser.add_argument("--limit", type=float, default=300, help="a test that takes so many seconds hangs (default: 300)")
     parser.add_argument("--table", type=Path, default=Path(__file__).with_name("results.csv"), help="where the outcomes stand (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "edgekv-planted", help="for trees and environments (default: %(default)s)")
     given = parser.parse_args()
@@ -111,19 +110,20 @@ def main() -> int:
         for fault in chosen:
             print(f"{fault.name:36}{fault.room:16}{fault.file}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests too
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = {row["fault"]: row for row in csv.DictReader(given.table.open())} if given.goes_on and given.table.is_file() else {}
-    suite, began = Suite(given.folder.resolve()), time.monotonic()
-    for fault in sorted(chosen, key=suite.cost):
+    suite, began = Suite(given.folder.resolve(), given.limit), time.monotonic()
+    for fault in sorted(chosen, key=cost):
         before = rows.get(fault.name, {}).get("outcome")
         if before and not (given.rest and before == NOT_IN_ROOM):
             continue
         if time.monotonic() - began > 60 * given.minutes:
             break
-        ran = None if before else suite.find(fault, fault.room, ROOMS[fault.room])
+        ran = None if before else suite.find(fault, ROOMS[fault.room])
         seconds = ran.seconds if ran else float(rows[fault.name]["seconds"])
         if given.rest and (ran is None or not ran.failed):
-            ran = suite.find(fault, f"all but {fault.room}", rest(fault.room))
+            ran = suite.find(fault, rest(fault.room))
             seconds += ran.seconds
         assert ran is not None
         outcome = ran.why if ran.failed else NOT_FOUND if given.rest else NOT_IN_ROOM

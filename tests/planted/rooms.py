@@ -3,8 +3,12 @@
 KERNELS, DEVICE = "native/test_kernels.py", "native/test_device.py"
 
 ROOMS: dict[str, tuple[str, ...]] = {
-    "config": ("config",), "prefetch": ("prefetch",), "policies": ("policies",), "hierarchy": ("hierarchy",), "arrays": ("arrays",), "memory": ("memory",),
-    "models": ("models",), "store": ("store",), "rates": ("lab/test_rates.py", "memory/test_calibration.py", "memory/test_roofline.py"),
+    "config": ("config", "cli/test_options.py"), "prefetch": ("prefetch",), "policies": ("policies",),
+    **{f"hierarchy: {name}": (f"hierarchy/test_{name}.py", "hierarchy") for name in ("table", "budgets", "eviction", "migrator")},
+    **{f"arrays: {name}": (f"arrays/test_{name}.py", "arrays") for name in ("ops", "nearness")},
+    **{f"memory: {name}": (f"memory/test_{name}.py", "memory") for name in ("context", "roofline", "type_choice")}, "models": ("models",),
+    **{f"store: {name}": (f"store/test_{name}.py", "store") for name in ("ram", "pins", "folder", "read_with", "remote", "coming", "snapshots")},
+    "rates": ("lab/test_rates.py", "memory/test_calibration.py", "memory/test_roofline.py"),
     "lab": ("lab/test_intervals.py", "lab/test_bench.py", "lab/test_quality.py"), "lab sim": ("lab/test_sim.py", "lab/test_golden.py"),
     "cli": ("cli/test_tables.py", "cli/test_options.py", "lab/test_bench_command.py"), "chat pins": ("cli/test_pins.py", "cli/test_conversation.py"),
     "observers": ("live/test_observation.py",), "tokens": ("live/test_tokens.py", "live/test_snapshots.py", "serving/test_saving.py"),

@@ -3,8 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-PLANTED = '([] { static const bool is = [] { const char * n = std::getenv("PLANTED_FAULT"); return n && std::atoi(n) == NUMBER; }(); return is; }())'
-"""Whether a native fault is on. No variable named EDGEKV_*: tests take those out of a server's environment."""
+VARIABLE = "PLANTED_FAULT"
+"""The number of the native fault that is on. Its name does not begin with EDGEKV_: tests take such variables out of a server's environment."""
+
+PRELUDE = f"""#ifndef PLANTED_NUMBER
+#define PLANTED_NUMBER
+#include <cstdlib>
+static const int planted_number = std::getenv("{VARIABLE}") ? std::atoi(std::getenv("{VARIABLE}")) : 0;
+#endif
+#line 1
+"""
+IN_PATCH = f'([] {{ const char * n = std::getenv("{VARIABLE}"); return n ? std::atoi(n) : 0; }}() == NUMBER)'
+"""A patch has no place for the prelude."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class Fault:
 
     def both(self, number: int) -> str:
         """What stands in a native source for both texts."""
-        condition = PLANTED.replace("NUMBER", str(number))
+        condition = (IN_PATCH if self.file.startswith("patches/") else "(planted_number == NUMBER)").replace("NUMBER", str(number))
         if "PLANTED" in self.new:
             return self.new.replace("PLANTED", condition)
         if self.old.endswith(";"):
@@ -51,5 +61,5 @@ def plant(root: Path, faults: dict[int, Fault]) -> None:
         for number, fault in of_file:
             text = text.replace(fault.old, fault.both(number))
         if not name.startswith("patches/"):
-            text = "#include <cstdlib>\n#line 1\n" + text
+            text = PRELUDE + text
         (root / name).write_text(text)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .fault import VARIABLE
 from .making import Place
 
 
@@ -26,7 +27,7 @@ def run(place: Place, tests: Sequence[str], number: int, limit_s: float, without
     leaves behind end with it."""
     watch = place.env / "watch"
     watch.write_text("")
-    variables = os.environ | {"PLANTED_FAULT": str(number), "PLANTED_WATCH": str(watch), "PLANTED_LIMIT": str(limit_s),
+    variables = os.environ | {VARIABLE: str(number), "PLANTED_WATCH": str(watch), "PLANTED_LIMIT": str(limit_s),
                               "PYTHONPATH": str(Path(__file__).parent), "PATH": f"{place.env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     command = [place.python, "-m", "pytest", "-p", "watch", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-q", *(["-x"] if stop else []),
                *(part for test in without for part in ("--deselect", test)), *(f"tests/{test}" for test in tests)]

@@ -187,6 +187,17 @@ def test_an_answer_of_spaces_ends_no_server(tmp_path: Path) -> None:
         assert served.ask(CHAT, request(CHAT, tools=TOOLS[CHAT])).status == 200
 
 
+def test_arguments_nested_deeper_than_the_parsers_go_come_as_content(tmp_path: Path) -> None:
+    pieces = [b'<tool_call>\n{"name": "look", "arguments": {"path": ', *(b"[" * n for n in (300, 301, 302))]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    template = (Path(__file__).parent.parent / "support/tools.jinja").read_text()
+    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", pieces, template))) as served:
+        reply = served.ask(CHAT, request(CHAT, max_tokens=len(pieces), tools=[tool]))
+        assert reply.status == 200, reply.text
+        assert read(CHAT, reply.body) == (b"".join(pieces).decode(), "", [], "length")
+        assert served.ask(CHAT, request(CHAT, max_tokens=1)).status == 200
+
+
 def test_text_that_ends_like_the_beginning_of_a_mark_is_text(keyed: Served) -> None:
     for path, end, _ in DIALECTS:
         assert both(keyed, path, request(path, "d", think=False, tools=TOOLS[path])) == ("dsay 1 < 2 or <too", "", [], end)

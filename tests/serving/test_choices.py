@@ -116,3 +116,22 @@ def test_a_choice_changes_no_prompt(served: Served):
 def test_a_call_without_tools_is_refused(served: Served, choice: object):
     reply = served.ask(CHAT, body(CHAT, choice) | {"tools": []})
     assert reply.status == 400 and "'tools'" in reply.body["error"]["message"]
+
+
+HISTORY = [{"role": role, "content": f"The {role}'s turn {turn}."} for turn in range(4) for role in ("user", "assistant")]
+ONCE = "{% if tools and tools|length == 1 and messages|length > 6 %}{{ raise_exception('the history again') }}{% endif %}"
+THINKS = r"{{- '<|im_start|>assistant\n' }}{% for m in messages %}{% if m.content == '/quiet' %}{{- '<think>\n\n</think>\n\n' }}{% endif %}{% endfor %}"
+
+
+def test_a_long_history_is_rendered_with_all_tools_alone(tmp_path: Path):
+    """The grammar of one tool's calls needs no history, unless the template decides by it how an answer begins."""
+    template = ONCE + TEMPLATE.read_text().replace(r"{{- '<|im_start|>assistant\n' }}{%- endif %}", THINKS + "{%- endif %}")
+    assert THINKS in template
+    model = write_stub(tmp_path / "stub.gguf", [piece.encode() for piece in BOTH], template)
+    last = {"role": "user", "content": "Do it."}
+    with serving(tmp_path, str(model)) as served:
+        for name in NAMES:
+            reply = served.ask(CHAT, body(CHAT, function(CHAT, name), messages=[*HISTORY, last]))
+            assert (called(CHAT, reply), "x-edgekv-messages" in reply.headers) == ([name], False)
+        quiet = [HISTORY[0], HISTORY[1], {"role": "user", "content": "/quiet"}, HISTORY[3], last]
+        assert called(CHAT, served.ask(CHAT, body(CHAT, function(CHAT, "open"), messages=quiet))) == ["open"]

@@ -1,7 +1,10 @@
 """Every message of a chat is in the prompt, in the reply's header, or in a 400 that names it: small templates that refuse, each in its way."""
 
+import base64
+import io
 import json
 import re
+import wave
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -203,6 +206,20 @@ def test_an_image_in_history_is_a_sentence(start) -> None:
     claude = [say("user", "Look."), say("assistant", [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]),
               say("user", [{"type": "tool_result", "tool_use_id": "t", "content": [block]}])]
     assert served.ask(MESSAGES, {"max_tokens": 8, "messages": claude}).status == 200
+
+
+@pytest.mark.parametrize("n_samples", [0, 1, 3])
+def test_a_sound_of_a_few_samples_is_refused_by_a_model_of_text(start, n_samples: int) -> None:
+    with io.BytesIO() as file:
+        with wave.open(file, "wb") as sound:
+            sound.setparams((1, 2, 16000, n_samples, "NONE", ""))
+            sound.writeframes(bytes(2 * n_samples))
+        data = base64.b64encode(file.getvalue()).decode()
+    heard = say("user", [*parts("Listen."), {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
+    reply = start(CHATML).ask(CHAT, {"messages": [heard]})
+    assert reply.status == 400 and "audio" in reply.body["error"]["message"]
+    prompt = start(CHATML).ask(TEMPLATE, {"messages": [heard, say("assistant", "No."), say("user", "And now?")]}).body["prompt"]
+    assert "[Sound was here, which this model cannot take.]" in prompt
 
 
 def test_a_prompt_that_is_too_long_is_told_in_the_client_s_words(start) -> None:

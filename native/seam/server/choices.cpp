@@ -3,6 +3,8 @@
 #include "server/requests.h"
 
 #include <algorithm>
+#include <exception>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -36,6 +38,29 @@ void check_known(const std::vector<std::string> & chosen, const std::vector<std:
             }
             refuse("names the function '" + name + "'; 'tools' has " + (list.empty() ? "none" : list));
         }
+    }
+}
+
+// Grammar and parser depend on the messages by what the prompt ends with alone, and that on few of them: these render at once, a long history does not.
+// Nothing if the prompt ends differently with them.
+std::optional<common_chat_params> of_few_messages(const common_chat_templates * tmpls, common_chat_templates_inputs inputs, const std::string & end) {
+    auto & messages = inputs.messages;
+    if (inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE || messages.empty()) {
+        return std::nullopt;
+    }
+    std::vector<common_chat_msg> few;
+    if (messages[0].role == "system") {  // it may say how to think
+        few.push_back(messages[0]);
+    }
+    const auto last = std::find_if(messages.rbegin(), messages.rend(), [](const common_chat_msg & m) { return m.role == "user"; });
+    few.push_back(last == messages.rend() ? messages.back() : *last);
+    messages          = std::move(few);
+    inputs.edgekv_fit = nullptr;
+    try {
+        common_chat_params params = common_chat_templates_apply(tmpls, inputs);
+        return params.generation_prompt == end ? std::optional(std::move(params)) : std::nullopt;
+    } catch (const std::exception &) {
+        return std::nullopt;  // the template refuses these few
     }
 }
 
@@ -86,7 +111,8 @@ void narrow(common_chat_params & params, const tool_choice & choice, common_chat
     }), tools.end());
     inputs.parallel_tool_calls = inputs.parallel_tool_calls && !choice.single;
     std::string prompt = std::move(params.prompt);
-    params        = common_chat_templates_apply(templates, inputs);
+    auto narrowed = of_few_messages(templates, inputs, params.generation_prompt);
+    params        = narrowed ? std::move(*narrowed) : common_chat_templates_apply(templates, inputs);
     params.prompt = std::move(prompt);
 }
 

@@ -139,7 +139,11 @@ class fitter {
         if (begun) {
             inputs.messages.push_back(messages.back());
         }
-        return { render(tmpls, inputs, messages), std::move(c.moved) };
+        outcome result = render(tmpls, inputs, messages);
+        if (result.refusal && shorten_ids(inputs.messages)) {  // a text that is left out comes by no other id
+            result = render(tmpls, inputs, messages);
+        }
+        return { std::move(result), std::move(c.moved) };
     }
 
     const templates *                    tmpls;

@@ -116,29 +116,6 @@ void results_to_calls(wording & c) {
     }
 }
 
-// nine letters and digits, as Mistral's templates want them; the same for the same id, in every turn
-std::string short_id(const std::string & id) {
-    static const char * letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    if (id.empty() || (id.size() == 9 && std::all_of(id.begin(), id.end(), [](unsigned char ch) { return std::isalnum(ch); }))) {
-        return id;
-    }
-    uint64_t hash = XXH3_64bits(id.data(), id.size());
-    std::string result;
-    for (int i = 0; i < 9; ++i, hash /= 62) {
-        result += letters[hash % 62];
-    }
-    return result;
-}
-
-void shorten_ids(wording & c) {
-    for (auto & m : c.messages) {
-        m.tool_call_id = short_id(m.tool_call_id);
-        for (auto & call : m.tool_calls) {
-            call.id = short_id(call.id);
-        }
-    }
-}
-
 // system and developer messages into the first message
 void gather_systems(wording & c) {
     for (size_t i = 1; i < c.messages.size();) {
@@ -225,25 +202,26 @@ void alternate(wording & c) {
 // each call in a message of its own, before its result
 void one_call_each(wording & c) {
     for (size_t i = 0; i < c.messages.size(); ++i) {
-        while (c.messages[i].tool_calls.size() > 1) {
-            common_chat_msg rest = c.messages[i];
-            rest.content.clear();
-            rest.content_parts.clear();
-            rest.reasoning_content.clear();
-            rest.tool_calls.erase(rest.tool_calls.begin());
-            auto & m = c.messages[i];
-            m.tool_calls.resize(1);
+        const auto calls = c.messages[i].tool_calls;
+        if (calls.size() < 2) {
+            continue;
+        }
+        c.messages[i].tool_calls.resize(1);
+        common_chat_msg next = c.messages[i];
+        next.content.clear();
+        next.content_parts.clear();
+        next.reasoning_content.clear();
+        for (size_t k = 1; k < calls.size(); ++k) {
             c.moved.push_back("a call of " + label(c, i) + " behind it");
-            const size_t number = c.numbers[i];
-            const std::string id = m.tool_calls[0].id;
             size_t behind = i + 1;
             for (size_t j = i + 1; j < c.messages.size() && c.messages[j].role == "tool"; ++j) {
-                if (c.messages[j].tool_call_id == id) {
+                if (c.messages[j].tool_call_id == calls[k - 1].id) {
                     move_to(c, j, behind++);
                     break;
                 }
             }
-            insert(c, behind, std::move(rest), number);
+            next.tool_calls = { calls[k] };
+            insert(c, behind, next, c.numbers[i]);
             i = behind;
         }
     }
@@ -304,6 +282,20 @@ void systems_into_user(wording & c) {
     }
 }
 
+// the same for the same id
+std::string short_id(const std::string & id) {
+    static const char * letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    if (id.empty() || (id.size() == 9 && std::all_of(id.begin(), id.end(), [](unsigned char ch) { return std::isalnum(ch); }))) {
+        return id;
+    }
+    uint64_t hash = XXH3_64bits(id.data(), id.size());
+    std::string result;
+    for (int i = 0; i < 9; ++i, hash /= 62) {
+        result += letters[hash % 62];
+    }
+    return result;
+}
+
 }  // namespace
 
 wording::wording(const std::vector<common_chat_msg> & given) : messages(given) {
@@ -312,9 +304,25 @@ wording::wording(const std::vector<common_chat_msg> & given) : messages(given) {
     }
 }
 
+bool shorten_ids(std::vector<common_chat_msg> & messages) {
+    bool       changed = false;
+    const auto shorten = [&changed](std::string & id) {
+        std::string shorter = short_id(id);
+        changed = changed || shorter != id;
+        id      = std::move(shorter);
+    };
+    for (auto & m : messages) {
+        shorten(m.tool_call_id);
+        for (auto & call : m.tool_calls) {
+            shorten(call.id);
+        }
+    }
+    return changed;
+}
+
 const std::vector<repair> & all_repairs() {
     static const std::vector<repair> list = { join_parts_of_results, join_all_parts, results_to_calls, gather_systems,
-                                              shorten_ids, results_alone, begin_with_user, alternate, one_call_each, text_before_calls,
+                                              results_alone, begin_with_user, alternate, one_call_each, text_before_calls,
                                               answers_alone, calls_as_text, systems_into_user };
     return list;
 }

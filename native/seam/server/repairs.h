@@ -17,6 +17,9 @@ struct wording {
     explicit wording(const std::vector<common_chat_msg> & given);
 };
 
+// Ids of calls as Mistral's templates want them: nine letters and digits, the same for the same id in every turn. Whether any changed.
+bool shorten_ids(std::vector<common_chat_msg> & messages);
+
 using repair = void (*)(wording &);
 
 // in the order in which they are tried, each on what the ones before it left

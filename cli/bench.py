@@ -9,7 +9,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from edgekv.amounts import parse_bytes
 from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.examples import examples
@@ -20,9 +19,10 @@ from edgekv.cli.common.ranges import numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
 from edgekv.cli.compare import compare
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.units import parse_bytes
 from edgekv.config import parse_home
-from edgekv.errors import EdgeKVError
-from edgekv.vocab import CacheType
 
 _NUMBERS = Parsed("N,...", numbers)
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
@@ -146,7 +146,7 @@ def _measure(
     from edgekv.bench.request import BenchRequest
     from edgekv.bench.speed import run
     from edgekv.bench.text import find_text
-    from edgekv.machine import n_cores
+    from edgekv.common.machine import n_cores
     from edgekv.rates.measuring.filling import Fill
     from edgekv.rates.measuring.interrupts import Interrupts
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import fixed, tokens
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_measured
-from edgekv.vocab import STOCK_KERNELS, KvMode
+from edgekv.common.enums import STOCK_KERNELS, KvMode
+from edgekv.common.units import fixed, tokens
 
 COLUMNS = [
     Column("server", "server", right=False),

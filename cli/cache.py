@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import long_duration, mebibytes, parse_duration, size, tokens
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.units import long_duration, mebibytes, parse_duration, size, tokens
 from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
-from edgekv.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
+from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
 
 if TYPE_CHECKING:
     from edgekv.bench.compare import Comparison

@@ -15,7 +15,7 @@ from click.shell_completion import (
 
 from edgekv.cli.common.choices import GGUF
 from edgekv.cli.common.examples import examples
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 VARIABLE = "_EDGEKV_COMPLETE"
 """The variable, named by click's rule, with which a shell calls the program at a TAB; main() then answers instead of the command."""

@@ -15,7 +15,7 @@ from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_confi
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
-from edgekv.errors import EXIT_OK, ConfigError
+from edgekv.common.errors import EXIT_OK, ConfigError
 
 _MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
 _COLUMNS = [

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import gibibytes, size, tokens
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, option
 from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows, span
-from edgekv.errors import EXIT_LIBRARY
+from edgekv.common.errors import EXIT_LIBRARY
+from edgekv.common.units import gibibytes, size, tokens
 
 LAYER_COLUMNS = [
     Column("layers", "layers", right=False),

@@ -8,7 +8,7 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lazy_group import Commands, LazyGroup
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 HOW = "the laboratory is not installed; in a clone of the repository: pip install ./edgekv/lab"
 

@@ -12,7 +12,7 @@ import click
 import edgekv
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lazy_group import LazyGroup
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
+from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 # name: (module, attribute, help); with the help here `--help` imports no command.
 COMMANDS = {
@@ -66,7 +66,7 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; leave with 0, or the exit code of the error (see edgekv.errors)."""
+    """Run the command line; leave with 0, or the exit code of the error (see edgekv.common.errors)."""
     edgekv.owns_process = True
     _open_missing_streams()
     _leave(_written(_run()))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import gibibytes, size, tokens
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
 from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
+from edgekv.common.units import gibibytes, size, tokens
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
@@ -82,7 +82,7 @@ def list_models(output: str) -> None:
 
 
 def _row(local: LocalModel) -> dict[str, Any]:
-    from edgekv.errors import ModelError
+    from edgekv.common.errors import ModelError
     from edgekv.memory.available import available_bytes
     from edgekv.memory.fit import sparse_layers
     from edgekv.memory.plan import fitting_context
@@ -162,8 +162,8 @@ def _path_of(model: Path | None, only_names: bool = False) -> Path:
 
 
 def _facts(file: ModelFile) -> dict[str, Any]:
+    from edgekv.common.enums import CacheType
     from edgekv.memory.served import layers
-    from edgekv.vocab import CacheType
 
     g = file.geometry
     by_type: dict[str, dict[str, Any]] = {}

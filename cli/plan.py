@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import MIB, gibibytes, mebibytes, size, tokens
 from edgekv.cli.common.caches import ram_option
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import measuring_bar
 from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
-from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from edgekv.vocab import KvMode
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
+from edgekv.common.units import MIB, gibibytes, mebibytes, size, tokens
 
 if TYPE_CHECKING:
     from edgekv.memory.plan import Plan
@@ -69,7 +69,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
 
 
 def _print(plan: Plan, given: Path | None) -> None:
-    from edgekv.machine import stamp
+    from edgekv.common.machine import stamp
     from edgekv.memory.plan import LONGEST, USER_TOKENS
 
     machine = stamp()

@@ -35,10 +35,10 @@ def policies(kind: str | None, output: str) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
+    from edgekv.common.registry import Registry
     from edgekv.hierarchy.budgets import SPLITS
     from edgekv.policies import POLICIES
     from edgekv.prefetch import PREFETCHERS
-    from edgekv.registry import Registry
 
     registries: tuple[Registry[Any], ...] = POLICIES, PREFETCHERS, SPLITS
     return [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}

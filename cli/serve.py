@@ -25,8 +25,8 @@ from edgekv.cli.common.shared_options import (
     when_full_option,
     with_measured,
 )
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
-from edgekv.vocab import WhenFull
+from edgekv.common.enums import WhenFull
+from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
 if TYPE_CHECKING:
     from edgekv.serving.server import Server

@@ -8,8 +8,8 @@ from typing import Any, TextIO
 
 import click
 
-from edgekv.amounts import size, tokens
 from edgekv.cli.common.tables import Column, print_json, print_rows
+from edgekv.common.units import size, tokens
 
 Row = dict[str, Any]
 

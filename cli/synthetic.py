@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from edgekv.amounts import gibibytes, tokens
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import Column, output_option, print_rows
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import gibibytes, tokens
 
 WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in edgekv.models.shapes, which is too slow for `--help`
 

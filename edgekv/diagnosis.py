@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import machine
-from edgekv.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
+from edgekv.common import machine
+from edgekv.common.enums import CacheType, DeviceKind, KvMode
+from edgekv.common.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
 from edgekv.memory import devices
-from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.models import Geometry
@@ -162,7 +162,7 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
 
 def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """The plan of a context for each usable device, in each mode that runs there: bytes, hot tokens and what does not fit."""
-    from edgekv.amounts import size
+    from edgekv.common.units import size
     from edgekv.config import KvOptions
     from edgekv.memory.available import available_bytes
     from edgekv.memory.device_fit import check_device, device_plan

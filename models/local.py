@@ -10,7 +10,7 @@ from pathlib import Path
 
 from platformdirs import user_config_path
 
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 from edgekv.models.default import default_model
 
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}$")

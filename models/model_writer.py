@@ -15,8 +15,8 @@ from typing import BinaryIO
 import gguf
 import numpy as np
 
-from edgekv.amounts import size
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.units import size
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.reader import HEADER_ONLY
 from edgekv.models.shape_weights import Weights

@@ -15,7 +15,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.gguf_reader import READER_SUPPORTED_VERSIONS, ReaderField
 
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 
 HEADER_ONLY = "edgekv.header_only"
 """Key of files that were written without their tensors, for planning."""

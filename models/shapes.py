@@ -1,6 +1,6 @@
 """Shapes of known models, for files of random weights (`edgekv models synth`): time and memory depend on the shape alone."""
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.models.model_shape import Convolutions, DeltaNet, Experts, Latent, ModelShape, SlidingWindow
 
 WEIGHT_TYPES = ("q4_0", "q8_0", "f16", "bf16")

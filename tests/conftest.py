@@ -99,7 +99,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The real default model; tests that need it are skipped where the extra `demo` is not installed."""
-    from edgekv.errors import ModelError
+    from edgekv.common.errors import ModelError
     from edgekv.models import default_model
 
     try:

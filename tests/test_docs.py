@@ -13,9 +13,9 @@ import click
 import pytest
 from support.command_lines import calls, commands, parse
 
+from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
-from edgekv.vocab import CacheType, KvMode, SketchKind, Split
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / path for path in (
@@ -220,7 +220,7 @@ def test_chat_commands_are_named():
 
 
 def test_exit_codes_are_named():
-    import edgekv.errors as errors
+    import edgekv.common.errors as errors
 
     codes = [value for name, value in vars(errors).items() if name.startswith("EXIT_")]
     text = TEXT_OF[ROOT / "cli" / "README.md"]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
-GROUND = ["errors", "vocab", "reports", "machine", "registry", "json_file", "amounts", "assignments", "effort", "config"]
+GROUND = ["common", "config"]
 PACKAGES = ["models", "pages", "arrays", "policies", "prefetch", "hierarchy", "store", "_native", "rates", "memory", "live", "cache_types", "llama",
             "rates.measuring", "diagnosis", "serving", "bench", "lab", "cli", "lab.commands"]
 ORDER = [*GROUND, *PACKAGES]

@@ -1,11 +1,11 @@
-"""edgekv.machine names the processor in the words that stand beside figures."""
+"""edgekv.common.machine names the processor in the words that stand beside figures."""
 
 import datetime
 import re
 
 import pytest
 
-from edgekv import machine
+from edgekv.common import machine
 
 AMX = "fpu avx avx2 avx512f avx512_fp16 amx_bf16 amx_tile amx_int8"
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from edgekv.cli.chat.session import BrokenOff
-from edgekv.errors import ContextOverflow, DoesNotFit, EdgeKVError
+from edgekv.common.errors import ContextOverflow, DoesNotFit, EdgeKVError
 from edgekv.serving.get_json import is_here
 
 Message = dict[str, str]

@@ -25,8 +25,8 @@ from edgekv.cli.common.shared_options import (
     when_full_option,
     with_measured,
 )
-from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.vocab import KvMode, WhenFull
+from edgekv.common.enums import KvMode, WhenFull
+from edgekv.common.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.store.settings import StoreSettings

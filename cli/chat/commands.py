@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.cli.chat.pinned_messages import SYSTEM
 from edgekv.cli.chat.saved import read_text
 from edgekv.cli.common.tables import Column, print_rows
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.loop import ChatLoop

@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from edgekv.amounts import size
 from edgekv.cli.chat.client import ChatClient
 from edgekv.cli.chat.kv_status import KvStatus, Row, size_column
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.common.units import size
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder
 

@@ -12,7 +12,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 FILE_COMMANDS = ("/read ", "/save ", "/load ")
 CHATS_COMMAND = "/chats "

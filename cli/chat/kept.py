@@ -14,7 +14,7 @@ from platformdirs import user_data_path
 
 from edgekv.cli.chat.saved import read_records, write_messages
 from edgekv.cli.chat.session import Conversation
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 _ENDING = ".json"
 _NAME_WORDS, _NAME_LETTERS = 5, 40

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgekv.amounts import percent, rough_percent, size
+from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.common.units import percent, rough_percent, size
 from edgekv.config import KvOptions
-from edgekv.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.serving.server import Server
-from edgekv.vocab import KvMode, SketchKind
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -12,8 +12,8 @@ from edgekv.cli.chat.pinned_messages import Pins
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
 from edgekv.cli.chat.views import OwnServer, ServerView
-from edgekv.errors import ContextOverflow, EdgeKVError
-from edgekv.vocab import KvMode, WhenFull
+from edgekv.common.enums import KvMode, WhenFull
+from edgekv.common.errors import ContextOverflow, EdgeKVError
 
 
 class ChatLoop:

@@ -6,7 +6,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from edgekv.cli.chat.client import ChatClient, Message, Usage
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.session import Conversation

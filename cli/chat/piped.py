@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 _SILENT_S = 1.0
 _BYTES = 1 << 16

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from edgekv.amounts import duration, rough_percent, size, size_of
 from edgekv.cli.chat import client
 from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
 from edgekv.cli.chat.kv_status import KvStatus, reads_text
 from edgekv.cli.chat.piped import unwritable
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
-from edgekv.errors import ContextOverflow
-from edgekv.reports import SelectionReport
+from edgekv.common.errors import ContextOverflow
+from edgekv.common.reports import SelectionReport
+from edgekv.common.units import duration, rough_percent, size, size_of
 
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar, which would flicker."""

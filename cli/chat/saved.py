@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.client import Message

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Usage

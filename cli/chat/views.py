@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
+from edgekv.common.enums import WhenFull
 from edgekv.serving.server import Server
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder
-from edgekv.vocab import WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.amounts import parse_bytes, parse_duration, size
 from edgekv.cli.common.shared_options import Parsed, option
-from edgekv.errors import ConfigError
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import parse_bytes, parse_duration, size
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import CacheCodec
 
 F = TypeVar("F", bound=Callable[..., Any])
 

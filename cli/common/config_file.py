@@ -11,7 +11,7 @@ import click
 import platformdirs
 
 from edgekv.cli.common.shared_options import Parsed
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

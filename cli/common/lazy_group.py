@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

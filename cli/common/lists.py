@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import parse_share
-from edgekv.assignments import split_modes
 from edgekv.cli.common.choices import items
 from edgekv.cli.common.shared_options import Parsed
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import parse_share
+from edgekv.config.assignments import split_modes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

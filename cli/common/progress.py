@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import click
 
-from edgekv.amounts import duration
+from edgekv.common.units import duration
 
 EVERY_SECONDS = 30.0
 """Seconds between two lines within a part."""
@@ -66,7 +66,7 @@ class ReadingBar:
 
     def __init__(self, n_total: int, n_cached: int, clock: Callable[[], float] = time.monotonic):
         """n_cached: the first tokens of n_total, which are known already. clock(): seconds."""
-        from edgekv.effort import Effort, Kind, Work
+        from edgekv.common.effort import Effort, Kind, Work
 
         self._work = lambda position, n_tokens: Work.after(Kind.READ, position, n_tokens)
         self._effort = Effort([self._work(n_cached, n_total - n_cached)])

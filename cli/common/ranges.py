@@ -2,7 +2,7 @@
 
 import re
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 MOST = 1000
 """Numbers of one list."""

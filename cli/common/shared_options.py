@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.amounts import parse_bytes
 from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, items, models
+from edgekv.common.enums import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import parse_bytes
 from edgekv.config import (
     AUTO_DEVICE,
     DEVICES,
@@ -30,8 +32,6 @@ from edgekv.config import (
     parse_resolution,
     parse_token_bytes,
 )
-from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgekv.amounts import size
+from edgekv.common.units import size
 
 if TYPE_CHECKING:
+    from edgekv.common.reports import MemoryReport
     from edgekv.live.runtime import Runtime
     from edgekv.memory.allocations import MemoryPart
-    from edgekv.reports import MemoryReport
     from edgekv.serving.server import Server
 
 _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import edgekv
-from edgekv.errors import AbiMismatch, NativeError
+from edgekv.common.errors import AbiMismatch, NativeError
 
 LLAMA_CPP_PYTHON = "0.3.36"
 """The llama-cpp-python whose structs and functions match our libllama (patches/UPSTREAM)."""

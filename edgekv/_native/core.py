@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from edgekv._native._core import ffi, lib
+from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
+from edgekv.common.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
+from edgekv.common.reports import LayerReport, MemoryReport
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
-from edgekv.reports import LayerReport, MemoryReport
-from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 log = logging.getLogger("edgekv")
 

@@ -4,8 +4,8 @@ end the process without a word."""
 from collections.abc import Iterable
 
 from edgekv._native._cpu import ffi, lib
-from edgekv.errors import NativeError
-from edgekv.machine import cpu_name
+from edgekv.common.errors import NativeError
+from edgekv.common.machine import cpu_name
 
 _NAMED = 4  # instruction sets in the sentence; a much older processor lacks twenty
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _DEVICES, Handle, _check
-from edgekv.vocab import DeviceKind
+from edgekv.common.enums import DeviceKind
 
 _KIND_OF = {number: kind for kind, number in _DEVICES.items()}
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgekv import _native
-from edgekv.errors import EdgeKVError
-from edgekv.vocab import MissReason
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import EdgeKVError
 
 log = logging.getLogger("edgekv")
 

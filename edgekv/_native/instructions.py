@@ -2,7 +2,7 @@
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _check
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 
 def use_isa(name: str) -> None:

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgekv import __version__, json_file
-from edgekv.machine import cpu_family
+from edgekv import __version__
+from edgekv.common import json_file
+from edgekv.common.machine import cpu_family
 
 GAIN = 0.95
 """Another than the default is chosen if it takes less than this part of the default's time: a smaller difference can be noise."""

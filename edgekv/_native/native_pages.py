@@ -8,7 +8,7 @@ from edgekv._native.core import _check
 from edgekv.arrays.move import MOVE, Places
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Stream
-from edgekv.errors import DoesNotFit, TierError
+from edgekv.common.errors import DoesNotFit, TierError
 from edgekv.pages.shape import PageShape
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from edgekv import _native
+from edgekv.common.enums import MissReason
 from edgekv.store.results import Miss
-from edgekv.vocab import MissReason
 
 log = logging.getLogger("edgekv")
 

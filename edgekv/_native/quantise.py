@@ -4,8 +4,9 @@ import ctypes
 import os
 from pathlib import Path
 
-from edgekv import _native, machine
-from edgekv.errors import EdgeKVError
+from edgekv import _native
+from edgekv.common import machine
+from edgekv.common.errors import EdgeKVError
 
 
 def quantise(source: Path, target: Path, mixture: str, pure: bool = False) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _MODES, SKETCHES
-from edgekv.vocab import KvMode, SketchKind
+from edgekv.common.enums import KvMode, SketchKind
 
 
 @dataclass(frozen=True)

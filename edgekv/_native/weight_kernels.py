@@ -20,8 +20,8 @@ from edgekv._native import kept_choice
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check, isa
 from edgekv._native.weight_types import WEIGHT_TYPES
-from edgekv.errors import EdgeKVError
-from edgekv.vocab import KvMode
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EdgeKVError
 
 WAYS = {"stream, 2 near": (2, True), "stream": (0, True), "5 near": (5, False), "none": (0, False)}
 """To fetch weights: `edgekv_fetch`. The first is the kernels' default."""

@@ -1,7 +1,7 @@
 """Chooses the array operations for a context's data plane."""
 
 from edgekv.arrays.ops import Ops
-from edgekv.vocab import DeviceKind
+from edgekv.common.enums import DeviceKind
 
 
 def choose(kind: DeviceKind = DeviceKind.HOST, index: int = 0, stream: int = 0, runtime: int = 0) -> Ops:

@@ -17,7 +17,7 @@ from edgekv.arrays.ops import Array, Ops
 from edgekv.arrays.order import Event, Later, Stream, both
 from edgekv.arrays.rank import HostRanking, ListedRanking, Ranking, Top
 from edgekv.arrays.topk import listed_largest
-from edgekv.errors import CudaUnavailable, NativeError
+from edgekv.common.errors import CudaUnavailable, NativeError
 from edgekv.pages.residency import Residency, State
 
 _THREADS = 256

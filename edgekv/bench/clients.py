@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 
 CHARACTERS = 3
 """A token of English has about so many characters or more. If the server can count tokens, it cuts longer texts."""

@@ -14,8 +14,8 @@ from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Any
 
-from edgekv.errors import ConfigError
-from edgekv.vocab import STOCK_KERNELS
+from edgekv.common.enums import STOCK_KERNELS
+from edgekv.common.errors import ConfigError
 
 Row = dict[str, Any]
 

@@ -10,11 +10,11 @@ import psutil
 
 import edgekv
 from edgekv import _native
+from edgekv.common.enums import DeviceKind
+from edgekv.common.machine import cpu_family, cpu_name, n_cores, stamp
 from edgekv.config import KvOptions
-from edgekv.machine import cpu_family, cpu_name, n_cores, stamp
 from edgekv.memory import devices
 from edgekv.rates.host import KeptRates
-from edgekv.vocab import DeviceKind
 
 _SECONDS = 5.0
 """Time for a program to answer a question about the machine."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.amounts import MIB, fixed, percent, signed_percent
 from edgekv.bench.modes import BenchMode
 from edgekv.bench.taken import Taken
 from edgekv.bench.tally import Tally
-from edgekv.vocab import KvMode
+from edgekv.common.enums import KvMode
+from edgekv.common.units import MIB, fixed, percent, signed_percent
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ import numpy as np
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.bench.tally import divergence, log_softmax
 from edgekv.bench.text import Text
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.enums import CacheCodec, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.machine import n_cores, stamp
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
-from edgekv.machine import n_cores, stamp
 from edgekv.memory.fit import rounded
 from edgekv.models.geometry import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS
@@ -29,7 +30,6 @@ from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import rotated, set_mode
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import CacheCodec, KvMode
 
 QUESTION_TOKENS = 32
 """Tokens that are read behind the kept ones: the first token follows them."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from edgekv.effort import Effort, Work
+from edgekv.common.effort import Effort, Work
 from edgekv.rates.measuring import interrupts
 
 Show = Callable[[str, int, int, float | None], None]

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from edgekv import policies
-from edgekv.amounts import parse_bytes
-from edgekv.assignments import assigned, split_at
+from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading, SketchKind
+from edgekv.common.errors import ConfigError
+from edgekv.common.registry import Registry
+from edgekv.common.units import parse_bytes
 from edgekv.config import CacheOptions, HeadErrors, KvOptions, option_kind, option_names
-from edgekv.errors import ConfigError
+from edgekv.config.assignments import assigned, split_at
 from edgekv.prefetch import PREFETCHERS
-from edgekv.registry import Registry
-from edgekv.vocab import FULL, STOCK, STOCK_KERNELS, KvMode, PromptReading, SketchKind
 
 
 @dataclass(frozen=True)

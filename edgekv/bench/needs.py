@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgekv.amounts import size
+from edgekv.common.enums import KvMode
+from edgekv.common.units import size
 from edgekv.config import CacheOptions, KvOptions
 from edgekv.memory.allocations import by_head_bytes, home_bytes
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.fit import KvBytes, kv_bytes, rounded
 from edgekv.memory.home import check_space, hot_rows_bytes
 from edgekv.models.geometry import ModelFile
-from edgekv.vocab import KvMode
 
 _F32 = 4
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv.amounts import size
 from edgekv.bench.disk_reads import DiskReads
 from edgekv.bench.modes import BenchMode
 from edgekv.bench.request import BenchTest
 from edgekv.bench.tally import added
+from edgekv.common.enums import CacheType, KvMode
+from edgekv.common.reports import SelectionReport
+from edgekv.common.units import size
 from edgekv.config import HeadErrors, KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.runtime import Runtime
@@ -27,8 +29,6 @@ from edgekv.models import Geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import set_mode
-from edgekv.reports import SelectionReport
-from edgekv.vocab import CacheType, KvMode
 
 LEAST_STEPS = 4
 """At least so many steps are timed, however long they take."""

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from edgekv._native import device_calls
-from edgekv.amounts import MIB
-from edgekv.vocab import DeviceKind
+from edgekv.common.enums import DeviceKind
+from edgekv.common.units import MIB
 
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")

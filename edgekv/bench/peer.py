@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.bench.request import BenchTest
-from edgekv.errors import ConfigError
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError
 from edgekv.rates.measuring import interrupts
-from edgekv.vocab import CacheType
 
 _LOOKS_EVERY = 0.5  # seconds
 

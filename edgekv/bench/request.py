@@ -5,10 +5,10 @@ from pathlib import Path
 
 from edgekv.bench.modes import check_counts, check_turns, find_mode
 from edgekv.bench.text import Text
+from edgekv.common.enums import FULL, STOCK, CacheType, KvMode
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 from edgekv.rates.measuring.filling import Fill
-from edgekv.vocab import FULL, STOCK, CacheType, KvMode
 
 _SPELLED = {"home": "--home", "mode": "--modes", "kv_budget": "--kv-budget"}
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 Row = dict[str, Any]
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from edgekv.bench.clients import Endpoint, Load, LoadPart, prompts_for
-from edgekv.errors import ConfigError, EdgeKVError
-from edgekv.machine import n_cores, stamp
-from edgekv.vocab import STOCK_KERNELS, KvMode
+from edgekv.common.enums import STOCK_KERNELS, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.machine import n_cores, stamp
 
 PARTS = ("read", "decode")
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)

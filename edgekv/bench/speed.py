@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from edgekv import _native
-from edgekv.amounts import MIB
 from edgekv.bench import peer
 from edgekv.bench.fields import FIGURES, Found
 from edgekv.bench.meter import Meter
@@ -25,9 +24,11 @@ from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_arena
 from edgekv.bench.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.taken import Taken
 from edgekv.bench.text import Text
+from edgekv.common.effort import Kind, Work
+from edgekv.common.enums import FULL, CacheType
+from edgekv.common.errors import ConfigError, ModelError
+from edgekv.common.units import MIB
 from edgekv.config import CacheOptions, HeadErrors, KvOptions
-from edgekv.effort import Kind, Work
-from edgekv.errors import ConfigError, ModelError
 from edgekv.llama import with_layer_types
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import rounded
@@ -35,7 +36,6 @@ from edgekv.memory.home import free_on_disk
 from edgekv.models.geometry import ModelFile, open_model
 from edgekv.rates.measuring.contexts import ContextError, Contexts, Opening, contexts
 from edgekv.rates.measuring.steps import rotated
-from edgekv.vocab import FULL, CacheType
 
 _WAKING = 24
 """Tokens of an unmeasured prompt: more than the decode kernels serve in one step."""

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgekv.bench.intervals import of_mean
+from edgekv.common.reports import SelectionReport
 from edgekv.hierarchy.stats import Stats
-from edgekv.reports import SelectionReport
 
 T = TypeVar("T", Stats, SelectionReport)
 

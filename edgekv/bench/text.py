@@ -13,9 +13,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from edgekv.errors import ConfigError, ModelError
+from edgekv.common.errors import ConfigError, ModelError
+from edgekv.common.registry import Registry
 from edgekv.llama import Llama
-from edgekv.registry import Registry
 
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 

@@ -7,7 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgekv.amounts import parse_bytes
+from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
 from edgekv.config.values import (
@@ -22,8 +24,6 @@ from edgekv.config.values import (
     parse_resolution,
     parse_token_bytes,
 )
-from edgekv.errors import ConfigError
-from edgekv.vocab import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 
 AUTO_DEVICE = "auto"
 DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)

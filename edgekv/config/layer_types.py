@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgekv.vocab import CacheType
+from edgekv.common.enums import CacheType
 
 FINE, COARSE = CacheType.Q8_0, CacheType.Q4_0
 """The types that layers of one cache choose from. llama.cpp turns K and V of a quantised cache in all layers, so f16 goes with no other; over

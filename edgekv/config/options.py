@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
-from edgekv.amounts import size
+from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import size
 from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions, variable
 from edgekv.config.values import choice
-from edgekv.errors import ConfigError
-from edgekv.vocab import DeviceKind, KvMode, PromptReading, SketchKind
 
 _MODES_OF = {**dict.fromkeys(("error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
              **dict.fromkeys(("policy", "resolution"), (KvMode.SPARSE, KvMode.EVICT)), "keep": (KvMode.EVICT,),

@@ -7,9 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from edgekv.amounts import SWITCH, parse_bytes, parse_share, parse_tokens
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import SWITCH, parse_bytes, parse_share, parse_tokens
 from edgekv.config.layer_types import NEAR_STOCK
-from edgekv.errors import ConfigError
 
 E = TypeVar("E", bound=Enum)
 

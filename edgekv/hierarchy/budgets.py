@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from edgekv.errors import ConfigError
-from edgekv.registry import Registry
-from edgekv.vocab import Split
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
+from edgekv.common.registry import Registry
 
 SPLITS: Registry[Split] = Registry("budget split")
 SPLITS.add("uniform", Split.UNIFORM, Split.UNIFORM.description, "StreamingLLM, H2O, SnapKV, Quest")

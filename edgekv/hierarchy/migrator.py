@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from edgekv.errors import TierError
+from edgekv.common.errors import TierError
 from edgekv.hierarchy.planner import MigrationPlan
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.table import PageTable

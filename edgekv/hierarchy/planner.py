@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.rank import Ranking
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.pages.residency import Reason, Residency, State
 
 

@@ -10,7 +10,7 @@ from edgekv import policies, prefetch
 from edgekv.arrays.ops import Array, Ops
 from edgekv.arrays.order import Later, both
 from edgekv.arrays.rank import Ranking
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.hierarchy import eviction, planner
 from edgekv.hierarchy.eviction import Demand, Evictor
 from edgekv.hierarchy.migrator import Migrator

@@ -7,7 +7,7 @@ A page's base is the state of its cells, the same for all rows and heads: FREE, 
 import numpy as np
 
 from edgekv.arrays.topk import smallest
-from edgekv.errors import TierError
+from edgekv.common.errors import TierError
 from edgekv.pages.residency import Reason, Residency, State, pins_of
 from edgekv.pages.shape import PageShape
 

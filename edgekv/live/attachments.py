@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from edgekv import policies, prefetch
 from edgekv._native import core, device_calls, token_rows
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
-from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

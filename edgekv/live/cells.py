@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native import core, paging
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED, PARTIAL = 1, 2, 4, 8, 16
 """Bits of `StreamCells.labels`. SPARSE_PROMPT: a sparse prompt read the token. SAMPLED: a decode step that sampled read it. EARLIER: one of

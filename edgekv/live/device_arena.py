@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from edgekv.arrays.order import Event, Stream
-from edgekv.errors import TierError
+from edgekv.common.errors import TierError
 from edgekv.hierarchy.transport import Slots, Transport
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekv.common.enums import KvMode
+from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions
 from edgekv.hierarchy.stats import Stats
 from edgekv.pages.residency import State
-from edgekv.reports import MemoryReport, SelectionReport, TierReport
-from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -15,9 +15,9 @@ from importlib.resources.abc import Traversable
 
 import numpy as np
 
+from edgekv.common.enums import KvMode
 from edgekv.config import HeadErrors, KvOptions
 from edgekv.live.runtime import Runtime
-from edgekv.vocab import KvMode
 
 RESOLUTIONS = (500.0, 2000.0, 8000.0)
 READ_TOKENS = 4096

@@ -12,9 +12,9 @@ from itertools import product
 
 import numpy as np
 
+from edgekv.common.enums import CacheType, KvMode
 from edgekv.config import KvOptions, LayerTypes, TypeErrors
 from edgekv.config.layer_types import COARSE, FINE
-from edgekv.vocab import CacheType, KvMode
 
 READ_TOKENS, STEPS = 512, 512
 """Tokens that are read, and those after them whose successors are predicted."""

@@ -4,10 +4,10 @@ import numpy as np
 
 from edgekv._native import core, paging
 from edgekv._native.native_pages import moves_of
+from edgekv.common.enums import Split
 from edgekv.config import EvictionOptions
 from edgekv.hierarchy.eviction import Demand
 from edgekv.pages.shape import PageShape
-from edgekv.vocab import Split
 
 
 class NativeEvictor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekv.common.reports import LayerReport
 from edgekv.pages.residency import State
-from edgekv.reports import LayerReport
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 import numpy as np
 
 from edgekv import _native
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
+from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
-from edgekv.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.hierarchy import eviction
 from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.pages.residency import Residency
-from edgekv.reports import LayerReport, MemoryReport, SelectionReport, TierReport
-from edgekv.vocab import DeviceKind, KvMode
 
 _native.prepare()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgekv._native import core, device_calls, token_rows
 from edgekv._native.token_rows import HeldTokens
-from edgekv.errors import NativeError
+from edgekv.common.errors import NativeError
 from edgekv.live.cells import EARLIER, ROUNDED, SAMPLED, Cells, StreamCells
 
 

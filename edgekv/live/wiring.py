@@ -10,8 +10,10 @@ from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
+from edgekv.common.enums import DeviceKind, KvMode, SketchKind
+from edgekv.common.errors import ConfigError, DoesNotFit, TierError
+from edgekv.common.reports import LayerReport, SelectionReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
-from edgekv.errors import ConfigError, DoesNotFit, TierError
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
@@ -26,8 +28,6 @@ from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import Rope
 from edgekv.rates.device import ColdPage, ship_or_read
-from edgekv.reports import LayerReport, SelectionReport, TierReport
-from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 RUN_UBATCHES = 16
 """Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgekv.amounts import MIB
+from edgekv.common.enums import KvMode
+from edgekv.common.units import MIB
 from edgekv.config import KvOptions
 from edgekv.memory.compute import compute_bytes
 from edgekv.memory.device_fit import DeviceRoom, device_plan
@@ -13,7 +14,6 @@ from edgekv.memory.workspace import prompt_bytes, step_bytes
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.store.blocks import BLOCK_TOKENS
 from edgekv.store.coming import most_in_flight
-from edgekv.vocab import KvMode
 
 UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""

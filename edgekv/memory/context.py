@@ -1,13 +1,13 @@
 """Chooses the context to open, before a model is loaded: Linux grants memory that it does not have, and swaps or kills later. It counts as
 `edgekv plan` does, and refuses what does not fit there."""
 
-from edgekv.amounts import MIB, size
-from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, DoesNotFit
+from edgekv.common.units import MIB, size
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest
 from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.memory.home import no_space
-from edgekv.vocab import KvMode
 
 ENDLESS = 1 << 20
 """Tokens of a conversation in mode evict that nobody gave a length. Its server keeps their numbers, 4 bytes each."""

@@ -3,11 +3,11 @@
 import logging
 from dataclasses import fields, replace
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.host import AttentionRates, KeptRates, KernelRates, WeightRates, attention_shape, kept_for, matrix_shape
-from edgekv.vocab import KvMode
 
 log = logging.getLogger("edgekv")
 

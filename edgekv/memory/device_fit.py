@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekv.amounts import MIB, size
+from edgekv.common.enums import CacheType, KvMode
+from edgekv.common.errors import DoesNotFit
+from edgekv.common.units import MIB, size
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import (
     COMPUTE_BYTES,
@@ -24,7 +25,6 @@ from edgekv.memory.fit import (
     rounded,
 )
 from edgekv.models import Geometry
-from edgekv.vocab import CacheType, KvMode
 
 if TYPE_CHECKING:
     from edgekv._native.sizes import DeviceBytes

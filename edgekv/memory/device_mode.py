@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit, EdgeKVError
 from edgekv.memory.available import available_bytes
 from edgekv.memory.device_fit import choose_device_context
 from edgekv.memory.device_roofline import DeviceRoofline, prefers_sparse
 from edgekv.memory.devices import Placement, measured_mode
 from edgekv.models.geometry import ModelFile, open_model
 from edgekv.rates.device import calibrate
-from edgekv.vocab import DeviceKind, KvMode
 
 log = logging.getLogger("edgekv")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.memory.device_fit import DeviceRoom, device_plan
 from edgekv.memory.fit import head_row_bytes
 from edgekv.memory.roofline import Speed, rows_read
 from edgekv.models.geometry import ModelFile
 from edgekv.models.traffic import traffic
-from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import Rates

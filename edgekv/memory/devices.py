@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, CudaUnavailable, NativeError
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.errors import ConfigError, CudaUnavailable, NativeError
 from edgekv.memory.device_fit import DeviceRoom
-from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo

@@ -4,14 +4,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgekv.amounts import MIB, size
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
-from edgekv.errors import ConfigError
 from edgekv.memory.workspace import kept_cells, serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
 from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
 from edgekv.models.stock_layers import ALIBI
-from edgekv.vocab import KvMode
 
 CONTEXT_STEP = 256
 """llama.cpp rounds a context up to a multiple of this many tokens."""

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from edgekv.amounts import MIB, size
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.units import MIB, size
 
 PAGE = 4096
 """Bytes that a disk reads at least."""

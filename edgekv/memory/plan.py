@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import DoesNotFit
+from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit
-from edgekv.machine import default_threads
 from edgekv.memory.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
 from edgekv.memory.context import choose_context
 from edgekv.memory.device_roofline import DeviceRoofline, prefers_sparse
@@ -18,7 +19,6 @@ from edgekv.memory.fit import ContextChoice, in_tokens, kept, kv_bytes, largest_
 from edgekv.memory.roofline import DEPTHS, LEAST_TOKENS_PER_S, HostRoofline, Speed, depth_at
 from edgekv.models.geometry import ModelFile
 from edgekv.rates.host import HostRates
-from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import Rates

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.memory.fit import sparse_layers, whole_layers
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
 from edgekv.rates.host import HostRates, KernelRates, measured_head_dim
-from edgekv.vocab import KvMode
 
 ROWS = ((1800, 322), (7168, 403), (16_000, 503), (32_000, 598))
 """(depth, rows that a KV head reads) in mode sparse at resolution 2,000, measured on the default model (LOG.md). Texts and models differ."""

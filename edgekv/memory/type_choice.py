@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions, LayerTypes, TypeErrors
 from edgekv.config.layer_types import COARSE, FINE, NEAR_STOCK, NOISE_FACTOR
-from edgekv.errors import ConfigError
 from edgekv.memory.fit import check_types
 from edgekv.models.geometry import Geometry
-from edgekv.vocab import CacheType
 
 _K_COSTS = 5.0
 """Without measurements: what a coarse K costs, where a coarse V costs 1. The default model's K costs so many times its V."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
+from edgekv.common.enums import KvMode, SketchKind
 from edgekv.config import KvOptions
 from edgekv.models import Geometry
-from edgekv.vocab import KvMode, SketchKind
 
 if TYPE_CHECKING:
     from edgekv._native.sizes import LayerSize

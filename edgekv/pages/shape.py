@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.assignments import assigned, split_at
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.registry import Registry
+from edgekv.config.assignments import assigned, split_at
 from edgekv.pages.shape import PageShape
 from edgekv.policies.averages.ema import Ema
 from edgekv.policies.averages.ema_any import EmaAny
@@ -36,7 +37,6 @@ from edgekv.policies.prompt.adakv import AdaKv
 from edgekv.policies.prompt.nacl import Nacl
 from edgekv.policies.prompt.pyramidkv import PyramidKv
 from edgekv.policies.prompt.snapkv import SnapKv
-from edgekv.registry import Registry
 
 POLICIES: Registry[type[Policy]] = Registry("policy")
 POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
-from edgekv.vocab import Split
 
 
 def number(default: int | float, allowed: Callable[[Any], bool], sentence: str) -> Any:

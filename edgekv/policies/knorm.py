@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.policies.base import Policy
-from edgekv.vocab import Split
 
 
 class KNorm(Policy):

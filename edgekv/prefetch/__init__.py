@@ -1,6 +1,7 @@
 """Prefetchers: which pages will be wanted next. A prefetcher = one file, one line here, one line in tests/prefetch/test_prefetch.py."""
 
 from edgekv.arrays.ops import Ops
+from edgekv.common.registry import Registry
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch.neighbour import Neighbour
 from edgekv.prefetch.no_prefetch import NoPrefetch
@@ -8,7 +9,6 @@ from edgekv.prefetch.prefetcher import Prefetcher, Rope
 from edgekv.prefetch.previous import Previous
 from edgekv.prefetch.random_pages import RandomPages
 from edgekv.prefetch.rope import RopeDistance
-from edgekv.registry import Registry
 
 PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
 PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone", "EdgeKV")

@@ -6,7 +6,7 @@ from edgekv.arrays.ops import Ops
 from edgekv.arrays.order import Later
 from edgekv.arrays.rotary import distance_prior
 from edgekv.arrays.topk import largest
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape

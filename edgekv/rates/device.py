@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
-from edgekv import __version__, json_file
-from edgekv.vocab import DeviceKind
+from edgekv import __version__
+from edgekv.common import json_file
+from edgekv.common.enums import DeviceKind
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo, Rates

@@ -11,9 +11,10 @@ from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 
-from edgekv import __version__, json_file
+from edgekv import __version__
+from edgekv.common import json_file
+from edgekv.common.machine import cpu_family
 from edgekv.config import KvOptions
-from edgekv.machine import cpu_family
 from edgekv.models.geometry import Geometry, ModelFile
 from edgekv.models.traffic import traffic
 

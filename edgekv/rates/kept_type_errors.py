@@ -8,7 +8,8 @@ from typing import Any
 
 import platformdirs
 
-from edgekv import __version__, json_file
+from edgekv import __version__
+from edgekv.common import json_file
 from edgekv.config import TypeErrors
 
 log = logging.getLogger("edgekv")

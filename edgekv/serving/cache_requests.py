@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgekv.amounts import parse_duration
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.units import parse_duration
 from edgekv.store.kept_prompts import Kept, KeptPrompt, find_prompt
 
 log = logging.getLogger("edgekv")

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv.errors import ConfigError, ModelError
+from edgekv.common.enums import Drafting, KvMode
+from edgekv.common.errors import ConfigError, ModelError
 from edgekv.models import Geometry
 from edgekv.models.reader import MetadataReader, open_gguf
 from edgekv.serving.server_options import ServerOptions
-from edgekv.vocab import Drafting, KvMode
 
 _MOST = 3
 """Tokens of a draft: a step of up to four has the bits that each token gets alone."""

@@ -7,8 +7,8 @@ import struct
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from edgekv.common.errors import ModelError, NativeError
 from edgekv.config import CacheOptions
-from edgekv.errors import ModelError, NativeError
 from edgekv.live.runtime import Runtime
 from edgekv.live.tokens import Tokens
 from edgekv.serving.digesting import Digesting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekv._native import http_server
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
 from edgekv.serving import prefixes as prefixes_of

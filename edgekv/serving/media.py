@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 from edgekv.serving.digesting import Digesting
 
 log = logging.getLogger("edgekv")

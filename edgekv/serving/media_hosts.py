@@ -8,7 +8,7 @@ import socket
 import time
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 MOST_BYTES = 10 << 20
 _MOST_STEPS = 5  # addresses, each the redirect of the one before

@@ -15,7 +15,8 @@ import numpy as np
 from edgekv._native import http_server as native
 from edgekv._native import prefix_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
-from edgekv.errors import DoesNotFit, NativeError
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import DoesNotFit, NativeError
 from edgekv.live import attachments
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
@@ -38,7 +39,6 @@ from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
 from edgekv.store.settings import StoreSettings
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.store import PrefixStore, StoreStats
-from edgekv.vocab import MissReason
 
 if TYPE_CHECKING:
     from edgekv.serving.shown import StoreFigures

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
+from edgekv.common.enums import CacheCodec, KvMode, PromptReading
 from edgekv.live import cells
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.store.blocks import Reading, ReadWith
 from edgekv.store.results import BlockPiece
-from edgekv.vocab import CacheCodec, KvMode, PromptReading
 
 _LABELS = {Reading.EXACT: 0, Reading.ROUNDED: cells.ROUNDED, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 

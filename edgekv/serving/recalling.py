@@ -10,8 +10,9 @@ from edgekv._native import recall_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv._native.recall_callbacks import GoneExchanges
 from edgekv.arrays.nearness import embedding, nearest, nearness, weights
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import CacheOptions
-from edgekv.errors import DoesNotFit, EdgeKVError
 from edgekv.live import attachments
 from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
@@ -23,7 +24,6 @@ from edgekv.store.exchanges import Exchanges, Record, names
 from edgekv.store.identity import ModelIdentity, RowLayout
 from edgekv.store.settings import RecallSettings, StoreSettings
 from edgekv.store.store import PrefixStore
-from edgekv.vocab import CacheCodec
 
 FIRST_LAYER, END_LAYER = 1 / 10, 1 / 5
 """The layers whose values tell what an exchange is about, as shares of all: of the tried means they find the most (LOG.md, recall)."""

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError
-from edgekv.machine import default_threads
 from edgekv.memory import devices
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes

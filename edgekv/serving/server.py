@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.enums import DeviceKind, Drafting, KvMode, WhenFull
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
@@ -41,7 +42,6 @@ from edgekv.serving.server_options import (
     with_measured,
 )
 from edgekv.serving.sites import Admitted, admitted, is_public, parse_origin
-from edgekv.vocab import DeviceKind, Drafting, KvMode, WhenFull
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

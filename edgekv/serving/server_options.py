@@ -13,8 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from edgekv.common.enums import Drafting, KvMode, WhenFull
+from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, ModelError
 from edgekv.memory.fit import in_tokens, unifies
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
@@ -22,7 +23,6 @@ from edgekv.serving.llama_settings import LlamaSetting, any_set, entries, files,
 from edgekv.serving.log import bare_message
 from edgekv.serving.sites import parse_origin
 from edgekv.store.settings import RecallSettings, StoreSettings
-from edgekv.vocab import Drafting, KvMode, WhenFull
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16

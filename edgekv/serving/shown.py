@@ -5,10 +5,10 @@ from typing import Any
 
 from edgekv import __version__
 from edgekv._native.http_server import PrefixCounts, Waits
-from edgekv.amounts import size
+from edgekv.common.enums import KvMode
+from edgekv.common.units import size
 from edgekv.live.figures import Figures, SequenceFigures
 from edgekv.serving.history import History, Point
-from edgekv.vocab import KvMode
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*):(?://(?P<host>\*|[^\s/,*]+)?/?)?", re.IGNORECASE)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.serving.get_json import is_here
 
 PIECE_CHARACTERS = 8000

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.store.files import BlockFile, remove_file, scan, temporary_name
 from edgekv.store.named import pinned_paths, read_pins, snapshots_on
 

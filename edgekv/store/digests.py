@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 
 PIECE_BYTES = 16 << 20
 """Bytes that one thread hashes at a time."""

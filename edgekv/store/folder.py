@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgekv.common.enums import CacheCodec
 from edgekv.store.blocks import Block, Link
 from edgekv.store.bound import FolderBound
 from edgekv.store.coming import ComingBlock, open_block
@@ -25,7 +26,6 @@ from edgekv.store.named import Pin, asked_name, extend_pin, read_pins, remove_pi
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.place_rates import Rate, rounds
 from edgekv.store.results import PlaceStats
-from edgekv.vocab import CacheCodec
 
 T = TypeVar("T")
 

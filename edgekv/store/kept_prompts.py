@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Link, Reading
 from edgekv.store.files import links_below, path_of, remove_file
 from edgekv.store.named import Pin, read_pins

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
 from edgekv.store.files import BlockFile, path_of_raw, read_header, read_whole, remove_file, scan
 from edgekv.store.format import Refused, decode

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.store.files import BlockFile, temporary_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from edgekv.vocab import CacheCodec
+from edgekv.common.enums import CacheCodec
 
 FADES = 0.9
 """An observation loses this share of its weight with each newer one."""

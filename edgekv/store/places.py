@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import ConfigError
 from edgekv.store.folder import FolderPlace
 from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Place
 from edgekv.store.results import Miss
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import MissReason
 
 
 def _redis(identity: ModelIdentity, settings: StoreSettings) -> Place:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import ConfigError
 from edgekv.store.blocks import BLOCK_TOKENS, KEY_BYTES, Block, Link, Reading, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.format import MOST_READ_WITH_BYTES, BlockHeader, Refused, check_layers, decode_header, encode, header_bytes, take_layers
@@ -25,7 +26,6 @@ from edgekv.store.identity import ModelIdentity
 from edgekv.store.place import Child, Outage, Outcome, covered_tails, log
 from edgekv.store.place_rates import Rate, rounds
 from edgekv.store.results import PlaceStats
-from edgekv.vocab import CacheCodec
 
 BACK_OFF_S = 5.0
 """Seconds until a failed server is asked again."""

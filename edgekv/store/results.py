@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgekv.common.enums import MissReason
 from edgekv.store.blocks import Block, Link, Reading
 from edgekv.store.coming import ComingBlock
-from edgekv.vocab import MissReason
 
 
 @dataclass(frozen=True, eq=False)

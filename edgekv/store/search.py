@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgekv.common.enums import MissReason
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
 from edgekv.store.place import Child
 from edgekv.store.results import Miss, NearMiss
-from edgekv.vocab import MissReason
 
 MOST_BELOW = 512
 """Blocks to look at for the length of a chain's rest."""

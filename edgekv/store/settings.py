@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgekv.amounts import GIB
-from edgekv.vocab import CacheCodec
+from edgekv.common.enums import CacheCodec
+from edgekv.common.units import GIB
 
 
 @dataclass(frozen=True)

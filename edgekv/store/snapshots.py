@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgekv.common.enums import MissReason
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.store.coming import ComingBlock
 from edgekv.store.place import Child, Place
@@ -16,7 +17,6 @@ from edgekv.store.ram import Ram
 from edgekv.store.results import KeptSnapshot, Miss, PrefixHit
 from edgekv.store.shared_ram import SharedRam
 from edgekv.store.writer import Writer
-from edgekv.vocab import MissReason
 
 N_NEWEST = 3
 """Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""

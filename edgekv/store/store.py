@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from edgekv.amounts import size
+from edgekv.common.units import size
 from edgekv.store.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link
 from edgekv.store.coming import ComingBlock, InFlight
 from edgekv.store.identity import ModelIdentity

@@ -69,7 +69,7 @@ typedef struct {
     int n_lost;
 } edgekv_near_miss;
 
-/* why the tokens of a prompt were computed, from the first that was not found; edgekv.vocab.MissReason says what each means */
+/* why the tokens of a prompt were computed, from the first that was not found; edgekv.common.enums.MissReason says what each means */
 typedef enum {
     EDGEKV_MISS_NONE, /* all were found */
     EDGEKV_MISS_DISABLED,

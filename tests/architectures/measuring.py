@@ -22,8 +22,8 @@ from support.contexts import n_hooked
 from support.decoding import kld
 from support.prefix_server import EXACT, ask, n_read, serve
 
+from edgekv.common.errors import EdgeKVError, ModelError
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError, ModelError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 from edgekv.memory import served

@@ -13,8 +13,8 @@ from support.array_libraries import on
 
 from edgekv.arrays import backend, cupy_ops
 from edgekv.arrays.ops import Ops
-from edgekv.errors import CudaUnavailable, NativeError
-from edgekv.vocab import DeviceKind
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import CudaUnavailable, NativeError
 
 
 def test_strict_arrays_notice_the_host(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,15 +19,15 @@ from edgekv.bench.speed import run
 from edgekv.bench.taken import samples
 from edgekv.bench.text import standard_text
 from edgekv.cli.common.ranges import numbers, pair
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import CacheOptions, KvOptions
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.memory import home
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.rates.measuring.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
-from edgekv.vocab import CacheType
 
 MODES = ["off-flash", "off-noflash", "exact", "sparse"]
 

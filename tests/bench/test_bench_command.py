@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.cli.main import cli
-from edgekv.errors import ConfigError, ModelError
+from edgekv.common.errors import ConfigError, ModelError
 
 SMALL = ["-p", "16", "-n", "4", "-r", "1", "-t", "2"]
 

@@ -10,7 +10,7 @@ from support.results import ENVIRONMENT, bench_rows, llama_bench_rows
 
 from edgekv.bench.compare import compare
 from edgekv.cli.bench import bench
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 
 def faster(rows: list[dict], times: float) -> list[dict]:

@@ -8,13 +8,13 @@ from edgekv.bench.modes import MODES, find_mode
 from edgekv.bench.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
 from edgekv.bench.tally import Tally, log_softmax
 from edgekv.bench.text import Text, standard_text
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.enums import CacheType, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.lab.questions import typed
 from edgekv.live import measured_types
 from edgekv.rates.measuring.contexts import beside, read
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Fill
-from edgekv.vocab import CacheType, KvMode
 
 STOCKS = ["off-flash", "off-noflash"]
 

@@ -12,11 +12,11 @@ from edgekv.bench import kept_rows
 from edgekv.bench.kept_rows import KeptBench, run
 from edgekv.bench.text import Text, standard_text
 from edgekv.cli.main import cli
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.models import geometry
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store.coming import BlockReader
-from edgekv.vocab import CacheCodec
 
 N = 600
 SMALL = {"n_tokens": N, "n_predicted": 4, "n_turns": 2, "n_threads": 1}

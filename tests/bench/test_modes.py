@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from edgekv.assignments import split_modes
 from edgekv.bench.modes import MODES, errors_for, find_mode, in_order
 from edgekv.bench.tally import log_softmax
 from edgekv.bench.text import TEXTS, find_text, read_text
 from edgekv.cli.bench import bench
+from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
+from edgekv.config.assignments import split_modes
 from edgekv.rates.measuring.steps import rotated
-from edgekv.vocab import KvMode, SketchKind
 
 
 def test_modes_can_be_changed():

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from edgekv.bench.clients import Answered, Endpoint, Load, LoadPart, prompts_for
 from edgekv.bench.serve import ServeBench, run
 from edgekv.cli.main import cli
+from edgekv.common.errors import EXIT_USAGE, ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_USAGE, ConfigError, EdgeKVError
 from edgekv.serving.server import Server, ServerOptions
 
 TEXT = " ".join(f"word{i % 40}" for i in range(4000))

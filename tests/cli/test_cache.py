@@ -11,7 +11,7 @@ from support.prefix_rows import conversation, exact, identity
 from support.stores import n_restored, open_store
 
 from edgekv.cli.cache import cache
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.store.blocks import Reading
 from edgekv.store.conversations import add_blocks
 from edgekv.store.files import scan

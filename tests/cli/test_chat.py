@@ -5,7 +5,7 @@ import re
 
 from support.program import Screen
 
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK
+from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK
 
 ENDLESS = "Write a very long story about a river.\r"
 

@@ -16,7 +16,7 @@ from support.program import EDGEKV
 from edgekv.cli.chat.client import Timings
 from edgekv.cli.chat.kept import Keeper, KeptChats, name_from
 from edgekv.cli.chat.session import ChatAnswer, Conversation
-from edgekv.errors import EXIT_OK, EXIT_RUNTIME, EdgeKVError
+from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
 # ---- files ------------------------------------------------------------------------------------------------------------------
 

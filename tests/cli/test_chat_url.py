@@ -14,7 +14,7 @@ from edgekv.cli.chat.endpoint import RemoteServer, base_url
 from edgekv.cli.chat.kv_status import KvStatus
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer, Conversation
-from edgekv.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
+from edgekv.common.errors import EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, ContextOverflow, EdgeKVError, ModelError
 from edgekv.serving.warming import Warmer
 
 USAGE = {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 900}}

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from edgekv.cli.common import config_file
 from edgekv.cli.config import commands, template
 from edgekv.cli.main import cli
-from edgekv.errors import EXIT_USAGE, ConfigError
+from edgekv.common.errors import EXIT_USAGE, ConfigError
 
 
 @pytest.fixture(autouse=True)

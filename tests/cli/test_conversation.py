@@ -7,7 +7,7 @@ from support.paper import DONE, TIMINGS, interrupt_at, refuse, roles, say, text
 
 from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
 from edgekv.cli.chat.session import ChatAnswer, Conversation
-from edgekv.errors import ContextOverflow, EdgeKVError
+from edgekv.common.errors import ContextOverflow, EdgeKVError
 
 
 def test_an_answer_in_pieces(paper, conversation):

@@ -16,10 +16,10 @@ from edgekv._native import weight_types
 from edgekv._native.weight_kernels import Kind
 from edgekv._native.weight_types import WEIGHT_TYPES, _library, layouts
 from edgekv.cli.doctor import doctor
-from edgekv.errors import EXIT_LIBRARY, ModelError, NativeError
-from edgekv.machine import CPUINFO, cpu_family
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import EXIT_LIBRARY, ModelError, NativeError
+from edgekv.common.machine import CPUINFO, cpu_family
 from edgekv.memory import devices
-from edgekv.vocab import DeviceKind
 
 
 def flags() -> set[str]:

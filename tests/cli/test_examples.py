@@ -5,7 +5,7 @@ import pytest
 from support.command_lines import calls, commands, parse
 
 from edgekv.cli.common.examples import examples, examples_of
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 COMMANDS = dict(commands())
 MOST_LETTERS = 78

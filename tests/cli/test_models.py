@@ -14,7 +14,7 @@ from support.program import EDGEKV
 
 from edgekv.cli.models import models
 from edgekv.cli.synthetic import MIXTURES, WEIGHT_TYPES
-from edgekv.errors import ConfigError, DoesNotFit, EdgeKVError
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.llama import Llama
 from edgekv.models import geometry, model_writer, shapes
 from edgekv.models.model_writer import write_model

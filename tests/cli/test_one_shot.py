@@ -8,7 +8,7 @@ import pytest
 from support.program import EDGEKV
 from support.stub import cut, write_stub
 
-from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 
 SHORT = ("--temp", "0", "-n", "8", "--ctx", "512")
 

@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.cli.common.shared_options import kv_options, recall_option, split_kv_options
+from edgekv.common.enums import CacheType, KvMode, SketchKind
+from edgekv.common.errors import ConfigError, CudaUnavailable
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
-from edgekv.errors import ConfigError, CudaUnavailable
 from edgekv.memory import devices
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
 from edgekv.store.settings import RecallSettings
-from edgekv.vocab import CacheType, KvMode, SketchKind
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 

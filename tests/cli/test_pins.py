@@ -6,7 +6,7 @@ from edgekv.cli.chat.client import Usage
 from edgekv.cli.chat.pinned_messages import Pins, message_span, moved
 from edgekv.cli.chat.session import Conversation
 from edgekv.cli.chat.views import pin_only
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 
 
 class PaperTemplate:

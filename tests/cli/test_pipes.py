@@ -9,7 +9,7 @@ from support.paper import PaperServer, says
 from support.program import EDGEKV
 
 from edgekv.cli.chat.piped import read_piped
-from edgekv.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
+from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from support.program import EDGEKV
 from support.rates import give_rates
 
-from edgekv.amounts import size
 from edgekv.cli.common import progress
 from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, ModelError
+from edgekv.common.units import size
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.models.geometry import open_model

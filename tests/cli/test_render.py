@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 from support.program import CONTROL
 
-from edgekv.amounts import rough_percent, size, size_of
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
 from edgekv.cli.chat.kv_status import KvStatus, page_rows, selection_rows, tier_rows
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
+from edgekv.common.errors import ContextOverflow, EdgeKVError
+from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
+from edgekv.common.units import rough_percent, size, size_of
 from edgekv.config import KvOptions
-from edgekv.errors import ContextOverflow, EdgeKVError
-from edgekv.reports import MemoryReport, SelectionReport, TierReport
 
 
 class PaperKv:

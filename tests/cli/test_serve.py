@@ -19,12 +19,12 @@ from edgekv.cli.common.caches import cache_options, caches_text, split_cache_opt
 from edgekv.cli.common.config_file import use_config_file
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
-from edgekv.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USAGE, ConfigError, DoesNotFit
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USAGE, ConfigError, DoesNotFit
 from edgekv.models import geometry
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import CacheCodec
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 

@@ -6,6 +6,8 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from edgekv import Llama
+from edgekv.common.enums import CacheType, KvMode, SketchKind
+from edgekv.common.errors import ConfigError
 from edgekv.config import (
     CacheOptions,
     EvictionOptions,
@@ -16,8 +18,6 @@ from edgekv.config import (
     option_kind,
     option_names,
 )
-from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType, KvMode, SketchKind
 
 import llama_cpp
 

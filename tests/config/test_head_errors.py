@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from edgekv.common.errors import ConfigError
 from edgekv.config import HeadErrors, KvOptions, SelectionOptions
 from edgekv.config.head_errors import LEAST, MOST
-from edgekv.errors import ConfigError
 
 AT = (500.0, 2000.0, 8000.0)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError
 from edgekv.config import CacheOptions, KvOptions, LayerTypes, TypeErrors, parse_token_bytes
-from edgekv.errors import ConfigError
-from edgekv.vocab import CacheType
 
 F16, Q8, Q4 = CacheType.F16, CacheType.Q8_0, CacheType.Q4_0
 TYPES = LayerTypes((Q8, Q4, Q4), (Q4, Q4, Q8))

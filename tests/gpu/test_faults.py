@@ -9,7 +9,7 @@ import pytest
 from support.decoding import kld
 from support.opening import check, logits_behind, open_model
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.rates.measuring.decoder import Decoder
 
 MIB = 1 << 20

@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.amounts import size
 from edgekv.bench.fields import FIGURES, Found
 from edgekv.bench.modes import find_mode
 from edgekv.bench.passes import Pass, decode, memory_figures
 from edgekv.bench.request import BenchTest
 from edgekv.bench.row import Row, empty_row, model_fields, test_fields
 from edgekv.bench.taken import Taken
+from edgekv.common.enums import CacheType, DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.machine import n_cores, stamp
+from edgekv.common.reports import SelectionReport
+from edgekv.common.units import size
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.live.runtime import Runtime
-from edgekv.machine import n_cores, stamp
 from edgekv.models import geometry
 from edgekv.rates.measuring.contexts import ContextError, decoder_of
 from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
-from edgekv.reports import SelectionReport
-from edgekv.vocab import CacheType, DeviceKind, KvMode
 
 import llama_cpp
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def main() -> int:
-    from edgekv.errors import EdgeKVError
+    from edgekv.common.enums import DeviceKind
+    from edgekv.common.errors import EdgeKVError
     from edgekv.memory.available import available_bytes
     from edgekv.memory.devices import devices
     from edgekv.rates.device import calibrate
-    from edgekv.vocab import DeviceKind
 
     kind = DeviceKind(sys.argv[1])
     try:

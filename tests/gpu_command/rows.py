@@ -28,8 +28,8 @@ def main() -> int:
         os.environ["EDGEKV"] = "0"  # stock, whatever else there is
     from gpu_table import WAYS, DeviceBench, measure  # beside this script
 
-    from edgekv.errors import EdgeKVError
-    from edgekv.vocab import DeviceKind
+    from edgekv.common.enums import DeviceKind
+    from edgekv.common.errors import EdgeKVError
 
     numbers = {"n_steps": given.steps, "n_warmup": given.warmup, "n_prompt": given.prompt, "n_threads": given.threads}
     bench = DeviceBench(

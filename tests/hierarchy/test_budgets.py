@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.hierarchy.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
-from edgekv.vocab import Split
 
 ROWS, HEADS, PAGES = 4, 3, 23
 

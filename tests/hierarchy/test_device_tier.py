@@ -15,8 +15,9 @@ from edgekv._native import core, device_calls, paging
 from edgekv._native.native_pages import NativePages, moves_of
 from edgekv.arrays.move import LAYER
 from edgekv.arrays.ops import Ops
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import TierError
 from edgekv.config import KvOptions
-from edgekv.errors import TierError
 from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.stats import Stats
@@ -25,7 +26,6 @@ from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
 from edgekv.prefetch import PREFETCHERS
-from edgekv.vocab import DeviceKind, KvMode
 
 SHAPE = PageShape(2, 2, 8)
 

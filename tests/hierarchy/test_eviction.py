@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.config import Keep, KvOptions
-from edgekv.errors import ConfigError
 from edgekv.hierarchy import eviction
 from edgekv.pages.shape import PageShape
-from edgekv.vocab import Split
 
 SHAPE = PageShape(2, 2, 8)
 

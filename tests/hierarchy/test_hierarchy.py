@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.tiers import FakeArena, where
 from support.world import SHAPE, World, act
 
-from edgekv.errors import ConfigError, TierError
+from edgekv.common.errors import ConfigError, TierError
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.observation import Observation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.tiers import FakeArena, settled, where
 
-from edgekv.errors import TierError
+from edgekv.common.errors import TierError
 from edgekv.hierarchy.migrator import Migrator
 from edgekv.hierarchy.planner import MigrationPlan
 from edgekv.hierarchy.stats import Stats

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.tiers import plan, promote, settled
 
 from edgekv.arrays.topk import largest, smallest
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.hierarchy.planner import MoveLimits
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape

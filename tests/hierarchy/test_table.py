@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import promote, settled, where
 
-from edgekv.errors import ConfigError, TierError
+from edgekv.common.errors import ConfigError, TierError
 from edgekv.hierarchy.table import PageTable
 from edgekv.pages.residency import Reason, State, pins_of
 from edgekv.pages.shape import PageShape

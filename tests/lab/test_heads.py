@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.traces import random_trace
 
-from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
+from edgekv.common.errors import ConfigError, ContextOverflow, EdgeKVError, ModelError
 from edgekv.lab.commands.heads import heads as command
 from edgekv.lab.heads.attended import HeadLayer, HeadMass, observe, replay
 from edgekv.lab.heads.roles import RoleMeter, of_steps

@@ -6,7 +6,7 @@ from support.decoding import kld
 
 from edgekv.bench.intervals import of_mean, wilson
 from edgekv.bench.tally import Tally
-from edgekv.effort import Effort, Kind, Work
+from edgekv.common.effort import Effort, Kind, Work
 from edgekv.lab.questions.quality import COUNTS
 from edgekv.lab.results.retention import Retention
 

@@ -10,14 +10,14 @@ from support.traces import random_trace
 from edgekv.bench.modes import find_mode
 from edgekv.bench.text import Text
 from edgekv.cli.main import cli
+from edgekv.common.enums import SketchKind, Split
+from edgekv.common.errors import ConfigError
+from edgekv.common.machine import cpu_family
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 from edgekv.lab.questions import ladder
 from edgekv.lab.questions.ladder import BASE, FIGURES, MEAN, RUNGS, LadderBench, of_traces, prepare, run
 from edgekv.lab.traces.sim import simulate
 from edgekv.lab.traces.trace import Trace
-from edgekv.machine import cpu_family
-from edgekv.vocab import SketchKind, Split
 
 NAMES = [rung.name for rung in RUNGS]
 SEEING = [name for name in NAMES if "oracle" not in name]

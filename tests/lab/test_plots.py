@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.results import bench_rows
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report as command
 from edgekv.lab.report import charts, drawing, page
 

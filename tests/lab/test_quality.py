@@ -12,13 +12,13 @@ from support.quality import QUICK, SPARSE
 from edgekv.bench.modes import find_mode
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text, standard_text
-from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.common.errors import ConfigError, DoesNotFit
+from edgekv.common.machine import cpu_family
 from edgekv.lab.commands.quality import _own_mode
 from edgekv.lab.commands.quality import quality as command
 from edgekv.lab.questions.quality import FIGURES, QualityBench, run
 from edgekv.lab.questions.start import Start
 from edgekv.lab.tasks import Question
-from edgekv.machine import cpu_family
 
 
 def rows_of(path, **settings) -> list[dict]:

@@ -12,7 +12,7 @@ from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
 from support.servers import history_document, plan_document, serve_rows, state_documents
 from support.traces import random_trace
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report as command
 from edgekv.lab.report import drawing, page, study
 from edgekv.lab.report.inputs import CACHE_FILE, read

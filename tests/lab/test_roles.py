@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.heads.roles import MIN_STEPS, ROLES, UNKNOWN, Role, RoleMeter, of_steps
 
 N_PAGES, N_STEPS = 64, 12

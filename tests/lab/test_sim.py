@@ -10,13 +10,13 @@ import pytest
 from support.laboratory import COMMAND
 from support.traces import random_trace, replayed
 
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.config import Attend
-from edgekv.errors import ConfigError
 from edgekv.lab.traces.sim import OBSERVATIONS, Access, Replay, Scenario, simulate
 from edgekv.lab.traces.trace import Trace
 from edgekv.pages.residency import State
 from edgekv.policies import POLICIES
-from edgekv.vocab import Split
 
 
 @pytest.mark.parametrize("scenario", [

@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from edgekv.bench.text import Text, find_text
-from edgekv.errors import ConfigError, ModelError
+from edgekv.common.errors import ConfigError, ModelError
 from edgekv.lab.questions.answers import GAP_TOKENS, QuestionPlan
 from edgekv.lab.questions.asking import n_tokens_of
 from edgekv.lab.tasks import TASKS, Blank, Question, default_tasks

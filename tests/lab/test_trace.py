@@ -14,13 +14,13 @@ from support.traces import header, masses, random_trace, sampled
 
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.traces.file import CHUNK_STEPS, TraceWriter
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.trace import Trace
 from edgekv.llama import Llama
-from edgekv.vocab import CacheType
 
 ARRAYS = ("mass_sum", "mass_max", "sampled_sum", "sampled_max", "n_read")
 

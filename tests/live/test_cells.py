@@ -10,8 +10,8 @@ from support.double import as_values
 from support.events import Model, act
 
 from edgekv._native import testing
+from edgekv.common.enums import CacheType
 from edgekv.config import KvOptions
-from edgekv.vocab import CacheType
 
 import llama_cpp
 
@@ -141,7 +141,7 @@ def test_rows_are_the_cache_itself(synthetic, kind: str):
 
 
 def test_views_are_refused_after_the_context_is_gone(synthetic):
-    from edgekv.errors import EdgeKVError
+    from edgekv.common.errors import EdgeKVError
 
     with attached(synthetic("llama")) as (_, run):
         assert run.cells.stream().n_used == 0

@@ -8,9 +8,9 @@ from support.evicting import ONE, TOLERANCE, Chat, attended, evict
 
 from edgekv import Llama
 from edgekv._native import paging as native
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
-from edgekv.vocab import KvMode
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 

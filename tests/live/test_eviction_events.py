@@ -7,9 +7,9 @@ from support.contexts import attached, dropped
 from support.evicting import ONE, Chat, attended, evict
 
 from edgekv._native import paging as native
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.live import runtime
-from edgekv.vocab import KvMode
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 

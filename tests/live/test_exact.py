@@ -13,8 +13,8 @@ from support.contexts import attached
 from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_steps, top_gap
 
 from edgekv import Llama
+from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError
 from edgekv.rates.measuring.decoder import Decoder
 
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_served_runs_stock_and_says_so(synthetic, kind: str, opti
 
 
 def test_a_failed_mode_change_says_what_is_allowed(synthetic):
-    from edgekv.errors import ConfigError
+    from edgekv.common.errors import ConfigError
 
     llama = open_model(synthetic("llama"))
     with pytest.raises(ConfigError, match="use one of: exact, sparse, evict, off"):

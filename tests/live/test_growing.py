@@ -12,7 +12,7 @@ import pytest
 from support.contexts import attached
 
 from edgekv._native import core
-from edgekv.errors import DoesNotFit
+from edgekv.common.errors import DoesNotFit
 from edgekv.memory.available import available_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere llama.cpp allocates the cache")

@@ -9,13 +9,13 @@ from support.contexts import attached
 
 import edgekv
 from edgekv._native import paging
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.errors import ConfigError
 from edgekv.live import measured_heads
 from edgekv.live.runtime import Runtime
 from edgekv.live.sampling import sampled_with, sparse_with
 from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
-from edgekv.vocab import KvMode
 
 N = 900
 SHAPE = dict(n_layer=3, n_head=8, n_head_kv=4)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 
 import llama_cpp
 

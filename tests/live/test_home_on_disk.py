@@ -13,8 +13,8 @@ from support.contexts import attached
 from support.conversations import conversation
 from support.homes import files_of_homes, homes, in_process, n_resident, page_out
 
+from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, DoesNotFit
 from edgekv.llama import Llama
 from edgekv.memory import allocations
 from edgekv.memory.allocations import ContextRequest, Slots
@@ -189,7 +189,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_loaded(synthetic, t
 
 FULL = """
     import resource, sys
-    from edgekv.errors import DoesNotFit
+    from edgekv.common.errors import DoesNotFit
     from edgekv.llama import Llama
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:

@@ -10,8 +10,8 @@ import pytest
 from support.contexts import Context, attached
 
 from edgekv._native import core, testing, token_rows
+from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError
 
 import llama_cpp
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from support.contexts import Context, attached
 
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 from edgekv.live.runtime import Runtime
 
 import llama_cpp

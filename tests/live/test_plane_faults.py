@@ -13,10 +13,10 @@ from support.fake_gpus import RATES
 from support.planes import ALL, logits_of, open_model, plane_of
 
 from edgekv._native import core, device_calls
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.live import attachments
-from edgekv.vocab import DeviceKind
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 

@@ -8,8 +8,8 @@ import pytest
 from support.contexts import Context, attached
 from support.homes import at_random, files_of_homes, homes, in_process, n_resident, page_out
 
+from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit
 from edgekv.memory import allocations
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.context import check_context
@@ -107,7 +107,7 @@ def test_memory_for_rows_is_what_is_free(synthetic, tmp_path, monkeypatch):
 
 FAILED = """
     import os, sys
-    from edgekv.errors import EdgeKVError
+    from edgekv.common.errors import EdgeKVError
     from edgekv.llama import Llama
 
     def make():

@@ -13,11 +13,11 @@ import pytest
 from support.contexts import Context, attached, n_hooked
 
 from edgekv import Llama, _native
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
-from edgekv.vocab import KvMode
 
 ROOT = Path(__file__).resolve().parents[2]
 

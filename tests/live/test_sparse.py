@@ -12,9 +12,9 @@ from support.sparse import ALL, N_PROMPT, exact_and_its_spread, logits_of, open_
 
 from edgekv import Llama
 from edgekv._native import native_pages
+from edgekv.common.errors import ConfigError
+from edgekv.common.reports import SelectionReport
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
-from edgekv.reports import SelectionReport
 
 import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
 
@@ -257,7 +257,7 @@ def test_a_policy_that_there_is_not_is_refused(synthetic):
 
 
 def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
-    from edgekv.errors import DoesNotFit
+    from edgekv.common.errors import DoesNotFit
 
     def refuse(handle, n_slots):
         if n_slots:

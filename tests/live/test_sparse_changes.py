@@ -13,8 +13,8 @@ from support.events import SAMPLED, check, follow_events
 from support.sparse import ALL, exact_and_its_spread, logits_of, open_model
 
 from edgekv._native import core
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 
 
 def test_everything_may_change_while_it_runs(synthetic):

@@ -6,8 +6,8 @@ from support.contexts import attached
 from support.decoding import kld
 
 from edgekv._native import testing
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 
 import llama_cpp
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.contexts import attached
 
+from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.errors import DoesNotFit
 from edgekv.live.cells import SAMPLED
 from edgekv.llama import Llama
 

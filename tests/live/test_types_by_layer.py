@@ -11,11 +11,11 @@ from support.opening import check
 
 import edgekv
 from edgekv._native import token_rows
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions, LayerTypes
-from edgekv.errors import ConfigError
 from edgekv.live import measured_types
 from edgekv.models import geometry
-from edgekv.vocab import CacheType
 
 import llama_cpp
 

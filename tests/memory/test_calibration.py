@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from support.fake_gpus import CARD, RATES
 
-from edgekv.errors import NativeError
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import NativeError
 from edgekv.rates.device import (
     ColdPage,
     break_even_uses,
@@ -17,7 +18,6 @@ from edgekv.rates.device import (
     pinning_refused,
     ship_or_read,
 )
-from edgekv.vocab import DeviceKind
 
 CUDA = DeviceKind.CUDA
 SECOND = replace(CARD, index=1, name="GeForce RTX 3060")

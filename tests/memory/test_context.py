@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.llama import Llama
 from edgekv.memory import available
 from edgekv.memory.allocations import HOST, ContextRequest, Slots, total
@@ -16,7 +17,6 @@ from edgekv.memory.plan import make_plan
 from edgekv.models.geometry import ModelFile, geometry, open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.vocab import KvMode
 
 EXACT, SPARSE = (KvOptions(mode=mode, device="cpu") for mode in (KvMode.EXACT, KvMode.SPARSE))
 MIB, PLENTY = 1 << 20, 1 << 40

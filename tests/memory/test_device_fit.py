@@ -5,11 +5,11 @@ from support.contexts import attached
 from support.fake_gpus import GIB
 
 from edgekv._native import device_calls
+from edgekv.common.enums import DeviceKind
 from edgekv.config import KvOptions
 from edgekv.memory.device_fit import device_plan
 from edgekv.memory.devices import room_of
 from edgekv.models import geometry
-from edgekv.vocab import DeviceKind
 
 pytestmark = pytest.mark.usefixtures("emulator")
 

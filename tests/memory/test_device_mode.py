@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from support.fake_gpus import CARD, GIB
 
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.config import KvOptions
 from edgekv.memory import device_mode
 from edgekv.memory.devices import Placement
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.vocab import DeviceKind, KvMode
 
 KV = KvOptions(device="cuda")
 PLACED = Placement(DeviceKind.CUDA, 0, CARD)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from support.fake_gpus import CARD
 
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.memory import devices
-from edgekv.vocab import DeviceKind
 
 LISTED = "GeForce RTX 4070, 12282 MiB, driver 550.54"
 EMULATED = replace(CARD, kind=DeviceKind.EMULATED, name="emulated device", arch=0, driver=0, runtime=0)

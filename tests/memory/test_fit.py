@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from support.contexts import attached
 
+from edgekv.common.enums import KvMode, SketchKind
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.memory import workspace
 from edgekv.memory.device_fit import (
     DeviceRoom,
@@ -19,7 +20,6 @@ from edgekv.memory.device_fit import (
 )
 from edgekv.memory.fit import kv_bytes, largest_context, page_bytes, sparse_layers
 from edgekv.models import Geometry, geometry
-from edgekv.vocab import KvMode, SketchKind
 
 EXACT = KvOptions(mode=KvMode.EXACT)
 SPARSE = KvOptions(mode=KvMode.SPARSE)

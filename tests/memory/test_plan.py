@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.rates import ATTENTION
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.live.wiring import ROWS_SHARE
 from edgekv.llama import Llama
@@ -23,7 +24,6 @@ from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import HostRates, WeightRates
 from edgekv.rates.measuring.reserve import reserved_compute
-from edgekv.vocab import KvMode
 
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))
@@ -101,7 +101,7 @@ def test_totals_are_near_to_a_reserve_run(tmp_path, name, unified):
 
 
 def test_a_header_alone_is_no_model(tmp_path):
-    from edgekv.errors import ModelError
+    from edgekv.common.errors import ModelError
     from edgekv.models import geometry
 
     path = write_header(SHAPES["llama-3-70b"], tmp_path / "header.gguf", "q4_0")

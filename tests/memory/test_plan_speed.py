@@ -18,6 +18,7 @@ from edgekv.bench.meter import Meter
 from edgekv.bench.request import BenchRequest
 from edgekv.bench.speed import run
 from edgekv.bench.text import find_text
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.memory.roofline import HostRoofline
 from edgekv.models.geometry import open_model
@@ -26,7 +27,6 @@ from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import HostRates, KeptRates, kept_for
 from edgekv.rates.measuring.filling import Fill
 from edgekv.rates.measuring.weights import host_rates
-from edgekv.vocab import KvMode
 
 THREADS = [int(n) for n in os.environ.get("EDGEKV_PLAN_SPEED", "").split(",") if n]
 DEPTHS = (1024, 4096, 7424)

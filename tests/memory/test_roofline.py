@@ -7,6 +7,7 @@ import pytest
 from support.rates import ATTENTION, give_rates
 
 from edgekv import _native
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.memory.correction import correct
 from edgekv.memory.roofline import ROWS, HostRoofline, depth_at, rows_read
@@ -28,7 +29,6 @@ from edgekv.rates.host import (
 )
 from edgekv.rates.measuring import weights as measuring
 from edgekv.rates.measuring.busy import Others
-from edgekv.vocab import KvMode
 
 RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9, 40e9)}, ATTENTION)
 

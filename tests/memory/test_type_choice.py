@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import ConfigError
 from edgekv.config import CacheOptions, KvOptions, TypeErrors
-from edgekv.errors import ConfigError
 from edgekv.memory.type_choice import least_near, with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models import geometry
-from edgekv.vocab import CacheType
 
 WHOLE = {"q8_0/q8_0": 0.004, "q8_0/q4_0": 0.010, "q4_0/q4_0": 0.050}
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.cli.models import models
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.models.hub import Address, choose, pull
 
 FILES = ["README.md", "Small-1B-Q4_K_M.gguf", "Small-1B-Q4_K_S.gguf", "Small-1B-Q8_0.gguf", "mmproj-Small-F16.gguf", "imatrix.gguf",

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv.cli.models import models
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 from edgekv.models.local import find_local, local_models
 from edgekv.models.model_writer import write_header, write_model
 from edgekv.models.shapes import SHAPES

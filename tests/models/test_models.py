@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.adapters import finish
 
-from edgekv.errors import EXIT_MODEL, ConfigError, ModelError
+from edgekv.common.errors import EXIT_MODEL, ConfigError, ModelError
 from edgekv.llama import Llama
 from edgekv.models import default, geometry, synth
 from edgekv.models import default_model as find_default_model

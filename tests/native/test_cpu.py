@@ -12,7 +12,7 @@ import pytest
 from support import native_build
 
 from edgekv._native import cpu
-from edgekv.errors import EXIT_LIBRARY, NativeError
+from edgekv.common.errors import EXIT_LIBRARY, NativeError
 
 ROOT = Path(__file__).resolve().parents[2]
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -70,7 +70,7 @@ def test_a_build_for_another_processor_is_refused_in_one_sentence(monkeypatch: p
 def test_the_check_comes_before_any_library():
     program = """
 import sys
-from edgekv.errors import NativeError
+from edgekv.common.errors import NativeError
 import edgekv._native._cpu as compiled  # imports the package, which asks
 """
     names = "[line.split()[-1] for line in open('/proc/self/maps') if 'libggml' in line or 'libllama' in line]"

@@ -7,10 +7,10 @@ import pytest
 from support.scores import SMALL, check, growing, heads, masses, plain_age
 from support.tiers import observation
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, check_live, make
-from edgekv.vocab import Split
 
 
 def test_streaming():

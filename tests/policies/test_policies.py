@@ -12,7 +12,7 @@ from support.tiers import observation
 
 from edgekv.arrays.moving_average import BLOCK, ema, scratch_elements, weights
 from edgekv.cli.main import cli
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.hierarchy.budgets import SPLITS
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, kinds, make, setting_kinds

@@ -9,11 +9,11 @@ from support.scores import SMALL, check, growing, heads, masses, plain_age
 from support.tiers import observation
 
 from edgekv.arrays.ops import Ops
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.pages.shape import PageShape
 from edgekv.policies import make
 from edgekv.policies.prompt.window import PromptWindow
-from edgekv.vocab import Split
 
 
 def plain_snapkv(n_window: int, kernel: int):

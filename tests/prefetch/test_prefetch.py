@@ -7,7 +7,7 @@ import pytest
 from support.tiers import observation, promote, settled
 
 from edgekv.arrays.rotary import distance_prior
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.prefetch import PREFETCHERS, Rope, make

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.serving.server import Server, ServerOptions, active
 
 

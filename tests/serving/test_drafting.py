@@ -10,13 +10,13 @@ from support.clients import Endpoint
 from support.local_server import options
 
 from edgekv._native import testing
+from edgekv.common.enums import Drafting, KvMode
+from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, ModelError
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.serving.drafts import check_draft_model, drafting, parse_draft
 from edgekv.serving.server import Server
-from edgekv.vocab import Drafting, KvMode
 
 N_TOKENS = 160
 REPEATING = 'root ::= ("round the river " [a-h] [a-h])+'

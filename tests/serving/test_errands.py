@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 from support.local_server import SPARSE, complete
 
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.serving.errands import Errands
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerOptions
-from edgekv.vocab import KvMode
 
 N_PROMPT = 6000
 

@@ -6,8 +6,8 @@ from support.clients import CHAT, post
 from edgekv._native import core
 from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary
 from edgekv.cli.chat.render import _kv_parts
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import ConfigError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 from edgekv.memory.context import ENDLESS

@@ -8,7 +8,7 @@ from support.clients import CHAT, post, send
 from support.prefix_server import ask, conversation, n_read, serve
 from support.resident import resident_bytes
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.live.runtime import Runtime
 from edgekv.memory.context import ENDLESS
 from edgekv.models.synth_file import SyntheticShape

@@ -5,9 +5,9 @@ import re
 import pytest
 from support.local_server import N_TOKENS, ask, complete, exposed, options, settled
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server
-from edgekv.vocab import KvMode
 
 
 def test_nobody_sees_figures_without_the_key(synthetic):

@@ -13,8 +13,8 @@ import pytest
 from support.clients import CHAT, Reply, Stream, answering, drained, send, until
 from support.serve_process import EDGEKV, environment, serving
 
+from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from edgekv.serving.server import Server
 from edgekv.serving.server_options import ServerLimits, ServerOptions
 

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from support.local_server import options
 
 from edgekv.cli.main import cli
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.serving import llama_settings, server_options
 from edgekv.serving.server import Server
 

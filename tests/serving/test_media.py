@@ -15,7 +15,7 @@ from support.prefix_server import EXACT
 from support.vision import assistant, picture, request, text, user
 
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.models import synth
 from edgekv.serving import digesting
 from edgekv.serving.media import Media, media_numbers, whole_media

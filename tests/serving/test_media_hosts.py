@@ -12,7 +12,7 @@ from support import prefix_server, vision
 from support.clients import CHAT, send
 from support.vision import picture, request, user
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.models import synth
 from edgekv.serving import media_hosts
 from edgekv.serving.media_hosts import MediaHosts

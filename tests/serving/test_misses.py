@@ -9,7 +9,8 @@ import pytest
 from support.clients import post, send
 from support.prefix_server import SPARSE, ask, conversation, serve
 
-from edgekv.errors import DoesNotFit
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import DoesNotFit
 from edgekv.live.tokens import Tokens
 from edgekv.serving import prefixes as prefixes_of
 from edgekv.serving.digesting import Digesting
@@ -17,7 +18,6 @@ from edgekv.serving.server import Server
 from edgekv.store.results import PrefixHit
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
-from edgekv.vocab import MissReason
 
 STORE = StoreSettings(ram_bytes=64 << 20)
 

@@ -13,6 +13,7 @@ from support.clients import until
 from support.prefix_rows import LAYOUT, conversation
 
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.live import attachments
 from edgekv.models.geometry import open_model
@@ -20,7 +21,6 @@ from edgekv.serving import digesting, identities
 from edgekv.serving.prefixes import Prefixes
 from edgekv.store import bound, store
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import KvMode
 
 N_SCALES = 1000
 

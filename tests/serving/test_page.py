@@ -14,10 +14,10 @@ from support.browser import contrast, look
 from support.clients import until
 from support.local_server import N_TOKENS, SPARSE, complete, options, settled
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.serving import page
 from edgekv.serving.server import Server
-from edgekv.vocab import KvMode
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n_read, serve, sources
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import ConfigError
 from edgekv.live.cells import EARLIER, ROUNDED, SAMPLED
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import CacheCodec
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
 

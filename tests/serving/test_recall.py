@@ -8,11 +8,11 @@ import pytest
 from support.clients import post
 from support.prefix_server import EXACT, SPARSE, serve
 
-from edgekv.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.common.enums import WhenFull
+from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.serving import recalling
 from edgekv.store.exchanges import Exchanges, Record
 from edgekv.store.settings import RecallSettings
-from edgekv.vocab import WhenFull
 
 SYSTEM = {"role": "system", "content": "You always answer at length."}
 N_CTX = 512

@@ -5,9 +5,9 @@ import pytest
 from support.clients import post, send
 from support.prefix_server import EXACT, SPARSE, serve
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import WhenFull
+from edgekv.common.errors import ConfigError
 from edgekv.models import default_model
-from edgekv.vocab import WhenFull
 
 SYSTEM = {"role": "system", "content": "You always answer at length."}
 N_CTX = 512

@@ -19,15 +19,15 @@ import openai
 import pytest
 from support.contexts import Context
 
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
-from edgekv.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.live import runtime
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
 from edgekv.serving import server_options
 from edgekv.serving.log import ServerLog
 from edgekv.serving.server import Server, ServerOptions, active
-from edgekv.vocab import KvMode
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from support import clients
 from support.local_server import exposed, options
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.serving.server import Server
 from edgekv.serving.sites import Admitted, admitted, parse_hosts, parse_origin
 

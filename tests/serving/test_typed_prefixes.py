@@ -4,11 +4,11 @@ from pathlib import Path
 
 from support.prefix_server import EXACT, conversation, from_disk
 
+from edgekv.common.enums import CacheType
 from edgekv.config import CacheOptions, LayerTypes
 from edgekv.serving.identities import named
 from edgekv.store.listing import list_chains
 from edgekv.store.settings import StoreSettings
-from edgekv.vocab import CacheType
 
 Q8, Q4 = CacheType.Q8_0, CacheType.Q4_0
 PROMPT = conversation(1, 300)

@@ -9,7 +9,7 @@ from support.clients import CHAT, post, until
 from support.prefix_server import serve
 
 from edgekv.cli.cache import cache
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.serving import warming
 from edgekv.serving.server import Server
 from edgekv.serving.warming import Warmer, texts_of

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefix_rows import conversation
 
+from edgekv.common.enums import CacheCodec
 from edgekv.store import codec
 from edgekv.store.blocks import Block, Reading, ReadWith, child_link
 from edgekv.store.files import scan
@@ -19,7 +20,6 @@ from edgekv.store.place import Outcome
 from edgekv.store.place_rates import LEAST_SEEN_S, SLOW_RATE, Rate, rounds
 from edgekv.store.settings import StoreSettings
 from edgekv.store.store import PrefixStore
-from edgekv.vocab import CacheCodec
 
 LAYOUT = RowLayout((256, 384), (256, 384))
 WHO = ModelIdentity(fingerprint(b"numbers"), LAYOUT, "numbers", in_f16=True)

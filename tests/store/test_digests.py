@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 from edgekv.models import synth
 from edgekv.models.reader import open_gguf
 from edgekv.store import digests

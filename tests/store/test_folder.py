@@ -13,7 +13,7 @@ from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, i
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.store import writer
 from edgekv.store.blocks import Reading
 from edgekv.store.coming import InFlight

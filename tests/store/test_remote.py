@@ -17,7 +17,7 @@ from support.redis_server import RedisServer, free_port
 from support.stores import n_restored
 from support.stores import save_through as save
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.store.blocks import Reading
 from edgekv.store.remote import RedisPlace
 from edgekv.store.store import PrefixStore

@@ -29,7 +29,7 @@ def main() -> int:
     import numpy as np
     from opening import check, open_model  # beside this file
 
-    from edgekv.errors import EdgeKVError
+    from edgekv.common.errors import EdgeKVError
     from edgekv.rates.measuring.decoder import Decoder
 
     try:

@@ -7,8 +7,8 @@ import pytest
 
 from edgekv._native import device_calls
 from edgekv._native.device_calls import DeviceInfo, Rates
-from edgekv.errors import NativeError
-from edgekv.vocab import DeviceKind
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import NativeError
 
 GIB = 1 << 30
 

@@ -6,9 +6,9 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from support.clients import Reply, post, send, until
 
+from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.serving.server import Server, ServerOptions
-from edgekv.vocab import KvMode
 
 N_TOKENS = 300
 SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)

@@ -8,7 +8,7 @@ import pexpect
 import pytest
 from support.serve_process import EDGEKV
 
-from edgekv.errors import EXIT_OK
+from edgekv.common.errors import EXIT_OK
 
 CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|[()][A-Z0-9]|[=>])")
 

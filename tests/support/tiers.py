@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgekv.arrays.rank import HostRanking
-from edgekv.errors import TierError
+from edgekv.common.errors import TierError
 from edgekv.hierarchy.planner import MigrationPlan, MoveLimits, decide
 from edgekv.hierarchy.table import PageTable
 from edgekv.live.device_arena import DeviceArena

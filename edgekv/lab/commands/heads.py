@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import percent
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import percent
 
 if TYPE_CHECKING:
     from edgekv.lab.heads.attended import HeadMass
@@ -124,10 +124,10 @@ def _observed(
         if sys.stdin.isatty():
             raise ConfigError("there is no prompt; give one with -p TEXT or on standard input")
         prompt = sys.stdin.read()
+    from edgekv.common.enums import KvMode
     from edgekv.lab.heads.attended import observe
     from edgekv.llama import Llama
     from edgekv.models import geometry
-    from edgekv.vocab import KvMode
 
     model = model_path(model)
     # A text has at most one token for each byte, plus one at the start; the context is no larger than it must be.

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.common.units import duration, percent, signed_percent
 
 COLUMNS = [
     Column("budget", "budget %", lambda share: f"{100 * share:g}"),

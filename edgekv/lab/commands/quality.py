@@ -7,13 +7,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from edgekv.amounts import duration, percent, signed_percent
 from edgekv.cli.common.choices import items
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
 from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
+from edgekv.common.units import duration, percent, signed_percent
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
 DEFAULT_MODES = ("exact", "sparse", "ema", "streaming")
@@ -147,9 +147,9 @@ def quality(
     if bounds or again:
         raise click.UsageError(f"{'--kv-bytes' if bounds else '--again'} works with --types only")
     from edgekv.bench.text import find_text
+    from edgekv.common.machine import n_cores
     from edgekv.lab.questions.quality import QualityBench, run
     from edgekv.lab.tasks import TASKS, default_tasks
-    from edgekv.machine import n_cores
 
     groups = {"default": default_tasks(), "all": tuple(TASKS), "none": ()}
     own = _own_mode({"policy": policy, "attend": budget})
@@ -185,8 +185,8 @@ def quality(
 
 
 def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:
+    from edgekv.common.machine import n_cores
     from edgekv.lab.questions.typed import run
-    from edgekv.machine import n_cores
 
     with progress_bar() as progress:
         rows = list(run(model, bounds, threads or n_cores(), progress, again))

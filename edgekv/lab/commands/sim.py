@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.amounts import GIB, percent
-from edgekv.assignments import assigned
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.common.enums import Split
+from edgekv.common.units import GIB, percent
 from edgekv.config import Attend, PlacementOptions
-from edgekv.vocab import Split
+from edgekv.config.assignments import assigned
 
 if TYPE_CHECKING:
     from edgekv.lab.traces.sim import Result, Scenario

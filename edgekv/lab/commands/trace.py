@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from edgekv.amounts import size
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import output_option, print_json
+from edgekv.common.enums import CacheType
+from edgekv.common.units import size
 from edgekv.config import SelectionOptions, parse_resolution
-from edgekv.vocab import CacheType
 
 _TYPE_NAMES = [kind.value for kind in CacheType]
 
@@ -60,9 +60,9 @@ def record(
     """
     from edgekv.bench.passes import Caches
     from edgekv.bench.text import find_text
+    from edgekv.common.machine import n_cores
     from edgekv.lab.traces.record import Recording
     from edgekv.lab.traces.record import record as run
-    from edgekv.machine import n_cores
 
     recording = Recording(
         model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window, resolution=resolution,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekv.errors import ConfigError, ContextOverflow, EdgeKVError
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.lab.heads.roles import RECENT_PAGES, Profile, RoleMeter
 from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
-from edgekv.vocab import KvMode
 
 if TYPE_CHECKING:
     from edgekv.lab.traces.trace import Trace

@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 SINK_PAGES = 1
 """Pages at the start that count as first: the sink is one token, or the few first tokens of a chat template."""

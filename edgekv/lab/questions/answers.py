@@ -12,7 +12,8 @@ from edgekv.bench.modes import BenchMode
 from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
 from edgekv.bench.tally import added
 from edgekv.bench.text import Text
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.reports import SelectionReport
 from edgekv.lab.questions.asking import ask, n_tokens_of
 from edgekv.lab.questions.sparsity import was_sparse
 from edgekv.lab.questions.start import Start
@@ -21,7 +22,6 @@ from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import sentences
 from edgekv.llama import Llama
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.reports import SelectionReport
 
 GAP_TOKENS = 32
 """Tokens of further text before each question but the first of a cold context, so that the previous question's pages cool down."""

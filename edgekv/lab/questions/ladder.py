@@ -23,13 +23,13 @@ from edgekv.bench.modes import FULL, STOCK_KERNELS
 from edgekv.bench.passes import WARMUP_TOKENS
 from edgekv.bench.request import BenchRequest
 from edgekv.bench.text import Text, find_text
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.enums import PAGE_TOKENS, Split
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.machine import stamp
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import OBSERVATIONS, Scenario, simulate
 from edgekv.lab.traces.trace import Trace
-from edgekv.machine import stamp
 from edgekv.models import geometry
-from edgekv.vocab import PAGE_TOKENS, Split
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]

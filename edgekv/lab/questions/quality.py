@@ -19,15 +19,15 @@ from edgekv import _native
 from edgekv.bench.modes import FULL, BenchMode, errors_for, find_mode, in_order
 from edgekv.bench.passes import WARMUP_TOKENS, Caches, hooked_note, opened
 from edgekv.bench.text import Text
-from edgekv.effort import Effort, Kind, Work
-from edgekv.errors import ConfigError, DoesNotFit
+from edgekv.common.effort import Effort, Kind, Work
+from edgekv.common.errors import ConfigError, DoesNotFit
+from edgekv.common.machine import stamp
 from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import Likeness, compare
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.questions.start import Start
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
 from edgekv.lab.tasks import TASKS, default_tasks
-from edgekv.machine import stamp
 from edgekv.models import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, ContextError
 from edgekv.rates.measuring.decoder import Decoder

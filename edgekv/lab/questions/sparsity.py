@@ -1,9 +1,9 @@
 """Tells whether a sparse mode left tokens out. A mode that attended everything finds everything, which says nothing about the mode."""
 
 from edgekv.bench.modes import BenchMode
+from edgekv.common.enums import KvMode
+from edgekv.common.reports import SelectionReport
 from edgekv.live.runtime import Runtime
-from edgekv.reports import SelectionReport
-from edgekv.vocab import KvMode
 
 ATTENDED_EVERYTHING = "attended everything"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from edgekv.bench.modes import FULL, BenchMode
 from edgekv.bench.tally import added
+from edgekv.common.reports import SelectionReport
 from edgekv.lab.questions.answers import Answers, TaskAnswer
 from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.results.retention import Retention
 from edgekv.lab.tasks import TASKS
-from edgekv.reports import SelectionReport
 
 ALL = "all"
 """The text or task in a row about all of them."""

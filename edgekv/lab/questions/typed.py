@@ -8,9 +8,9 @@ from typing import Any
 
 from edgekv import _native
 from edgekv.cache_types import check_place, type_errors
+from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.layer_types import NOISE_FACTOR
-from edgekv.errors import ConfigError
 from edgekv.llama import Llama  # noqa: F401 (it hears llama.cpp's messages)
 from edgekv.memory.type_choice import check_by_layer, least_near, with_types
 from edgekv.models import geometry

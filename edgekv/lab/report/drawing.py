@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgekv.errors import EXIT_LIBRARY, ConfigError, EdgeKVError
+from edgekv.common.errors import EXIT_LIBRARY, ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from edgekv.bench.rows import read_document
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv.amounts import size
+from edgekv.common.units import size
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import DEPTH, MODE_COLOURS, MODE_NAMES, Row, Section, Table, number
 

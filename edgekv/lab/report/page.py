@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import __version__
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, svg
 from edgekv.lab.report.inputs import WANTED, Cache, Folder, read
 from edgekv.lab.report.machines import machine, planned

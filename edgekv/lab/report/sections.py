@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv import __version__, amounts
+from edgekv import __version__
+from edgekv.common import units as amounts
+from edgekv.common.enums import FULL, STOCK
 from edgekv.lab.report.charts import Panel, line_chart
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.lab.report.study import EMA, POOLED, Study
-from edgekv.vocab import FULL, STOCK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

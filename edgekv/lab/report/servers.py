@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgekv.amounts import MIB
+from edgekv.common.units import MIB
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, VIOLET
 from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, Table, number, runs_of, where

@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgekv.errors import ConfigError
+from edgekv.common.enums import STOCK, STOCK_KERNELS
+from edgekv.common.errors import ConfigError
 from edgekv.lab.report import charts, drawing
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import (
@@ -25,7 +26,6 @@ from edgekv.lab.report.sections import (
     runs_of,
     where,
 )
-from edgekv.vocab import STOCK, STOCK_KERNELS
 
 WANTED = "rows of edgekv bench -o json"
 

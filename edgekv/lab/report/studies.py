@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgekv.common.enums import FULL, STOCK, STOCK_KERNELS
 from edgekv.lab.report import charts, maps
 from edgekv.lab.report.charts import Interval, Line, Panel
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
 from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, divergence, number, percent, points, where
 from edgekv.lab.report.study import MAP_BUDGET
 from edgekv.lab.results.retention import Retention
-from edgekv.vocab import FULL, STOCK, STOCK_KERNELS
 
 LINES = 5
 """Number of named lines if none is in _TOLD; the others are grey."""

@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 from edgekv.bench.text import Text
+from edgekv.common.registry import Registry
 from edgekv.lab.texts.facts import first_number
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import MARGIN, Haystack, planted, sentences
 from edgekv.llama import Llama
-from edgekv.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekv.bench.text import chat_template, check_beginnings
-from edgekv.errors import ModelError
+from edgekv.common.errors import ModelError
 from edgekv.llama import Llama
 
 MARK = "\ue000"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekv.bench.text import Text
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.texts.frame import plain
 from edgekv.llama import Llama
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.errors import ConfigError, EdgeKVError
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.pages.shape import PageShape
 
 FORMAT = "edgekv-trace"

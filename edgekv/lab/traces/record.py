@@ -17,8 +17,9 @@ from edgekv._native import core  # after edgekv.live.runtime, which puts the lib
 from edgekv.arrays.norms import page_norms
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
+from edgekv.common.enums import DeviceKind, KvMode, SketchKind
+from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
-from edgekv.errors import ConfigError, EdgeKVError
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.live.observers import UbatchReport
 from edgekv.live.runtime import Runtime
@@ -27,7 +28,6 @@ from edgekv.rates.measuring import interrupts
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, decoder_of, read
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.interrupts import Interrupts
-from edgekv.vocab import DeviceKind, KvMode, SketchKind
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the tokens done and their total."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, KINDS, TraceFile, TraceHeader, TraceWriter, chunk_starts, dtype_of
 
 __all__ = ["Trace", "TraceHeader", "TraceStep"]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
+from edgekv.common.enums import Split
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.age import newest, within
 from edgekv.policies.base import Policy, Settings, at_least
-from edgekv.vocab import Split
 
 
 @dataclass(frozen=True)

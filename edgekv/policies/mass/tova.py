@@ -3,10 +3,10 @@
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
+from edgekv.common.enums import Split
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.base import Policy, Settings
-from edgekv.vocab import Split
 
 
 class Tova(Policy):

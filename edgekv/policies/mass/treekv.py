@@ -5,11 +5,11 @@ import math
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
+from edgekv.common.enums import Split
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, by_page, newest
 from edgekv.policies.base import Policy, Settings
-from edgekv.vocab import Split
 
 LEAST = 1e-12
 """The least score of a kept page; others have 0."""

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from edgekv.arrays.ops import Array, Ops
+from edgekv.common.enums import Split
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, begins_before, recency
 from edgekv.policies.base import Policy, Settings, at_least
-from edgekv.vocab import Split
 
 
 @dataclass(frozen=True)

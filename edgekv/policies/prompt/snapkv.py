@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.arrays.ops import Array, Ops
-from edgekv.errors import ConfigError
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, recency
 from edgekv.policies.base import Policy, Settings, at_least, number
 from edgekv.policies.prompt.window import PromptWindow
-from edgekv.vocab import Split
 
 
 @dataclass(frozen=True)

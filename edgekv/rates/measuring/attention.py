@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv.amounts import MIB
+from edgekv.common.enums import KvMode
+from edgekv.common.units import MIB
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_model
 from edgekv.rates.host import MIDDLE, NEAR, AttentionRates, AttentionShape, KernelRates
@@ -17,7 +18,6 @@ from edgekv.rates.measuring.contexts import Contexts, Opening, contexts
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Fill
 from edgekv.rates.measuring.steps import best_step, rotated, set_mode, shortest, timed
-from edgekv.vocab import KvMode
 
 _SHALLOW, _FAR = 256, 8192
 _CHUNKS = {"exact": 256, "flash": 128, "plain": 128}  # tokens of a prompt: of more, where a kernel reads K and V once for many

@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-from edgekv.machine import n_cores
+from edgekv.common.machine import n_cores
 
 _LEAST, _LEAST_SHARE = 0.5, 0.05
 """A machine counts as quiet while others use at most this many cores, or this share of this process's."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EdgeKVError, ModelError
+from edgekv.common.machine import n_cores
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError, ModelError
 from edgekv.live import runtime
 from edgekv.llama import Llama
-from edgekv.machine import n_cores
 from edgekv.memory.fit import CONTEXT_STEP, rounded
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.rates.measuring.steps import set_mode
-from edgekv.vocab import KvMode
 
 BATCH_TOKENS = 512
 """Tokens computed at once by default."""

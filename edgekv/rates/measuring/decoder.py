@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.live import runtime
 from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama, windows_reach  # first: it puts llama_cpp on our libraries

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError
 from edgekv.memory.home import PAGE
 
 _FILE_BYTES = 64 << 20

@@ -14,10 +14,10 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from edgekv.errors import EdgeKVError
+from edgekv.common.enums import CacheType
+from edgekv.common.errors import EdgeKVError
 from edgekv.models import geometry
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.vocab import CacheType
 
 import llama_cpp
 

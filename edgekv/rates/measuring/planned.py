@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError
-from edgekv.machine import default_threads
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
 from edgekv.memory.devices import place
@@ -20,7 +21,6 @@ from edgekv.memory.roofline import pages_read
 from edgekv.memory.type_choice import with_types
 from edgekv.memory.type_costs import type_cost
 from edgekv.models.geometry import open_model
-from edgekv.vocab import DeviceKind, KvMode
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile

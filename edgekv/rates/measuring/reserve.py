@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from edgekv.common.errors import ModelError
 from edgekv.config import KvOptions
-from edgekv.errors import ModelError
 from edgekv.memory.allocations import UBATCH_TOKENS, Slots
 from edgekv.memory.fit import cells
 from edgekv.models import geometry

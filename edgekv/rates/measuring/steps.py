@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgekv.common.enums import KvMode
 from edgekv.live.runtime import Runtime
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.decoder import Decoder
-from edgekv.vocab import KvMode
 
 T = TypeVar("T")
 

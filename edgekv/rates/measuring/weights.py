@@ -15,9 +15,10 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 from edgekv import _native
-from edgekv.amounts import MIB
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.units import MIB
 from edgekv.config import KvOptions
-from edgekv.errors import EdgeKVError
 from edgekv.models.geometry import ModelFile
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
@@ -38,7 +39,6 @@ from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.contexts import decoder_of
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import best_step, fastest, set_mode, timed
-from edgekv.vocab import KvMode
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgekv import policies, prefetch
+from edgekv.common.enums import Split
 from edgekv.hierarchy import budgets
 from edgekv.lab.traces.sim.hot import HotTier
 from edgekv.lab.traces.sim.result import Result
@@ -15,7 +16,6 @@ from edgekv.lab.traces.trace import Trace, TraceHeader, TraceStep
 from edgekv.pages.observation import Observation
 from edgekv.policies import Policy
 from edgekv.prefetch import Rope
-from edgekv.vocab import Split
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and their total."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from edgekv.common.enums import Split
 from edgekv.lab.traces.sim.scenario import Scenario
 from edgekv.lab.traces.trace import TraceHeader
-from edgekv.vocab import Split
 
 
 @dataclass(frozen=True)

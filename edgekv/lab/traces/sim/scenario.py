@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from edgekv.common.enums import Split
+from edgekv.common.errors import ConfigError
+from edgekv.common.registry import Registry
 from edgekv.config import Attend, PlacementOptions, choice
-from edgekv.errors import ConfigError
 from edgekv.prefetch import PREFETCHERS
-from edgekv.registry import Registry
-from edgekv.vocab import Split
 
 OBSERVATIONS: Registry[str] = Registry("observation mode")
 OBSERVATIONS.add("sampled", "sampled", "the policy sees what mode sparse reads: an estimate of the mass of every page")

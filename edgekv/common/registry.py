@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 import re
 
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from edgekv.amounts import SWITCH
-from edgekv.errors import ConfigError
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import SWITCH
 
 _ALLOWED: dict[Callable[[str], Any], str] = {bool: "on or off", int: "a whole number", float: "a number"}
 

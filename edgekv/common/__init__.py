@@ -1,0 +1,1 @@
+"""What every package may use: errors, enumerations, units, reports, registries, JSON files, this machine."""

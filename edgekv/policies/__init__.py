@@ -12,31 +12,31 @@ from edgekv.common.errors import ConfigError
 from edgekv.common.registry import Registry
 from edgekv.config.assignments import assigned, split_at
 from edgekv.pages.shape import PageShape
-from edgekv.policies.averages.ema import Ema
-from edgekv.policies.averages.ema_any import EmaAny
+from edgekv.policies.adakv import AdaKv
+from edgekv.policies.anchor import Anchor
 from edgekv.policies.base import Policy, Settings
-from edgekv.policies.baselines.none import NoPolicy
-from edgekv.policies.baselines.oracle import Oracle
-from edgekv.policies.baselines.random import Random
 from edgekv.policies.by_stream import ByStream
-from edgekv.policies.caches.hierarchical import Hierarchical
-from edgekv.policies.caches.lfu import Lfu
-from edgekv.policies.caches.lru import Lru
-from edgekv.policies.caches.mlfq import Mlfq
-from edgekv.policies.caches.s3fifo import S3Fifo
 from edgekv.policies.composed import Composed
+from edgekv.policies.ema import Ema
+from edgekv.policies.ema_any import EmaAny
+from edgekv.policies.h2o import H2O
+from edgekv.policies.hierarchical import Hierarchical
 from edgekv.policies.knorm import KNorm
-from edgekv.policies.mass.h2o import H2O
-from edgekv.policies.mass.morphkv import MorphKv
-from edgekv.policies.mass.tova import Tova
-from edgekv.policies.mass.treekv import TreeKv
-from edgekv.policies.pins.anchor import Anchor
-from edgekv.policies.pins.recent import Recent
-from edgekv.policies.pins.streaming import Streaming, Streaming288
-from edgekv.policies.prompt.adakv import AdaKv
-from edgekv.policies.prompt.nacl import Nacl
-from edgekv.policies.prompt.pyramidkv import PyramidKv
-from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.policies.lfu import Lfu
+from edgekv.policies.lru import Lru
+from edgekv.policies.mlfq import Mlfq
+from edgekv.policies.morphkv import MorphKv
+from edgekv.policies.nacl import Nacl
+from edgekv.policies.none import NoPolicy
+from edgekv.policies.oracle import Oracle
+from edgekv.policies.pyramidkv import PyramidKv
+from edgekv.policies.random import Random
+from edgekv.policies.recent import Recent
+from edgekv.policies.s3fifo import S3Fifo
+from edgekv.policies.snapkv import SnapKv
+from edgekv.policies.streaming import Streaming, Streaming288
+from edgekv.policies.tova import Tova
+from edgekv.policies.treekv import TreeKv
 
 POLICIES: Registry[type[Policy]] = Registry("policy")
 POLICIES.add("ema", Ema, "moving average of the attention mass, for each head", "EdgeKV")

@@ -13,7 +13,7 @@ from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
 from edgekv.pages.shape import PageShape
 from edgekv.policies import make
-from edgekv.policies.prompt.window import PromptWindow
+from edgekv.policies.window import PromptWindow
 
 
 def plain_snapkv(n_window: int, kernel: int):

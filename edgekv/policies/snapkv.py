@@ -11,7 +11,7 @@ from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.age import KEPT, recency
 from edgekv.policies.base import Policy, Settings, at_least, number
-from edgekv.policies.prompt.window import PromptWindow
+from edgekv.policies.window import PromptWindow
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import numpy as np
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
-from edgekv.policies.averages.ema import Ema, EmaSettings
 from edgekv.policies.base import Policy
+from edgekv.policies.ema import Ema, EmaSettings
 
 
 class EmaAny(Policy):

@@ -9,7 +9,7 @@ from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
 from edgekv.policies.base import at_least, number
-from edgekv.policies.prompt.snapkv import SnapKv, SnapKvSettings
+from edgekv.policies.snapkv import SnapKv, SnapKvSettings
 
 
 @dataclass(frozen=True)

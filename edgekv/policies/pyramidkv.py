@@ -1,7 +1,7 @@
 """SnapKV with fewer pages for each further layer."""
 
 from edgekv.common.enums import Split
-from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.policies.snapkv import SnapKv
 
 
 class PyramidKv(SnapKv):

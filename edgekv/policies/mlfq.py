@@ -7,8 +7,8 @@ import numpy as np
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
+from edgekv.policies.access import AccessSettings
 from edgekv.policies.base import Policy, at_least
-from edgekv.policies.caches.access import AccessSettings
 
 N_LEVELS = 8
 """MQ's number of queues."""

@@ -8,8 +8,8 @@ from edgekv.arrays.best import best
 from edgekv.arrays.ops import Array, Ops
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
+from edgekv.policies.access import AccessSettings
 from edgekv.policies.base import Policy, at_least
-from edgekv.policies.caches.access import AccessSettings
 
 FROM_COUNTS = (1, 5, 10)
 """The least counts in a window for levels 1, 2 and 3."""

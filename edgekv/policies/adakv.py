@@ -1,7 +1,7 @@
 """SnapKV with one budget for the heads of a layer."""
 
 from edgekv.common.enums import Split
-from edgekv.policies.prompt.snapkv import SnapKv
+from edgekv.policies.snapkv import SnapKv
 
 
 class AdaKv(SnapKv):

@@ -1,1 +1,0 @@
-"""Policies that average attention mass."""

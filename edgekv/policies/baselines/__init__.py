@@ -1,1 +1,0 @@
-"""Policies that others are compared with."""

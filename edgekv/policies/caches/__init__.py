@@ -1,1 +1,0 @@
-"""Replacement policies of caches: an access is attention mass above a threshold."""

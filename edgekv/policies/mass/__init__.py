@@ -1,1 +1,0 @@
-"""Policies that compare or add up attention mass."""

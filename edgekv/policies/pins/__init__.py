@@ -1,1 +1,0 @@
-"""Policies that pin pages by position."""

@@ -36,9 +36,9 @@ def policies(kind: str | None, output: str) -> None:
 
 def _rows() -> list[dict[str, Any]]:
     from edgekv.common.registry import Registry
-    from edgekv.hierarchy.budgets import SPLITS
     from edgekv.policies import POLICIES
-    from edgekv.prefetch import PREFETCHERS
+    from edgekv.tiering.budgets import SPLITS
+    from edgekv.tiering.prefetch import PREFETCHERS
 
     registries: tuple[Registry[Any], ...] = POLICIES, PREFETCHERS, SPLITS
     return [{"kind": kind, "name": name, "description": registry.describe(name), "source": registry.source(name)}

@@ -15,7 +15,7 @@ from support.command_lines import calls, commands, parse
 
 from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
 from edgekv.policies import POLICIES
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.prefetch import PREFETCHERS
 
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / path for path in (

@@ -93,7 +93,7 @@ def _policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def _prefetchers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgekv.prefetch import PREFETCHERS
+    from edgekv.tiering.prefetch import PREFETCHERS
 
     return items({name: PREFETCHERS.describe(name) for name in PREFETCHERS}, incomplete)
 

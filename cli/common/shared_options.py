@@ -277,7 +277,7 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     from edgekv import policies
     from edgekv.memory.device_mode import chosen_mode
     from edgekv.memory.devices import measured_mode, place
-    from edgekv.prefetch import PREFETCHERS
+    from edgekv.tiering.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
     context = click.get_current_context(silent=True)

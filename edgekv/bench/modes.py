@@ -15,7 +15,7 @@ from edgekv.common.registry import Registry
 from edgekv.common.units import parse_bytes
 from edgekv.config import CacheOptions, HeadErrors, KvOptions, option_kind, option_names
 from edgekv.config.assignments import assigned, split_at
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.prefetch import PREFETCHERS
 
 
 @dataclass(frozen=True)

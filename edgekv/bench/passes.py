@@ -21,7 +21,6 @@ from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.reports import SelectionReport
 from edgekv.common.units import size
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.hierarchy.stats import Stats
 from edgekv.live.runtime import Runtime
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES
@@ -29,6 +28,7 @@ from edgekv.models import Geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import set_mode
+from edgekv.tiering.stats import Stats
 
 LEAST_STEPS = 4
 """At least so many steps are timed, however long they take."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgekv.bench.intervals import of_mean
 from edgekv.common.reports import SelectionReport
-from edgekv.hierarchy.stats import Stats
+from edgekv.tiering.stats import Stats
 
 T = TypeVar("T", Stats, SelectionReport)
 

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from edgekv import policies, prefetch
+from edgekv import policies
 from edgekv._native import core, device_calls, token_rows
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.memory.available import available_bytes
 from edgekv.rates import device as calibration
+from edgekv.tiering import prefetch
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -11,8 +11,8 @@ import numpy as np
 from edgekv.common.enums import KvMode
 from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions
-from edgekv.hierarchy.stats import Stats
 from edgekv.pages.residency import State
+from edgekv.tiering.stats import Stats
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -6,8 +6,8 @@ from edgekv._native import core, paging
 from edgekv._native.native_pages import moves_of
 from edgekv.common.enums import Split
 from edgekv.config import EvictionOptions
-from edgekv.hierarchy.eviction import Demand
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.eviction import Demand
 
 
 class NativeEvictor:

@@ -18,10 +18,10 @@ from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
-from edgekv.hierarchy import eviction
-from edgekv.hierarchy.stats import Stats
 from edgekv.live.observers import Observers
 from edgekv.pages.residency import Residency
+from edgekv.tiering import eviction
+from edgekv.tiering.stats import Stats
 
 _native.prepare()
 

@@ -14,20 +14,20 @@ from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, DoesNotFit, TierError
 from edgekv.common.reports import LayerReport, SelectionReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
-from edgekv.hierarchy.planner import MoveLimits
-from edgekv.hierarchy.stats import Stats
-from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.live.copies import Copies
-from edgekv.live.device_arena import DeviceArena
-from edgekv.live.host_arena import HostArena
 from edgekv.live.key_norms import KeyNorms
 from edgekv.live.native_evictor import NativeEvictor
 from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch import Rope
 from edgekv.rates.device import ColdPage, ship_or_read
+from edgekv.tiering.device_arena import DeviceArena
+from edgekv.tiering.host_arena import HostArena
+from edgekv.tiering.planner import MoveLimits
+from edgekv.tiering.prefetch import Rope
+from edgekv.tiering.stats import Stats
+from edgekv.tiering.step import Hierarchy, HierarchySettings
 
 RUN_UBATCHES = 16
 """Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""

@@ -6,6 +6,6 @@ from edgekv.policies.snapkv import SnapKv
 
 class PyramidKv(SnapKv):
     """PyramidKV, "Dynamic KV Cache Compression based on Pyramidal Information Funneling" (arXiv:2406.02069): SnapKV's scores; the budget
-    falls evenly from the first layer to the last (`edgekv.hierarchy.budgets`)."""
+    falls evenly from the first layer to the last (`edgekv.tiering.budgets`)."""
 
     split = Split.PYRAMID

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.common.enums import DeviceKind, Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.hierarchy.eviction import batch_tokens
 from edgekv.memory.allocations import MemoryPart
 from edgekv.memory.context import choose_context
 from edgekv.memory.fit import ContextChoice, kept, rounded
@@ -42,6 +41,7 @@ from edgekv.serving.server_options import (
     with_measured,
 )
 from edgekv.serving.sites import Admitted, admitted, is_public, parse_origin
+from edgekv.tiering.eviction import batch_tokens
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

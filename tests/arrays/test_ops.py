@@ -11,13 +11,13 @@ from support.tiers import observation, plan, promote, settled
 from edgekv.arrays.moving_average import weights
 from edgekv.arrays.ops import Ops
 from edgekv.arrays.rank import HostRanking, ListedRanking, Top
-from edgekv.hierarchy.planner import MoveLimits, decide
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, make
-from edgekv.prefetch import PREFETCHERS, Rope
-from edgekv.prefetch import make as make_prefetch
+from edgekv.tiering.planner import MoveLimits, decide
+from edgekv.tiering.prefetch import PREFETCHERS, Rope
+from edgekv.tiering.prefetch import make as make_prefetch
 
 
 def random_mass(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

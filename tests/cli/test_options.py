@@ -13,8 +13,8 @@ from edgekv.common.errors import ConfigError, CudaUnavailable
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
 from edgekv.memory import devices
 from edgekv.policies import POLICIES
-from edgekv.prefetch import PREFETCHERS
 from edgekv.store.settings import RecallSettings
+from edgekv.tiering.prefetch import PREFETCHERS
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 

@@ -2,7 +2,7 @@
 
 from .fault import Fault
 
-POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/hierarchy/", "edgekv/store/", "edgekv/serving/"
+POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/tiering/", "edgekv/store/", "edgekv/serving/"
 
 PYTHON = [
     Fault("lru-older-is-worth-more", "policies", POLICIES + "caches/lru.py", "scores /= aged", "scores *= aged"),
@@ -19,8 +19,8 @@ PYTHON = [
           "np.cumsum(tied[crowded], axis=1)"),
     Fault("eviction-oldest-page-freed", "hierarchy: eviction", TIERS + "eviction.py", "goes[[0, -1]] = False", "goes[-1] = False"),
     Fault("migrator-failed-page-stays-moving", "hierarchy: migrator", TIERS + "migrator.py", "self.table.cancel(ids[~ok], Reason.FAILED)", "pass"),
-    Fault("neighbour-of-another-stream", "prefetch", "edgekv/prefetch/neighbour.py", "at + 1 < n", "at < n"),
-    Fault("prefetch-one-page-more", "prefetch", "edgekv/prefetch/prefetcher.py", "== State.HOME][:limit]", "== State.HOME][: limit + 1]"),
+    Fault("neighbour-of-another-stream", "prefetch", "edgekv/tiering/prefetch/neighbour.py", "at + 1 < n", "at < n"),
+    Fault("prefetch-one-page-more", "prefetch", "edgekv/tiering/prefetch/prefetcher.py", "== State.HOME][:limit]", "== State.HOME][: limit + 1]"),
     Fault("ema-of-a-run-of-one", "arrays: ops", "edgekv/arrays/moving_average.py", "(1.0 - alpha) ** n_tokens", "(1.0 - alpha)"),
     Fault("nearest-without-room", "arrays: nearness", "edgekv/arrays/nearness.py", "room -= int(n_tokens[part])", "room -= 0"),
     Fault("keep-bytes-as-tokens", "config", "edgekv/config/values.py", "return cls(tokens=0, bytes=n_bytes)", "return cls(tokens=n_bytes, bytes=0)"),

@@ -13,10 +13,10 @@ from support.tiers import observation
 from edgekv.arrays.moving_average import BLOCK, ema, scratch_elements, weights
 from edgekv.cli.main import cli
 from edgekv.common.errors import ConfigError
-from edgekv.hierarchy.budgets import SPLITS
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES, kinds, make, setting_kinds
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.budgets import SPLITS
+from edgekv.tiering.prefetch import PREFETCHERS
 
 
 def plain_ema(steps, alpha: float) -> np.ndarray:

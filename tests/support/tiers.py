@@ -9,12 +9,12 @@ import numpy as np
 
 from edgekv.arrays.rank import HostRanking
 from edgekv.common.errors import TierError
-from edgekv.hierarchy.planner import MigrationPlan, MoveLimits, decide
-from edgekv.hierarchy.table import PageTable
-from edgekv.live.device_arena import DeviceArena
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, Residency, State
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.device_arena import DeviceArena
+from edgekv.tiering.planner import MigrationPlan, MoveLimits, decide
+from edgekv.tiering.table import PageTable
 
 
 def settled(shape: PageShape, n_slots: int, pages: range | int) -> PageTable:

@@ -4,10 +4,10 @@ import numpy as np
 from support.tiers import FakeArena, FakeDevice
 
 from edgekv.arrays.ops import Ops
-from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.observation import Observation
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch import Rope
+from edgekv.tiering.prefetch import Rope
+from edgekv.tiering.step import Hierarchy, HierarchySettings
 
 SHAPE = PageShape(3, 2, 16, page_tokens=4)
 

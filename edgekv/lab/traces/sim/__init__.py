@@ -10,7 +10,7 @@ cost.
 A step t decodes one token, with the same policies and prefetchers as live:
 
 1. The policy has seen the steps before t (the oracle also t: observation "ahead"). Hot are its pins, the page being filled, the pages of
-   highest score up to the budget, which `edgekv.hierarchy.budgets` divides over layers and heads, and prefetched pages.
+   highest score up to the budget, which `edgekv.tiering.budgets` divides over layers and heads, and prefetched pages.
 2. The figures (below) count the part that these pages serve.
 3. The policy observes. `sampled`: mode sparse's observation, the weighted mass of the rows that it read, a consistent estimate of the
    mass of every page, hot or not. `full`: the true mass of every page, which only a recording has. `honest`: only the policy's chosen

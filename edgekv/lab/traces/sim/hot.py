@@ -5,7 +5,7 @@ import numpy as np
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch import Prefetcher
+from edgekv.tiering.prefetch import Prefetcher
 
 
 class HotTier:

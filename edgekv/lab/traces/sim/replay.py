@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgekv import policies, prefetch
+from edgekv import policies
 from edgekv.common.enums import Split
-from edgekv.hierarchy import budgets
 from edgekv.lab.traces.sim.hot import HotTier
 from edgekv.lab.traces.sim.result import Result
 from edgekv.lab.traces.sim.scenario import Access, Scenario
 from edgekv.lab.traces.trace import Trace, TraceHeader, TraceStep
 from edgekv.pages.observation import Observation
 from edgekv.policies import Policy
-from edgekv.prefetch import Rope
+from edgekv.tiering import budgets, prefetch
+from edgekv.tiering.prefetch import Rope
 
 Progress = Callable[[int, int], None]
 """Called with the steps done and their total."""

@@ -10,7 +10,7 @@ from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
 from edgekv.common.registry import Registry
 from edgekv.config import Attend, PlacementOptions, choice
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.prefetch import PREFETCHERS
 
 OBSERVATIONS: Registry[str] = Registry("observation mode")
 OBSERVATIONS.add("sampled", "sampled", "the policy sees what mode sparse reads: an estimate of the mass of every page")

@@ -7,7 +7,7 @@ from edgekv.arrays.order import Later
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch.prefetcher import Prefetcher, Rope
+from edgekv.tiering.prefetch.prefetcher import Prefetcher, Rope
 
 
 class RandomPages(Prefetcher):

@@ -10,13 +10,13 @@ from support.tiers import FakeArena, where
 from support.world import SHAPE, World, act
 
 from edgekv.common.errors import ConfigError, TierError
-from edgekv.hierarchy.planner import MoveLimits
-from edgekv.hierarchy.step import Hierarchy, HierarchySettings
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.planner import MoveLimits
+from edgekv.tiering.prefetch import PREFETCHERS
+from edgekv.tiering.step import Hierarchy, HierarchySettings
 
 
 def test_the_hot_pages_come_to_the_arena():

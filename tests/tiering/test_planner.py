@@ -8,9 +8,9 @@ from support.tiers import plan, promote, settled
 
 from edgekv.arrays.topk import largest, smallest
 from edgekv.common.errors import ConfigError
-from edgekv.hierarchy.planner import MoveLimits
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.planner import MoveLimits
 
 SHAPE = PageShape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 NONE = np.empty(0, np.int64)

@@ -10,7 +10,7 @@ from edgekv.common.errors import ConfigError
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch.prefetcher import Prefetcher, Rope, only_home
+from edgekv.tiering.prefetch.prefetcher import Prefetcher, Rope, only_home
 
 
 class RopeDistance(Prefetcher):

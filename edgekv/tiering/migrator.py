@@ -5,11 +5,11 @@ import time
 import numpy as np
 
 from edgekv.common.errors import TierError
-from edgekv.hierarchy.planner import MigrationPlan
-from edgekv.hierarchy.stats import Stats
-from edgekv.hierarchy.table import PageTable
-from edgekv.hierarchy.transport import Transport
 from edgekv.pages.residency import Reason, State, pins_of
+from edgekv.tiering.planner import MigrationPlan
+from edgekv.tiering.stats import Stats
+from edgekv.tiering.table import PageTable
+from edgekv.tiering.transport import Transport
 
 _NO_IDS = np.empty(0, np.int64)
 

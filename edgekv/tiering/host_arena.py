@@ -4,7 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgekv.hierarchy.transport import Slots, Transport
+from edgekv.tiering.transport import Slots, Transport
 
 
 class HostPages(Slots, Protocol):

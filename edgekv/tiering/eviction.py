@@ -7,8 +7,8 @@ import numpy as np
 
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
-from edgekv.hierarchy.budgets import divide
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.budgets import divide
 
 BATCHES = 4
 """A cache whose pages are freed has room for this many of its largest batches, or more. The room for a batch must be empty before the

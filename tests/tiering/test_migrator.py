@@ -5,12 +5,12 @@ import pytest
 from support.tiers import FakeArena, settled, where
 
 from edgekv.common.errors import TierError
-from edgekv.hierarchy.migrator import Migrator
-from edgekv.hierarchy.planner import MigrationPlan
-from edgekv.hierarchy.stats import Stats
-from edgekv.live.host_arena import HostArena
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.host_arena import HostArena
+from edgekv.tiering.migrator import Migrator
+from edgekv.tiering.planner import MigrationPlan
+from edgekv.tiering.stats import Stats
 
 SHAPE = PageShape(2, 2, 8)
 

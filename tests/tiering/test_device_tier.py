@@ -18,14 +18,14 @@ from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import TierError
 from edgekv.config import KvOptions
-from edgekv.hierarchy.migrator import Migrator
-from edgekv.hierarchy.planner import MoveLimits
-from edgekv.hierarchy.stats import Stats
 from edgekv.live import wiring
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
-from edgekv.prefetch import PREFETCHERS
+from edgekv.tiering.migrator import Migrator
+from edgekv.tiering.planner import MoveLimits
+from edgekv.tiering.prefetch import PREFETCHERS
+from edgekv.tiering.stats import Stats
 
 SHAPE = PageShape(2, 2, 8)
 

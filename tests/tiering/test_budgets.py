@@ -5,7 +5,7 @@ import pytest
 
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
-from edgekv.hierarchy.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
+from edgekv.tiering.budgets import LAYER_FLOOR, SPLITS, divide, layer_weights
 
 ROWS, HEADS, PAGES = 4, 3, 23
 

@@ -6,7 +6,7 @@ from edgekv.arrays.order import Later
 from edgekv.arrays.rank import Top
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency
-from edgekv.prefetch.prefetcher import NOTHING, Prefetcher, only_home
+from edgekv.tiering.prefetch.prefetcher import NOTHING, Prefetcher, only_home
 
 
 class Neighbour(Prefetcher):

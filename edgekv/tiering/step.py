@@ -6,22 +6,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgekv import policies, prefetch
+from edgekv import policies
 from edgekv.arrays.ops import Array, Ops
 from edgekv.arrays.order import Later, both
 from edgekv.arrays.rank import Ranking
 from edgekv.common.errors import ConfigError
-from edgekv.hierarchy import eviction, planner
-from edgekv.hierarchy.eviction import Demand, Evictor
-from edgekv.hierarchy.migrator import Migrator
-from edgekv.hierarchy.planner import MoveLimits
-from edgekv.hierarchy.stats import Stats
-from edgekv.hierarchy.table import PageTable
-from edgekv.hierarchy.transport import Transport
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch import Rope
+from edgekv.tiering import eviction, planner, prefetch
+from edgekv.tiering.eviction import Demand, Evictor
+from edgekv.tiering.migrator import Migrator
+from edgekv.tiering.planner import MoveLimits
+from edgekv.tiering.prefetch import Rope
+from edgekv.tiering.stats import Stats
+from edgekv.tiering.table import PageTable
+from edgekv.tiering.transport import Transport
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""Prefetchers: which pages will be wanted next. A prefetcher = one file, one line here, one line in tests/prefetch/test_prefetch.py."""
+"""Prefetchers: which pages will be wanted next. A prefetcher = one file, one line here, one line in tests/tiering/test_prefetch.py."""
 
 from edgekv.arrays.ops import Ops
 from edgekv.common.registry import Registry
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch.neighbour import Neighbour
-from edgekv.prefetch.no_prefetch import NoPrefetch
-from edgekv.prefetch.prefetcher import Prefetcher, Rope
-from edgekv.prefetch.previous import Previous
-from edgekv.prefetch.random_pages import RandomPages
-from edgekv.prefetch.rope import RopeDistance
+from edgekv.tiering.prefetch.neighbour import Neighbour
+from edgekv.tiering.prefetch.no_prefetch import NoPrefetch
+from edgekv.tiering.prefetch.prefetcher import Prefetcher, Rope
+from edgekv.tiering.prefetch.previous import Previous
+from edgekv.tiering.prefetch.random_pages import RandomPages
+from edgekv.tiering.prefetch.rope import RopeDistance
 
 PREFETCHERS: Registry[type[Prefetcher]] = Registry("prefetch")
 PREFETCHERS.add("none", NoPrefetch, "pages move on their scores alone", "EdgeKV")

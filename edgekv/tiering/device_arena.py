@@ -7,7 +7,7 @@ import numpy as np
 
 from edgekv.arrays.order import Event, Stream
 from edgekv.common.errors import TierError
-from edgekv.hierarchy.transport import Slots, Transport
+from edgekv.tiering.transport import Slots, Transport
 
 
 class DevicePages(Slots, Protocol):

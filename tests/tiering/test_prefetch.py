@@ -10,7 +10,7 @@ from edgekv.arrays.rotary import distance_prior
 from edgekv.common.errors import ConfigError
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
-from edgekv.prefetch import PREFETCHERS, Rope, make
+from edgekv.tiering.prefetch import PREFETCHERS, Rope, make
 
 SHAPE = PageShape(2, 2, 8)  # ids: row 0: 0-7, 8-15; row 1: 16-23, 24-31
 ROPE = Rope(head_dim=64, n_rot=64)

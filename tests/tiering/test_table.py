@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from support.tiers import promote, settled, where
 
 from edgekv.common.errors import ConfigError, TierError
-from edgekv.hierarchy.table import PageTable
 from edgekv.pages.residency import Reason, State, pins_of
 from edgekv.pages.shape import PageShape
+from edgekv.tiering.table import PageTable
 
 SHAPE = PageShape(2, 2, 8)
 NONE = np.zeros(0, bool)

@@ -6,8 +6,8 @@ import pytest
 from edgekv.common.enums import Split
 from edgekv.common.errors import ConfigError
 from edgekv.config import Keep, KvOptions
-from edgekv.hierarchy import eviction
 from edgekv.pages.shape import PageShape
+from edgekv.tiering import eviction
 
 SHAPE = PageShape(2, 2, 8)
 

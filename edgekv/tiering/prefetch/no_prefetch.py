@@ -5,7 +5,7 @@ import numpy as np
 from edgekv.arrays.order import Later
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import Residency
-from edgekv.prefetch.prefetcher import NOTHING, Prefetcher
+from edgekv.tiering.prefetch.prefetcher import NOTHING, Prefetcher
 
 
 class NoPrefetch(Prefetcher):

@@ -237,7 +237,7 @@ def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, cache_
     Each is read in pieces of about 2,000 tokens, only while the server has no other request. What was read is kept even if this ends early: the same
     command goes on from there.
     """
-    from edgekv.serving.warming import Warmer, texts_of
+    from edgekv.server.warming import Warmer, texts_of
 
     texts = list(texts_of(files))
     warmer = Warmer(url.rstrip("/").removesuffix("/v1"), api_key, role, cache_salt, ttl or "")

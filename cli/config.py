@@ -91,7 +91,7 @@ def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     ARGUMENTS are those that would follow the command: `edgekv config show serve --slots 4`. What llama.cpp's server would take from variables
     and files of its own comes last.
     """
-    from edgekv.serving.server_options import llama_settings
+    from edgekv.server.server_options import llama_settings
 
     outer = click.Context(click.Group("edgekv"), info_name="edgekv")
     known = commands()

@@ -119,7 +119,7 @@ def _run() -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    server = sys.modules.get("edgekv.serving.server")
+    server = sys.modules.get("edgekv.server.server")
     if server is not None and server.active() is not None:
         # A model is still being loaded, or the server does not stop: its thread can only die with the process.
         server.active().abandon()

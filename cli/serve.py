@@ -29,7 +29,7 @@ from edgekv.common.enums import WhenFull
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
 if TYPE_CHECKING:
-    from edgekv.serving.server import Server
+    from edgekv.server.server import Server
 
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
@@ -39,7 +39,7 @@ _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    from edgekv.serving.sites import parse_hosts
+    from edgekv.server.sites import parse_hosts
 
     return parse_hosts(text)
 
@@ -109,8 +109,8 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line, told_cost
-    from edgekv.serving.server import Server
-    from edgekv.serving.server_options import ServerLimits, ServerOptions, try_extra, with_projector
+    from edgekv.server.server import Server
+    from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
@@ -161,7 +161,7 @@ def _stop_on_signals() -> str:
 
 
 def _leave_at_once(number: int, meanwhile: str) -> NoReturn:
-    from edgekv.serving.server import active
+    from edgekv.server.server import active
 
     if (server := active()) is not None:
         server.abandon()

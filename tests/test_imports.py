@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # entry that a module's name begins with is its own.
 GROUND = ["common", "config"]
 PACKAGES = ["models", "pages", "arrays", "policies", "tiering", "store", "_native", "rates", "memory", "live", "cache_types", "llama",
-            "rates.measuring", "diagnosis", "serving", "bench", "lab", "cli", "lab.commands"]
+            "rates.measuring", "diagnosis", "server", "bench", "lab", "cli", "lab.commands"]
 ORDER = [*GROUND, *PACKAGES]
 
 PURE = ("policies", "tiering", "store", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")

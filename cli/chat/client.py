@@ -14,7 +14,7 @@ import httpx2 as httpx
 
 from edgekv.cli.chat.session import BrokenOff
 from edgekv.common.errors import ContextOverflow, DoesNotFit, EdgeKVError
-from edgekv.serving.get_json import is_here
+from edgekv.server.get_json import is_here
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""

@@ -114,7 +114,7 @@ def chat(
         return talk.run(remote, client, renderer)
 
     from edgekv.cli.common.summary import summary_line, told_cost
-    from edgekv.serving.server import Server, ServerOptions
+    from edgekv.server.server import Server, ServerOptions
 
     path = model_path(model)
     placed = split_kv_options(settings, path)

@@ -9,7 +9,7 @@ from edgekv.common.enums import KvMode, SketchKind
 from edgekv.common.reports import MemoryReport, SelectionReport, TierReport
 from edgekv.common.units import percent, rough_percent, size
 from edgekv.config import KvOptions
-from edgekv.serving.server import Server
+from edgekv.server.server import Server
 
 if TYPE_CHECKING:
     from edgekv.live.runtime import Runtime

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
 from edgekv.common.enums import WhenFull
-from edgekv.serving.server import Server
+from edgekv.server.server import Server
 from edgekv.store import conversations
 from edgekv.store.settings import default_folder
 

@@ -96,7 +96,7 @@ def recall_option(function: F) -> F:
 
 
 def _draft(text: str) -> Any:
-    from edgekv.serving.drafts import parse_draft
+    from edgekv.server.drafts import parse_draft
 
     return parse_draft(text)
 

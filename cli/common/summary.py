@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgekv.common.reports import MemoryReport
     from edgekv.live.runtime import Runtime
     from edgekv.memory.allocations import MemoryPart
-    from edgekv.serving.server import Server
+    from edgekv.server.server import Server
 
 _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",
           "loaded later": "loaded later"}

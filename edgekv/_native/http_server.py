@@ -122,7 +122,7 @@ def draft_from_text(on: bool) -> None:
 
 
 def admit(names: Iterable[str], any_address: bool) -> None:
-    """Set the names under which the servers that `run` starts from now on answer, as `edgekv.serving.sites.Admitted` has them."""
+    """Set the names under which the servers that `run` starts from now on answer, as `edgekv.server.sites.Admitted` has them."""
     from edgekv._native._server import lib
 
     lib.edgekv_server_admit(",".join(names).encode(), any_address)

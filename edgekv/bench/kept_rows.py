@@ -28,7 +28,7 @@ from edgekv.models.geometry import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import rotated, set_mode
-from edgekv.serving.prefixes import Prefixes
+from edgekv.server.prefixes import Prefixes
 from edgekv.store.settings import StoreSettings
 
 QUESTION_TOKENS = 32

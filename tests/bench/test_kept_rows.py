@@ -15,7 +15,7 @@ from edgekv.cli.main import cli
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.models import geometry
-from edgekv.serving.prefixes import Prefixes
+from edgekv.server.prefixes import Prefixes
 from edgekv.store.coming import BlockReader
 
 N = 600

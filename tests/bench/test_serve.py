@@ -11,7 +11,7 @@ from edgekv.bench.serve import ServeBench, run
 from edgekv.cli.main import cli
 from edgekv.common.errors import EXIT_USAGE, ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 
 TEXT = " ".join(f"word{i % 40}" for i in range(4000))
 

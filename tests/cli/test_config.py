@@ -83,7 +83,7 @@ def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
 
     seen = []
     monkeypatch.setattr(module, "model_path", lambda model: Path("m.gguf"))
-    monkeypatch.setattr("edgekv.serving.server.Server", lambda options: seen.append(options) or 1 / 0)
+    monkeypatch.setattr("edgekv.server.server.Server", lambda options: seen.append(options) or 1 / 0)
     variables = write(file, 'kv = "exact"\nresolution = 500\ntype-k = "q8_0"\nslots = 3\nmax-queue = 0\ncache-dir = "kept"\ncache-disk = "2GiB"\n')
     run("serve", **variables)
     run("serve", "--kv", "sparse", "--cache-ram", "0", EDGEKV_RESOLUTION="900", **variables)

@@ -25,8 +25,8 @@ from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import WeightRates
 from edgekv.rates.measuring.busy import Others
-from edgekv.serving.server import Server
-from edgekv.serving.server_options import ServerOptions
+from edgekv.server.server import Server
+from edgekv.server.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings
 
 
@@ -136,7 +136,7 @@ def test_no_model(tmp_path):
 
 
 def test_summary_line(default_model, monkeypatch):
-    monkeypatch.setattr("edgekv.serving.room.available_bytes", lambda: 1 << 34)
+    monkeypatch.setattr("edgekv.server.room.available_bytes", lambda: 1 << 34)
     server = Server(ServerOptions(default_model, KvOptions(mode="sparse", device="cpu"), 8192, store=StoreSettings(1 << 30)))
     line = summary_line(server)
     assert "(weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB" in line and line.endswith("), 16.0 GiB are free")
@@ -164,7 +164,7 @@ def test_summary_line_with_what_is_there(synthetic):
 def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
     """The card's memory has a line of its own."""
     monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30)))
-    monkeypatch.setattr("edgekv.serving.server.open_model", lambda path: open_model(path, whole=False))
+    monkeypatch.setattr("edgekv.server.server.open_model", lambda path: open_model(path, whole=False))
     server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", device="cuda"), 32_768))
     host, card = summary_line(server).splitlines()
     assert "(KV home 4.0 GiB)" in host and "weights" not in host

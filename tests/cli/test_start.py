@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.serving.publisher", "edgekv.serving.shown"}
+MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.server.publisher", "edgekv.server.shown"}
 """Each takes a noticeable part of the time in which a small model loads."""
 
 UNTIL_THE_LOAD = """
@@ -26,7 +26,7 @@ main()
 
 UNTIL_READY = """
 import json, os, sys
-from edgekv.serving.server import Server
+from edgekv.server.server import Server
 start = Server.start
 def ready(server):
     start(server)

@@ -8,7 +8,7 @@ import pytest
 
 from edgekv.rates.measuring import busy, steps
 from edgekv.rates.measuring.busy import Others
-from edgekv.serving.first_tokens import N_TOKENS, FirstTokens
+from edgekv.server.first_tokens import N_TOKENS, FirstTokens
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from support.serve_process import serving
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
 from edgekv.rates.measuring.contexts import decoder_of
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 
 import llama_cpp
 
@@ -80,7 +80,7 @@ FIRST_USE = {
     "llama_cpp": "import llama_cpp; from edgekv.live import runtime; llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False)",
     "a server": """
 from pathlib import Path
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 with Server(ServerOptions(Path(sys.argv[1]), n_ctx=256, n_threads=1)): pass
 """,
 }
@@ -110,7 +110,7 @@ def test_libedgekv_reads_its_variables_at_the_first_use(synthetic, use):
 QUIET = "Llama(sys.argv[1], n_ctx=256, verbose=False).eval([260, 261])"
 SERVED = """
 from pathlib import Path
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 with Server(ServerOptions(Path(sys.argv[1]), n_ctx=256, n_threads=1)): pass
 """
 

@@ -67,7 +67,7 @@ print(min(found))
 SERVER = SPUN + """
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 from support.clients import post
 with Server(ServerOptions(Path(sys.argv[1]), n_ctx=2048, %s)) as server:
     found = []

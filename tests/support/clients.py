@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgekv.serving.server import Server
+from edgekv.server.server import Server
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}

@@ -8,7 +8,7 @@ from support.clients import Reply, post, send, until
 
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 
 N_TOKENS = 300
 SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)

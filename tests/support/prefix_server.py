@@ -6,7 +6,7 @@ import numpy as np
 from support.clients import post
 
 from edgekv.config import KvOptions
-from edgekv.serving.server import Server, ServerOptions
+from edgekv.server.server import Server, ServerOptions
 from edgekv.store.settings import StoreSettings
 
 EXACT = {"mode": "exact", "policy": "none", "kv_budget": 0}

@@ -21,7 +21,7 @@ if not __package__:  # started as a folder: again, as a package
 
 from apply import fetch_sdist, unpack  # noqa: E402 - patches/apply.py, which is in no package
 
-from edgekv.serving.server_options import LOOPBACK, free_port  # noqa: E402
+from edgekv.server.server_options import LOOPBACK, free_port  # noqa: E402
 
 from . import models  # noqa: E402
 

@@ -21,7 +21,7 @@ import utils  # noqa: E402 - theirs
 
 import edgekv.live.runtime  # noqa: E402, F401 - as the next three: imported once, not by each server
 from edgekv.cli.main import main  # noqa: E402
-from edgekv.serving import keepers, publisher, server, server_options  # noqa: E402, F401
+from edgekv.server import keepers, publisher, server, server_options  # noqa: E402, F401
 from upstream.models import options  # noqa: E402
 
 MODE, MODELS = os.environ["UPSTREAM_MODE"], Path(os.environ["UPSTREAM_MODELS"])

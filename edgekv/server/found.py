@@ -1,0 +1,53 @@
+"""What was found of a prompt: the part of a hit that serves, and the counts that the server gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from edgekv._native import http_server as native
+from edgekv._native.prefix_callbacks import CachedTokens, Medium
+from edgekv.common.enums import MissReason
+from edgekv.server.media import whole_media
+from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
+
+log = logging.getLogger("edgekv")
+
+
+def whole(pieces: Sequence[BlockPiece], media: Sequence[Medium]) -> tuple[BlockPiece, ...]:
+    """The pieces, cut at the beginning of a medium in which they end."""
+    return pieces_up_to(pieces, whole_media(media, pieces[-1].first + pieces[-1].n)) if pieces else ()
+
+
+def count(pieces: Sequence[BlockPiece]) -> CachedTokens:
+    cached = CachedTokens()
+    for piece in pieces:
+        setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
+    return cached
+
+
+def found(pieces: Sequence[BlockPiece], hit: PrefixHit, missed: Miss | None) -> CachedTokens:
+    """Tokens of a hit's first pieces, why there are no more, and the hit's near miss."""
+    cached = count(pieces)
+    cached.missed = missed
+    if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
+        cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
+    return cached
+
+
+def worth(hit: PrefixHit) -> PrefixHit:
+    """Drop the end of a hit that is faster to compute than to load, by the rates measured so far."""
+    n = hit.worth(native.reading_s)
+    if n == len(hit.pieces):
+        return hit
+    rest = hit.pieces[n:]
+    log.info("%d kept tokens of a prompt are computed: by measured speeds that takes %.3g s, and loading them from %s takes longer",
+             sum(piece.n for piece in rest), sum(native.reading_s(piece.first, piece.n) for piece in rest),
+             " and ".join(sorted({piece.source for piece in rest if piece.coming})))
+    return hit.cut(n, MissReason.CHEAPER_TO_COMPUTE)
+
+
+def before_media(hit: PrefixHit, media: Sequence[Medium]) -> PrefixHit:
+    """The hit, cut at the beginning of a medium in which it ends."""
+    n = whole_media(media, hit.end)
+    return hit.up_to(n) if n == hit.end else hit.up_to(n).because(Miss(MissReason.INSIDE_MEDIA, n))

@@ -1,0 +1,65 @@
+"""The last minutes of decoding, second by second."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from edgekv.server.figures import Figures, coverage
+
+SECONDS = 1.0
+"""The least time between two points."""
+LAST_SECONDS = 0.25
+"""The least time for the last point before a pause."""
+POINTS = 240
+
+
+@dataclass(frozen=True)
+class Point:
+    """One stretch of decoding. None: nothing was selected in it, or the figure was not kept."""
+
+    at: float
+    """`time.time()` at its end."""
+    tokens_per_second: float
+    """Computed tokens of prompts and answers, in all slots."""
+    read: float | None
+    """Tokens read / tokens visible."""
+    coverage: float | None
+    """Estimated share of the attention on the read tokens; 1 if all were read."""
+    hit_rate: float | None
+    """By access: tokens read from the arena / tokens read."""
+    hit_rate_mass: float | None
+    """By attention mass."""
+    error: float | None
+    """Estimated relative error of a head's output."""
+    moved_per_second: float
+    """Bytes of the copies into the arena."""
+
+
+class History:
+    """Points of one server, the oldest first, and the speed at which each slot grew in the newest stretch."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=POINTS)
+        self._before: Figures | None = None
+
+    def add(self, figures: Figures, began: bool = False, ended: bool = False) -> bool:
+        """Add figures; returns whether they made a new point. `began`: decoding resumes after a pause, which belongs to no stretch. `ended`: a pause
+        follows, so a shorter stretch also makes a point."""
+        before = self._before
+        if before is None or began or figures.n_tokens < before.n_tokens:
+            self._before = figures
+            return False
+        seconds = figures.taken - before.taken
+        if seconds < (LAST_SECONDS if ended else SECONDS):
+            return False
+        self._before = figures
+        n_tokens = figures.n_tokens - before.n_tokens
+        if not n_tokens:
+            return False
+        read = figures.selection.since(before.selection)
+        arena = figures.tiers.n_slots > 0
+        self.points.append(Point(
+            figures.taken, n_tokens / seconds, read.attended if read.n_selections else None,
+            coverage(figures.options.mode, read),
+            read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
+            (figures.tiers.moved_bytes - before.tiers.moved_bytes) / seconds))
+        return True

@@ -1,0 +1,43 @@
+"""What a server keeps of its conversations: prefixes, and exchanges that leave a full context. And what it fetches for them."""
+
+from __future__ import annotations
+
+from edgekv._native import http_server
+from edgekv.common.errors import EdgeKVError
+from edgekv.live.runtime import Runtime
+from edgekv.models.geometry import Geometry
+from edgekv.server import prefixes as prefixes_of
+from edgekv.server import recalling
+from edgekv.server.media_hosts import MediaHosts
+from edgekv.server.prefixes import Prefixes
+from edgekv.server.recalling import Recall
+from edgekv.server.server_options import ServerOptions
+
+
+class Keepers:
+    """The keepers of one server. They exist before its model is loaded, and begin with its context."""
+
+    def __init__(self, model: Geometry, options: ServerOptions):
+        recall = options.recall
+        self.prefixes = Prefixes(model, options.store) if options.store is not None else None
+        self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
+        prefixes_of.connect(self.prefixes)
+        recalling.connect(self.recall)
+        http_server.fetch_media(MediaHosts(options.allow_media_host).answer)
+
+    def open(self, runtime: Runtime | None) -> None:
+        """A context was loaded. Raises EdgeKVError if what was asked for cannot be kept."""
+        if self.prefixes is not None and runtime is not None:
+            self.prefixes.open(runtime, http_server.projector())
+        if self.recall is not None:
+            if runtime is None:
+                raise EdgeKVError("EdgeKV is not attached to the server's context, and nothing could be recalled; leave --recall out")
+            self.recall.open(runtime)
+
+    def close(self) -> None:
+        prefixes_of.connect(None)
+        recalling.connect(None)
+        if self.recall is not None:
+            self.recall.close()
+        if self.prefixes is not None:
+            self.prefixes.close()

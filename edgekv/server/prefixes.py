@@ -1,0 +1,388 @@
+"""Prefixes of conversations for the server in this process: connects its sequences with a `PrefixStore`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekv._native import http_server as native
+from edgekv._native import prefix_callbacks
+from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import DoesNotFit, NativeError
+from edgekv.live import attachments
+from edgekv.live.runtime import Runtime
+from edgekv.models.geometry import Geometry
+from edgekv.server.cache_requests import CacheRequests
+from edgekv.server.fetching import POLL_S, Expected, Fetch, WantedPrefix
+from edgekv.server.found import before_media, count, found, whole, worth
+from edgekv.server.identities import Identities
+from edgekv.server.loading import Loading
+from edgekv.server.media import Media, whole_media
+from edgekv.server.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
+from edgekv.server.saving import Saver
+from edgekv.server.snapshot_keeper import SnapshotKeeper
+from edgekv.store import conversations
+from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.coming import layer_groups
+from edgekv.store.identity import ModelIdentity
+from edgekv.store.kept_prompts import Kept
+from edgekv.store.places import unreadable
+from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
+from edgekv.store.settings import StoreSettings
+from edgekv.store.shared_ram import SharedRam
+from edgekv.store.store import PrefixStore, StoreStats
+
+if TYPE_CHECKING:
+    from edgekv.server.shown import StoreFigures
+
+log = logging.getLogger("edgekv")
+
+MOST_DAMAGED = 4
+"""Most snapshots tried for a prompt; a damaged one is removed, and the previous one is tried."""
+
+
+class Prefixes:
+    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.KeepsPrefixes`).
+
+    K and V depend on the model's files and on the context as llama.cpp built it: contexts that agree in both share a store. They also depend
+    on a request's adapters. These are part of its chains' root, like its namespace, so that a request can name any adapters without a store, a
+    thread or a scan of its own. The constructor starts to compute the files' digest, while the model loads.
+    """
+
+    def __init__(self, model: Geometry, where: StoreSettings):
+        self.identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
+        self._snapshots = SnapshotKeeper(model)
+        self._stores: dict[ModelIdentity, PrefixStore] = {}
+        self.ram = SharedRam()
+        self.conversation: str | None = None
+        """The conversation that owns the blocks kept from now on, a name in small letters and digits; None: none."""
+        self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
+        self._saver = Saver()
+        self._n_hits = self._n_prompts = 0
+        self._loading: tuple[WantedPrefix, Loading, tuple[Medium, ...]] | None = None
+        self._fetches: dict[int, Fetch] = {}  # by sequence
+        self._expected = Expected()
+
+    def open(self, runtime: Runtime, projector: str = "") -> None:
+        """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""
+        self.identities.wait()
+        if projector:
+            self._media.expect(projector)
+        self._store(runtime)
+
+    def expect(self, prompt: SequenceTokens) -> None:
+        """Begin to fetch the rows of a prompt that waits for a slot; `ready` goes on with it."""
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None or not store.has_far:
+            return
+        prompt = self._media.numbered(prompt)
+        asked = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        if not self._expected.has_more_of(asked) and not any(one.asked.has_more_of(asked, 0) for one in self._fetches.values()):
+            self._expected.add(self._fetch(runtime, store, asked, 0, None))
+
+    def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
+        """Whether the prompt can begin. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
+        from a shared server. alone: no slot is being answered, so the call may wait a moment."""
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None:
+            return True
+        prompt = self._media.numbered(prompt)
+        asked, fetch = WantedPrefix(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
+        if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
+            return False
+        if fetch is None or not fetch.asked.same(asked):
+            self._leave_fetch(prompt.seq_id)
+            if not store.has_far or len(prompt.tokens) <= n_have + 1:
+                return True
+            if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
+                return False  # the other prompt's blocks are in RAM once the batch is computed
+            if (expected := self._expected.take(asked)) is not None:
+                self._fetches[prompt.seq_id] = expected
+                return expected.ready(alone)
+            same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
+            if same:  # the other fetch brings these blocks too; they are found once its prompt has begun
+                same[0].ready(alone)
+                return False
+            fetch = self._fetches[prompt.seq_id] = self._fetch(runtime, store, asked, n_have, goes_on)
+        return fetch.ready(alone)
+
+    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: WantedPrefix, n_have: int, goes_on: int | None) -> Fetch:
+        asked, codec = asked._replace(tokens=asked.tokens.copy()), self._where.codec
+        look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
+        return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
+
+    def leave(self, seq_id: int) -> None:
+        """Stop a sequence's waits."""
+        self._saver.leave(seq_id)
+        self._leave_fetch(seq_id)
+
+    def _leave_fetch(self, seq_id: int) -> None:
+        fetch = self._fetches.pop(seq_id, None)
+        if fetch is not None:
+            fetch.leave()
+
+    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
+        """The fetched rows, or this machine's rows, which may be more by now."""
+        fetch = self._fetches.pop(seq_id, None)
+        codec = self._where.codec
+        near = store.restore(wanted.tokens, n_have, accepted(runtime, codec), True, wanted.root, read_with(runtime, codec), near=True, goes_on=goes_on)
+        if fetch is None:
+            return near
+        fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
+        if fetched.reaches <= near.reaches:
+            fetch.leave()
+            cold = near.missed is not None and near.missed.reason is MissReason.COLD
+            return near.because(fetched.missed) if cold and fetched.missed is not None else near
+        store.leave(near)
+        return fetched
+
+    def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
+        """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
+        runtime, store = self._open(prompt)
+        if runtime is None or store is None:
+            return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
+        self._saver.leave(prompt.seq_id)
+        self._n_prompts += 1
+        n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
+        wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        if goes_on is not None:
+            cached = self._begin_at_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
+            self._n_hits += cached.slot != goes_on or cached.n_kept > 0
+        else:
+            cached = self._begin_behind(runtime, store, prompt, wanted, n_have)
+        if cached.missed is None and len(wanted.tokens) < n_asked:
+            cached.missed = Miss(MissReason.MODEL_UNKNOWN, len(wanted.tokens))
+        elif cached.missed is not None and cached.missed.reason is MissReason.COLD and self._saver.saves_more(wanted.root, wanted.tokens, cached.missed.at):
+            cached.missed = Miss(MissReason.PENDING, cached.missed.at)
+        return cached
+
+    def _begin_behind(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int) -> CachedTokens:
+        """Begin behind the sequence's first n_have tokens, in a context that keeps only rows."""
+        hit = before_media(worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
+        self._n_hits += bool(hit.pieces)
+        came = partial(store.came, hit)
+        try:
+            cells = self._place(runtime, prompt, hit.pieces)
+        except BaseException:
+            came(0)
+            raise
+        pieces, missed = whole(hit.pieces[:len(cells)], prompt.media), hit.missed
+        if sum(piece.n for piece in pieces) < hit.n_tokens:
+            missed = Miss(MissReason.NO_CELLS, pieces[-1].first + pieces[-1].n if pieces else n_have)
+        cells = [of[: piece.n] for piece, of in zip(pieces, cells)]
+        loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
+        comes = bool(pieces) and runtime.tokens.can_wait
+        if comes:
+            self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
+        else:
+            good = whole(pieces[:loading.finish()], prompt.media)
+            if len(good) < len(pieces):
+                missed = Miss(unreadable(store.places), pieces[len(good)].first)
+            pieces = good
+        cached = found(pieces, hit, missed)
+        cached.comes = comes
+        return cached
+
+    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int,
+                           goes_on: int) -> CachedTokens:
+        """Begin at the furthest usable snapshot, or where the sequence can continue without one."""
+        cached, lost = CachedTokens(slot=goes_on), None
+        for _ in range(MOST_DAMAGED):
+            hit = worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
+            if hit.snapshot is None:
+                store.came(hit, 0)
+                cached = found((), hit, lost or hit.missed)
+                cached.slot = goes_on
+                break
+            try:
+                done = self._snapshots.put(runtime, store, prompt, hit, partial(self._place, runtime, prompt))
+            except NativeError as error:
+                log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
+                cached.slot, cached.missed = 0, Miss(MissReason.DAMAGED, 0)
+                break
+            if done:
+                cached = found(hit.pieces, hit, lost or hit.missed)
+                cached.slot = min(n_have, hit.snapshot.position)
+                break
+            cached.missed = lost = Miss(unreadable(store.places), hit.reaches)
+        cached.spacing = self._snapshots.spacing(runtime)
+        return cached
+
+    @staticmethod
+    def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
+        """Place cells for a prompt's pieces, as many as are free: uint32 [n] for each piece."""
+        placed: list[np.ndarray] = []
+        for piece in pieces:
+            part, first, at = slice(piece.first, piece.first + piece.n), piece.first, None
+            if prompt.at is not None:  # a later piece may continue an image, at the same position
+                at = np.ascontiguousarray(prompt.at[:, part])
+                first = -1 if placed else int(at[0, 0])
+            try:
+                placed.append(runtime.tokens.place(prompt.seq_id, first, piece.n, label_of(piece), prompt.tokens[part], at))
+            except DoesNotFit:  # other sequences fill a unified cache: the server computes the rest, or refuses it
+                break
+        return placed
+
+    def start(self) -> None:
+        if self._loading is not None:
+            self._loading[1].start()
+
+    def settle(self) -> tuple[int, CachedTokens]:
+        if self._loading is None:
+            return -1, CachedTokens()
+        (_, loading, media), self._loading = self._loading, None
+        n_good = loading.finish()
+        if n_good == len(loading.pieces):
+            return -1, count(loading.pieces)
+        first = whole_media(media, loading.pieces[n_good].first)
+        return first, count(pieces_up_to(loading.pieces[:n_good], first))
+
+    def lost(self, line: str) -> None:
+        log.warning("%s", line)
+
+    def snapshot(self, held: SequenceTokens) -> None:
+        """Keep a snapshot of a sequence with exactly these tokens."""
+        runtime, store = self._open(held)
+        if runtime is None or store is None:
+            return
+        settings = read_with(runtime, self._where.codec)  # before the labels: settings that change later must not pass for these
+        n_held, held = len(held.tokens), self._media.numbered(held)
+        kept = kept_tokens(runtime, held)
+        if len(kept.cells) == n_held:
+            self._snapshots.take(runtime, store, held, kept.readings, self._root(runtime, held), settings)
+
+    def keep(self, held: SequenceTokens) -> None:
+        """Keep a sequence's tokens up to the first gap. Rows are copied between answers, or slowly beside them; on a device they are copied first."""
+        runtime, store = self._open(held)
+        if runtime is None or store is None:
+            return
+        settings, may_round = read_with(runtime, self._where.codec), takes_rounded(runtime, self._where.codec)  # as above
+        held = self._media.numbered(held)
+        kept = kept_tokens(runtime, held)
+        places = kept.cells
+        block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
+        root, conversation, marks, in_memory = self._root(runtime, held), self.conversation, held.marks, held.in_memory
+
+        def save(read: Callable[[int, int], np.ndarray]) -> None:
+            saved = store.save(tokens, kept.readings, read, root, settings, ~kept.rounded if may_round else None, in_memory)
+            for mark in marks:
+                if mark.n <= len(tokens):
+                    store.pin_first(tokens[: mark.n], saved.chain, time.time() + mark.ttl_s)
+            if conversation is not None and self._where.folder is not None:
+                self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
+
+        try:
+            rows = runtime.tokens.hold(held.seq_id, places)
+        except NativeError:  # rows are not in host memory
+            save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
+            return
+
+        def copy(turn: Callable[[int], int]) -> None:
+            try:
+                save(lambda first, n: rows.read(turn(first), n, block_bytes(n)))
+            finally:
+                rows.release()
+
+        self._saver.add(held.seq_id, root, tokens, copy)
+
+    def forget(self, conversation: str) -> int:
+        """Remove blocks that only this conversation uses from RAM and the folder; returns the bytes removed from the folder. Any thread except the
+        decoding one may call it. Raises EdgeKVError if the folder is not writable."""
+        folder = self._where.folder
+        if folder is None:
+            return 0
+
+        def forget() -> int:
+            doomed = conversations.blocks_alone(folder, conversation)
+            for store in list(self._stores.values()):
+                store.forget(doomed)
+            return conversations.forget(folder, conversation)
+
+        self._saver.flush()
+        return self._claims.submit(forget).result()  # after the conversation's newest blocks are noted
+
+    def kept(self, space: str) -> list[Kept]:
+        """What each store keeps of a namespace, but not what was computed with adapters. Any thread may call it."""
+        self._saver.flush()
+        return [Kept(store, [store.identity.chain_root("", space)]) for store in list(self._stores.values())]
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything is written to the places below RAM."""
+        self._saver.flush(timeout_s)
+        for store in self._stores.values():
+            store.flush(timeout_s)
+
+    def close(self) -> None:
+        fetches, self._fetches = list(self._fetches.values()), {}
+        for fetch in fetches:
+            fetch.leave()
+        fetches += self._expected.close()
+        self._saver.close()
+        self._claims.shutdown()
+        for store in self._stores.values():
+            store.close()
+        for fetch in fetches:
+            fetch.join()
+        self._stores.clear()
+
+    def stats(self) -> list[StoreStats]:
+        """The statistics of each open store."""
+        return [store.stats() for store in self._stores.values()]
+
+    def figures(self) -> StoreFigures:
+        """The endpoint's figures, over all stores."""
+        from edgekv.server.shown import StoreFigures  # a model loads without it
+
+        all_stats = self.stats()
+        return StoreFigures(
+            # each store counts the whole RAM and the whole folder
+            ram_bytes=max((stats.ram.n_bytes for stats in all_stats), default=0), ram_limit_bytes=self._where.ram_bytes,
+            disk_bytes=max((stats.disk.n_bytes for stats in all_stats), default=0),
+            disk_limit_bytes=self._where.folder_bytes if self._where.folder else 0,
+            n_blocks=max((stats.ram.n_blocks for stats in all_stats), default=0) + sum(stats.disk.n_blocks for stats in all_stats),
+            n_hits=self._n_hits, n_misses=self._n_prompts - self._n_hits,
+            n_tokens_loaded=sum(place.hit_tokens for stats in all_stats for place in (stats.ram, stats.disk, stats.remote)),
+            n_waiting_writes=sum(stats.n_unwritten for stats in all_stats), n_dropped=sum(stats.n_dropped for stats in all_stats),
+            ram_evicted=sum(stats.ram.n_evicted for stats in all_stats), disk_evicted=sum(stats.disk.n_evicted for stats in all_stats),
+            disk_refused=sum(stats.disk.n_refused for stats in all_stats), remote_refused=sum(stats.remote.n_refused for stats in all_stats),
+            disk_outages=sum(stats.disk.n_errors for stats in all_stats), remote_outages=sum(stats.remote.n_errors for stats in all_stats))
+
+    def _open(self, of: SequenceTokens) -> tuple[Runtime | None, PrefixStore | None]:
+        runtime = attachments.find(of.address)
+        if runtime is None:
+            return None, None
+        return runtime, self._store(runtime)
+
+    def _store(self, runtime: Runtime) -> PrefixStore | None:
+        built = self.identities.of(runtime)
+        if built is None:
+            return None
+        if built.identity not in self._stores:
+            self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram)
+        return self._stores[built.identity]
+
+    def _root(self, runtime: Runtime, of: SequenceTokens) -> bytes:
+        built = self.identities.of(runtime)
+        assert built is not None, "there is a store"
+        return built.identity.chain_root(built.named(of.adapters), of.space)
+
+
+def connect(prefixes: Prefixes | None) -> None:
+    """Let the server of this process use a keeper, and clients see what it keeps; None: nothing is kept. Only while no server runs."""
+    prefix_callbacks.set_prefixes(prefixes)
+    native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept).answer)
+
+
+def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:
+    try:
+        conversations.add_blocks(folder, conversation, keys)
+    except OSError as error:  # then the folder has no blocks of the conversation either
+        log.warning("the kept blocks of a conversation are not noted in %s: %s", folder, error.strerror)

@@ -1,0 +1,166 @@
+"""Takes a running server's figures and publishes them: once a second, and more often while a client watches."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgekv._native import http_server as native
+from edgekv.server import metrics, page, shown
+from edgekv.server.errands import Errands
+from edgekv.server.figures import Figures, collect
+from edgekv.server.history import History
+from edgekv.server.page_map import MapMaker
+from edgekv.server.shown import Served, Shown, StoreFigures, TrafficFigures
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+
+JSON = "application/json; charset=utf-8"
+
+WATCHED_MS = 3000
+"""A request for figures counts as watching for this long."""
+LIVE_S = 0.2
+"""The least time between two sets of figures while a client watches."""
+QUIET_S = 1.0
+"""The least time without a watching client: the curves still need points."""
+SHARE = 1 / 125
+"""Taking figures may use at most this share of the time."""
+AGAIN_S = 0.02
+"""Requests this close together share one set of figures."""
+
+
+class Publisher:
+    """Publishes for one server. Call `begin` and `end` on the thread that starts and stops it, everything else on the decoding thread.
+
+    store, traffic: functions called for each set of figures; None: such figures are unknown.
+    """
+
+    def __init__(self, served: Served, runtime: Callable[[], Runtime | None], store: Callable[[], StoreFigures | None] | None):
+        self.store = store
+        self.traffic: Callable[[], TrafficFigures] | None = traffic
+        self.shown = Shown(served)
+        """The latest figures."""
+        self.errands = Errands()
+        self.seconds = 0.0
+        """Seconds spent on figures so far."""
+        self._runtime = runtime
+        self._history = History()
+        self._maps = MapMaker()
+        self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells at the drawing of its map
+        self._growing = False
+        self._n_steps = self._n_steps_taken = 0  # so far, and at the latest figures
+        self._taken = 0.0  # time.perf_counter()
+        self._cost = 0.0
+
+    def begin(self) -> None:
+        """Publish the known figures, and take more from now on."""
+        self.shown = Shown(self.shown.served)
+        self._history, self._maps, self._drawn = History(), MapMaker(), {}
+        native.publish("/edgekv", "text/html; charset=utf-8", page.document())
+        for slot in range(self.shown.served.n_slots):
+            native.publish(_map_path(slot), JSON, "null")
+        self._publish_history()
+        self._publish(self.shown)
+        native.on_refresh(self.refresh)
+        if (runtime := self._runtime()) is not None:
+            self.follow(runtime)
+
+    def follow(self, runtime: Runtime) -> None:
+        """Take figures while this Runtime's context decodes."""
+        runtime.after_step = self.after_step
+
+    def end(self) -> None:
+        """Withdraw all figures. Call it after the server has ended."""
+        native.withdraw()
+
+    # ---- on the thread that decodes ------------------------------------------------------------------------------------------
+
+    def after_step(self) -> None:
+        """Called after each step of the Runtime; nearly always does nothing."""
+        self.errands.run()
+        self._n_steps += 1
+        now = time.perf_counter()
+        if now - self._taken < max(LIVE_S, self._cost / SHARE):
+            return
+        watched = 0 <= native.asked_ms("/edgekv/state") < WATCHED_MS
+        runtime = self._runtime()
+        if runtime is not None:
+            runtime.follow(watched)  # a run of the policy can be longer than a watcher wants to wait
+        if watched or now - self._taken >= max(QUIET_S, self._cost / SHARE):
+            self._take(busy=True)
+
+    def refresh(self, idle: bool) -> None:
+        """Bring the figures up to date between two batches: for a request, or (idle) when nothing is left to do. A request during a batch gets the
+        latest figures instead."""
+        self.errands.run()
+        if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
+            self._take(busy=self.shown.busy and not idle)
+
+    def _take(self, busy: bool) -> None:
+        began = time.perf_counter()
+        runtime = self._runtime()
+        figures = None if runtime is None else collect(runtime, self.shown.served.n_slots)
+        if figures is not None:
+            self._remember(figures, busy)
+        speed = self._history.points[-1].tokens_per_second if busy and self._history.points else 0.0
+        self.shown = Shown(self.shown.served, figures, busy, speed, self.store and self.store(), self.traffic and self.traffic())
+        self._publish(self.shown)
+        if runtime is not None and figures is not None:
+            self._draw(runtime, figures, busy)
+        self._n_steps_taken = self._n_steps
+        self._taken = time.perf_counter()
+        self._cost = self._taken - began
+        self.seconds += self._cost
+
+    def _remember(self, figures: Figures, busy: bool) -> None:
+        if self._history.add(figures, began=busy and not self._growing, ended=not busy):
+            self._publish_history()
+        self._growing = busy
+
+    # ---- documents -----------------------------------------------------------------------------------------------------------
+
+    def _publish(self, now: Shown) -> None:
+        native.publish("/edgekv/state", JSON, json.dumps(shown.state(now)))
+        native.publish("props", JSON, json.dumps(shown.props(now)))
+        native.publish("slots", JSON, json.dumps(shown.slots(now)))
+        native.publish("metrics", "text/plain", metrics.text(now))
+
+    def _publish_history(self) -> None:
+        native.publish("/edgekv/history", JSON, json.dumps(shown.history(self._history)))
+
+    def _draw(self, runtime: Runtime, figures: Figures, busy: bool) -> None:
+        """Redraw the watched maps. When idle, redraw every outdated map: a request cannot trigger one."""
+        if not runtime.cells.known:
+            return
+        drawn: dict[int, str] = {}
+        for slot, sequence in enumerate(figures.sequences):
+            asked = 0 <= native.asked_ms(_map_path(slot)) < WATCHED_MS
+            now = self._n_steps, runtime.cells.stream(sequence.stream).now
+            if not (asked if busy else self._drawn.get(slot) != now):
+                continue
+            if sequence.stream not in drawn:
+                drawn[sequence.stream] = self._map_text(runtime, sequence.stream)
+            native.publish(_map_path(slot), JSON, drawn[sequence.stream])
+            self._drawn[slot] = now
+
+    def _map_text(self, runtime: Runtime, stream: int) -> str:
+        drawn = self._maps.draw(runtime, stream)
+        return json.dumps({
+            "stream": stream, "layers": drawn.layers, "n_columns": drawn.n_columns, "pages_per_column": drawn.pages_per_column,
+            "heads_per_line": drawn.heads_per_line, "n_pages_used": drawn.n_pages_used, "page_tokens": runtime.page_tokens,
+            "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
+
+
+def traffic() -> TrafficFigures:
+    """The traffic of the server in this process."""
+    pace, (queue, first_token, gaps) = native.pacing(), native.waits()
+    return TrafficFigures(pace.n_running, max(0, pace.n_requests - pace.n_running), pace.n_refused, pace.worst_gap_s, queue, first_token, gaps,
+                          native.prefix_counts())
+
+
+def _map_path(slot: int) -> str:
+    return f"/edgekv/map/{slot}"

@@ -1,0 +1,175 @@
+"""Recall for the server in this process: exchanges that leave a full context are kept, and those that a message is near come back."""
+
+from __future__ import annotations
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from edgekv._native import recall_callbacks
+from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
+from edgekv._native.recall_callbacks import GoneExchanges
+from edgekv.arrays.nearness import embedding, nearest, nearness, weights
+from edgekv.common.enums import CacheCodec
+from edgekv.common.errors import DoesNotFit, EdgeKVError
+from edgekv.config import CacheOptions
+from edgekv.live import attachments
+from edgekv.live.runtime import Runtime
+from edgekv.models.geometry import Geometry
+from edgekv.server.identities import Built, Identities
+from edgekv.server.prefixes import Prefixes
+from edgekv.server.readings import accepted, kept_tokens, label_of, read_with
+from edgekv.store.blocks import BLOCK_TOKENS
+from edgekv.store.exchanges import Exchanges, Record, names
+from edgekv.store.identity import ModelIdentity, RowLayout
+from edgekv.store.settings import RecallSettings, StoreSettings
+from edgekv.store.store import PrefixStore
+
+FIRST_LAYER, END_LAYER = 1 / 10, 1 / 5
+"""The layers whose values tell what an exchange is about, as shares of all: of the tried means they find the most (LOG.md, recall)."""
+
+
+class Recall:
+    """The keeper that the server calls where exchanges leave a context and where a message begins (`recall_callbacks.KeepsExchanges`)."""
+
+    def __init__(self, model: Geometry, where: RecallSettings, store: StoreSettings | None, beside: Prefixes | None):
+        """`store` and `beside`: settings of the prefix store, and its keeper if there is one; both share their RAM."""
+        ram_bytes = 0 if store is None else store.ram_bytes
+        self._where = StoreSettings(ram_bytes, folder=where.folder, codec=CacheCodec.NONE)
+        self._codec = CacheCodec.NONE if store is None else store.codec  # of the rows that a context may have got
+        self._identities = Identities(model.path) if beside is None else beside.identities
+        self._ram = None if beside is None else beside.ram
+        self._kept: dict[ModelIdentity, Exchanges] = {}
+
+    def open(self, runtime: Runtime) -> None:
+        """Open a context's store. Raises EdgeKVError if nothing can be recalled in this context."""
+        if not recall_callbacks.moves():
+            raise EdgeKVError("the model keeps a recurrent state or sliding windows, so that tokens cannot move back into its context; leave --recall out")
+        self._identities.wait()
+        if self._identities.of(runtime) is None:
+            raise EdgeKVError("rows of this context cannot be kept, so that nothing could be recalled; leave --recall out")
+        self._exchanges(runtime)
+
+    def leave(self, held: SequenceTokens, gone: GoneExchanges, at: np.ndarray) -> None:
+        """Keep the exchanges that leave a sequence, with their rows as they are."""
+        runtime, exchanges = self._open(held)
+        if runtime is None or exchanges is None or held.media:
+            return
+        new = [(which, root) for which, root in enumerate(self._roots(runtime, held, gone)) if at[which] >= 0 and not exchanges.has(root)]
+        if not new:
+            return
+        kept, settings = kept_tokens(runtime, held), read_with(runtime, self._codec)
+        for which, root in new:
+            (_, n), first = gone.runs[which], int(at[which])
+            if first + n > len(kept.cells):
+                continue
+            parts = [slice(i, min(i + BLOCK_TOKENS, first + n)) for i in range(first, first + n, BLOCK_TOKENS)]
+            blocks = [self._read(runtime, exchanges, held.seq_id, kept.cells[part]) for part in parts]
+            tokens = gone.of(which)
+            values = np.concatenate([self._values(runtime, exchanges, block) for block in blocks], axis=1)
+            record = Record(first, embedding(values, weights(tokens, gone.tokens)))
+            exchanges.save(root, tokens, kept.readings[first : first + n], blocks, record, settings, held.in_memory)
+
+    def choose(self, held: SequenceTokens, turn: int, gone: GoneExchanges, most: int) -> list[int]:
+        """The exchanges that the message is near; those that no record tells of stay away."""
+        runtime, exchanges = self._open(held)
+        if runtime is None or exchanges is None:
+            return []
+        accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
+        known = [(which, record) for which, root in enumerate(self._roots(runtime, held, gone))
+                 if (record := exchanges.record(root, gone.of(which), accepts, settings)) is not None]
+        cells = runtime.tokens.cells_of(held.seq_id, len(held.tokens))[turn:]
+        if not known or not len(cells):
+            return []
+        values = self._values(runtime, exchanges, self._read(runtime, exchanges, held.seq_id, cells))
+        message = embedding(values, weights(held.tokens[turn : turn + len(cells)], gone.tokens))
+        scores = nearness(np.stack([record.embedding for _, record in known]), message)
+        n_tokens = np.array([gone.runs[which][1] for which, _ in known])
+        return [known[i][0] for i in nearest(scores, n_tokens, most)]
+
+    def put(self, held: SequenceTokens, gone: GoneExchanges, which: int) -> tuple[int, CachedTokens]:
+        """Put an exchange's rows behind the held tokens; the server takes back what a failure leaves."""
+        runtime, exchanges = self._open(held)
+        if runtime is None or exchanges is None:
+            return -1, CachedTokens()
+        root, tokens, layers = self._roots(runtime, held, gone)[which], gone.of(which), range(exchanges.store.identity.layout.n_layers)
+        accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
+        record, cached, done = exchanges.record(root, tokens, accepts, settings), CachedTokens(), False
+        hit = exchanges.find(root, tokens, accepts, settings)
+        try:
+            if record is None or hit.end < len(tokens):
+                return -1, CachedTokens()
+            for piece in hit.pieces:
+                rows, part = piece.read(layers), slice(piece.first, piece.first + piece.n)
+                if rows is None:
+                    return -1, CachedTokens()
+                cells = runtime.tokens.place(held.seq_id, len(held.tokens) + piece.first, piece.n, label_of(piece), tokens[part])
+                runtime.tokens.write(held.seq_id, cells, rows, piece.skip, piece.n_block, layers)
+                setattr(cached, piece.source, getattr(cached, piece.source) + piece.n)
+            done = True
+            return record.position, cached
+        except DoesNotFit:  # other sequences fill a unified cache
+            return -1, CachedTokens()
+        finally:
+            exchanges.store.came(hit, len(hit.pieces)) if done else exchanges.store.leave(hit)
+
+    def close(self) -> None:
+        for exchanges in self._kept.values():
+            exchanges.store.close()
+        self._kept.clear()
+
+    def flush(self) -> None:
+        """Wait until all that left is written to the folder."""
+        for exchanges in self._kept.values():
+            exchanges.store.flush()
+
+    # ---- rows ----------------------------------------------------------------------------------------------------------------------------
+
+    def _read(self, runtime: Runtime, exchanges: Exchanges, seq_id: int, cells: np.ndarray) -> np.ndarray:
+        return runtime.tokens.read(seq_id, cells, exchanges.store.identity.layout.block_bytes(len(cells)))
+
+    def _values(self, runtime: Runtime, exchanges: Exchanges, block: np.ndarray) -> np.ndarray:
+        """float32 [layer, n, channel]: V of the layers that tell, from the rows of n tokens."""
+        layout = exchanges.store.identity.layout
+        n = len(block) // layout.token_bytes()
+        starts = layout.layer_starts(n)
+        rows = [block[starts[layer] + n * layout.k_bytes[layer] : starts[layer + 1]].reshape(n, -1) for layer in telling(layout)]
+        return np.stack([dequantize(one, GGMLQuantizationType[kind.upper()]) for one, kind in zip(rows, value_types(runtime.options.cache, layout))])
+
+    # ---- stores --------------------------------------------------------------------------------------------------------------------------
+
+    def _open(self, of: SequenceTokens) -> tuple[Runtime | None, Exchanges | None]:
+        runtime = attachments.find(of.address)
+        return runtime, None if runtime is None else self._exchanges(runtime)
+
+    def _exchanges(self, runtime: Runtime) -> Exchanges | None:
+        built = self._identities.of(runtime)
+        if built is None:
+            return None
+        if built.identity not in self._kept:
+            store = PrefixStore(built.identity, self._where, ram=self._ram)
+            self._kept[built.identity] = Exchanges(store, len(telling(built.identity.layout)))
+        return self._kept[built.identity]
+
+    def _roots(self, runtime: Runtime, held: SequenceTokens, gone: GoneExchanges) -> list[bytes]:
+        built: Built | None = self._identities.of(runtime)
+        assert built is not None, "there is a store"
+        adapters = built.named(held.adapters)
+        return [built.identity.chain_root(adapters, held.space, name) for name in names(gone.tokens, gone.runs)]
+
+
+def telling(layout: RowLayout) -> range:
+    """The layers that tell what tokens are about."""
+    first = int(FIRST_LAYER * layout.n_layers)
+    return range(first, max(first + 1, int(END_LAYER * layout.n_layers)))
+
+
+def value_types(cache: CacheOptions, layout: RowLayout) -> list[str]:
+    """The type of V in each of these layers."""
+    kinds = cache.kinds[1]
+    return [kinds if isinstance(kinds, str) else kinds[layer] for layer in telling(layout)]
+
+
+def connect(recall: Recall | None) -> None:
+    """Let the server of this process keep what leaves full contexts; None: it is gone. Only while no server runs."""
+    recall_callbacks.set_recalls(recall)

@@ -1,0 +1,38 @@
+"""A server's need for memory."""
+
+from dataclasses import replace
+
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.machine import default_threads
+from edgekv.config import KvOptions
+from edgekv.memory import devices
+from edgekv.memory.allocations import ContextRequest, Slots
+from edgekv.memory.available import available_bytes
+from edgekv.memory.home import no_home
+from edgekv.models.geometry import ModelFile
+from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells
+
+
+def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
+    """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends. Raises CudaUnavailable
+    if a GPU was requested and cannot be used."""
+    room, later, gpu_layers = devices.place(options.kv).room, later_bytes(options.extra), options.n_gpu_layers
+    if room is None:
+        gpu_layers = 0
+    elif gpu_layers is None or gpu_layers > file.geometry.n_layer:
+        room, later, gpu_layers = replace(room, free=max(0, room.free - later)), 0, 0
+    else:
+        room = None
+    return ContextRequest(
+        file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options, file.geometry, room is not None)), available_bytes(),
+        store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
+        gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)
+
+
+def failed_start(kv: KvOptions, sentence: str) -> EdgeKVError:
+    """The error of a server that ended before it answered, as the sentence says; or because its KV home could not be made."""
+    from edgekv._native import token_rows
+
+    if kv.cache.home is not None and (why := token_rows.home_failure()):
+        return no_home(why, kv.cache.home)
+    return EdgeKVError(sentence)

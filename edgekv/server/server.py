@@ -1,0 +1,400 @@
+"""llama.cpp's own HTTP server, inside this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edgekv.common.enums import DeviceKind, Drafting, KvMode, WhenFull
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.memory.allocations import MemoryPart
+from edgekv.memory.context import choose_context
+from edgekv.memory.fit import ContextChoice, kept, rounded
+from edgekv.models import Geometry
+from edgekv.models.geometry import open_model
+from edgekv.server import first_tokens
+from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
+from edgekv.server.errands import Result
+from edgekv.server.log import ServerLog
+from edgekv.server.room import failed_start, memory_request
+from edgekv.server.server_options import (
+    LOOPBACK,
+    ServerOptions,
+    bounded,
+    check_evict,
+    check_extra,
+    check_recall,
+    free_port,
+    later_bytes,
+    llama_has_keys,
+    one_cache,
+    spaces_of,
+    with_measured,
+)
+from edgekv.server.sites import Admitted, admitted, is_public, parse_origin
+from edgekv.tiering.eviction import batch_tokens
+
+if TYPE_CHECKING:
+    from edgekv.live.runtime import Runtime
+    from edgekv.server.keepers import Keepers
+    from edgekv.server.prefixes import Prefixes
+    from edgekv.server.publisher import Publisher
+    from edgekv.server.recalling import Recall
+
+BATCH_TOKENS = 512
+"""Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
+once."""
+
+_POLL_S = 0.02
+_STOP_S = 60.0
+_DAWDLE_S = 30
+"""The server waits so long for a client that neither sends the rest of its request nor takes its answer, also when stopping."""
+_INTERRUPTIBLE_S = 0.5
+
+
+class Server:
+    """One llama.cpp server in this process; also a context manager. Only one server can run at a time.
+
+    Signals stay Python's: a handler that should end the server calls `stop()`. KV tiering attaches to the server's context with `options.kv`.
+    """
+
+    def __init__(self, options: ServerOptions):
+        file = open_model(options.model)
+        self.model: Geometry = file.geometry
+        check_evict(options)
+        check_recall(options, self.model)
+        self.options = with_draft_model(options)
+        keys = options.api_keys()
+        self.options = with_measured(self.options)
+        self.options = bounded(self.options, self.model)
+        # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
+        self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
+        self.request = memory_request(self.options, file)
+        self.context = self._choose_context()
+        self.draft = drafting(self.options, self.model, on_host=self.context.device is None)
+        """Where drafts come from."""
+        self.port = options.port
+        # An event instead of Thread.join(): an interrupt during the join makes Python believe that the thread has ended (bpo-45274).
+        self._ended = threading.Event()
+        self._ended.set()
+        self._turned = threading.Event()
+        """The server's task loop took its first turn, or the server has ended."""
+        self._log: ServerLog | None = None
+        self._exit: int | BaseException | None = None
+        self._ready = False
+        self._thread: threading.Thread | None = None
+        self._runtime: Runtime | None = None
+        self._keepers: Keepers | None = None
+
+    @cached_property
+    def figures(self) -> Publisher:
+        """The endpoint's figures of the KV hierarchy."""
+        from edgekv.server.publisher import Publisher  # while the model is loaded
+        from edgekv.server.shown import Served
+
+        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
+        return Publisher(served, lambda: self.runtime, lambda: None if self.prefixes is None else self.prefixes.figures())
+
+    def _choose_context(self) -> ContextChoice:
+        """Choose the context's size and device. Raises DoesNotFit."""
+        choice = choose_context(self.request)
+        kv = self.request.with_hot_rows(choice.n_ctx, self.options.kv)
+        if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:  # a draft model needs memory later
+            kv = kv.with_(kv_vram=choice.device.budget)
+        self.options = replace(self.options, kv=kv)
+        return choice
+
+    def parts(self) -> list[MemoryPart]:
+        """The context's estimated memory, by part."""
+        return self.request.parts(self.context.n_ctx, self.options.kv)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether only requests with a key are answered."""
+        return bool(self._keys)
+
+    @property
+    def alias(self) -> str:
+        return self.options.alias or self.options.model.stem
+
+    @property
+    def url(self) -> str:
+        """Base address, without a path; a server that listens everywhere is reached through the loopback."""
+        host = {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(self.options.host, self.options.host)
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach the server."""
+        return is_public(self.options.host)
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is loaded and requests are answered."""
+        return self._ready and self.alive
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The Runtime of the answering context; None if none is attached, and until the server is ready."""
+        return None if self._runtime is None or self._runtime.closed else self._runtime
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """The keeper of prefixes, or None."""
+        return None if self._keepers is None else self._keepers.prefixes
+
+    @property
+    def recall(self) -> Recall | None:
+        """The keeper of exchanges that left a full context, or None."""
+        return None if self._keepers is None else self._keepers.recall
+
+    @property
+    def log_path(self) -> Path | None:
+        return self._log.path if self._log else None
+
+    def note(self, line: str) -> None:
+        """Write a line into the log while the server runs."""
+        if self._log is not None:
+            self._log.note(line)
+
+    def start(self) -> Server:
+        """Load the model, if `begin()` did not; return when the server answers requests. Raises as `begin()`, and EdgeKVError if the server fails to
+        start. An interrupt cannot stop the load of a model: `stop()` then waits for its end."""
+        if _active is not self or self._ready:
+            self.begin()
+        self._wait_until_ready()
+        return self
+
+    def begin(self) -> None:
+        """Begin to load the model, on another thread; `start()` waits for it. Raises ConfigError for a busy port or a forbidden option."""
+        global _active
+        if _active is not None:
+            raise EdgeKVError("a server is already running in this process, and there can be only one; stop it first")
+        check_extra(self.options.extra)
+        self.port = free_port(self.options.host, self.options.port)
+        hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
+        from edgekv import _native
+        from edgekv._native import crash, http_server
+        from edgekv.live import runtime
+        from edgekv.server.keepers import Keepers
+
+        _native.prepare()
+        runtime.set_defaults(self.options.kv, self._attached)
+        self._runtime = None
+        self._log = ServerLog(self.options.log_file)
+        try:
+            self._log.open()
+        except OSError as error:
+            raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
+        crash.details_in(self._log.path)
+        self._keepers = Keepers(self.model, self.options)
+        http_server.on_refresh(lambda idle: self._turned.set())
+        self._exit, self._ready = None, False
+        self._ended.clear()
+        self._turned.clear()
+        _active = self
+        self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the server and wait for its end; safe to call twice, and after a failure."""
+        if _active is not self:
+            return
+        if not self._ready and self.alive:
+            self._wait_until_ready()  # only a ready server can be told to stop
+        if self.alive:
+            from edgekv._native import http_server as native
+
+            native.terminate()
+            if not self._ended.wait(_STOP_S):
+                raise EdgeKVError(f"the server did not stop within {_STOP_S:.0f} s")
+        self._release(failed=self._exit != 0)
+
+    def abandon(self) -> None:
+        """For a process that exits and cannot wait for `stop()`: restore standard error and remove a temporary log."""
+        if self._log is not None:
+            self._log.close(keep=False)
+
+    def wait(self) -> None:
+        """Block until the server ends by itself, which is an error. Raises EdgeKVError with the reason. Interruptible."""
+        while not self._ended.wait(_INTERRUPTIBLE_S):
+            pass
+        raise EdgeKVError(self.why_stopped())
+
+    def why_stopped(self) -> str:
+        """One sentence about a server that ended by itself."""
+        if isinstance(self._exit, EdgeKVError):
+            return str(self._exit)
+        if isinstance(self._exit, BaseException):
+            return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
+        return "the server was not started" if self._log is None else self._log.explain()
+
+    def __enter__(self) -> Server:
+        return self if _active is self and self._ready else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _argv(self) -> list[str]:
+        options, kv = self.options, self.options.kv
+        argv = [
+            "llama-server", "--model", str(options.model), "--alias", self.alias,
+            "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
+            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
+            "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
+            "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
+            "--fit", "off",  # never fewer layers or tokens than requested: an error instead
+            "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", parse_origin(options.cors),
+            "--metrics",  # costs nothing without requests
+            "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
+            "--poll", "0", "--poll-batch", "0",  # its threads sleep between two graphs, as those of other contexts do
+        ]
+        argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
+        argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
+        argv += ["--device", "none"] if kv.placement.device == DeviceKind.HOST.value else []
+        if options.n_gpu_layers is not None:
+            argv += ["--gpu-layers", str(options.n_gpu_layers)]
+        if self._keys:
+            argv += ["--api-key", ",".join(self._keys)]
+        if kv.mode is KvMode.EVICT or self.context.device is not None:
+            argv += ["--ubatch-size", str(self._batch_tokens)]
+        argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
+        return [*argv, *options.extra]
+
+    @property
+    def _batch_tokens(self) -> int:
+        kv, device = self.options.kv, self.context.device
+        if device is not None:
+            return device.n_ubatch
+        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(kept(self.context.n_ctx, kv), BATCH_TOKENS)
+
+    def _run(self, argv: list[str], hosts: Admitted) -> None:
+        from edgekv._native import http_server as native
+
+        options, limits = self.options, self.options.limits
+        native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        native.roll(options.when_full is WhenFull.ROLL)
+        native.draft_from_text(self.draft is Drafting.NGRAM)
+        native.admit(hosts.names, hosts.any_address)
+        native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
+        try:
+            self._exit = native.run(argv)
+        except BaseException as error:  # why_stopped() reports it
+            self._exit = error
+        finally:
+            self._ended.set()
+            self._turned.set()
+
+    def _wait_until_ready(self) -> None:
+        while not (self._turned.wait(_INTERRUPTIBLE_S) or self.answers("/lora-adapters")):  # a loop that is at work at once does not say so
+            pass
+        if not self.alive:
+            sentence = self.why_stopped()
+            self._release(failed=True)
+            raise failed_start(self.options.kv, sentence)
+        self._ready = True
+        self._check_runtime()
+        if self._runtime is not None:
+            first_tokens.watch(self._runtime, self.request)
+        self.figures.begin()
+        self.answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
+
+    def _attached(self, made: Runtime) -> None:
+        """A context was made. The server's thread makes the answering context before others (a draft model's), and again after sleep."""
+        if threading.current_thread() is self._thread and (self._runtime is None or self._runtime.closed):
+            self._runtime = made
+            if self._ready:
+                self.figures.follow(made)
+
+    def _check_runtime(self) -> None:
+        """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes room."""
+        from edgekv.live import runtime
+
+        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
+            error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
+            self.stop()
+            raise error
+        try:
+            if self._keepers is not None:
+                self._keepers.open(self._runtime)
+        except EdgeKVError:
+            self.stop()
+            raise
+
+    def settle(self) -> None:
+        """Return once the rows of all answers so far are kept: the newest are kept only after the answer was sent."""
+        self.answers("/lora-adapters")  # the request passes through the task loop
+
+    def between_batches(self, function: Callable[[], Result]) -> Result:
+        """Call `function` on the decoding thread, while nothing is computed, and return its result. A request that a client left is
+        computed for up to a second more. Not for the decoding thread. Raises the function's exceptions, and EdgeKVError if the server is gone."""
+        future = self.figures.errands.ask(function)
+        try:
+            while not future.done():
+                if not self.alive:
+                    raise EdgeKVError(self.why_stopped())
+                self.answers("/metrics")  # makes an idle server look for errands
+                wait([future], timeout=_POLL_S)
+        finally:
+            future.cancel()
+        return future.result()
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET of `path` succeeds; false too while nothing listens."""
+        from http.client import HTTPException
+
+        try:
+            return self.get(path) is not None
+        except (OSError, HTTPException, ValueError):
+            return False
+
+    def get(self, path: str) -> Any:
+        """The JSON of a GET; None if the server answers with an error."""
+        from edgekv.server.get_json import get_json
+
+        return get_json(self.url, path, self._keys[0] if self._keys else None)
+
+    def _release(self, failed: bool) -> None:
+        global _active
+        from edgekv._native import crash
+        from edgekv.live import runtime
+
+        keepers, self._keepers = self._keepers, None
+        if keepers is not None:
+            keepers.close()
+        self.figures.end()
+        if (llama := sys.modules.get("edgekv.llama")) is not None:
+            llama.listen()  # Python takes the log back from the server
+        if self._log is not None:
+            self._log.close(keep=failed)
+        crash.details_in(None)
+        self._thread = self._runtime = None
+        runtime.set_defaults(None)  # later contexts are not the server's
+        _active = None
+
+
+_active: Server | None = None
+
+
+def active() -> Server | None:
+    """The server of this process, if one runs or loads."""
+    return _active
+
+
+@atexit.register
+def _stop_active() -> None:
+    if _active is not None:
+        _active.stop()

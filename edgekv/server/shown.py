@@ -1,0 +1,202 @@
+"""The figures of a server at one moment, and the documents that show them."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from edgekv import __version__
+from edgekv._native.http_server import PrefixCounts, Waits
+from edgekv.common.enums import KvMode
+from edgekv.common.units import size
+from edgekv.server.figures import Figures, SequenceFigures
+from edgekv.server.history import History, Point
+
+
+@dataclass(frozen=True)
+class Served:
+    """Facts that do not change while a server lives."""
+
+    model: str
+    n_slots: int
+    n_context: int
+    """Tokens of a slot."""
+    weight_bytes: int
+    kv_bytes: int
+    """Bytes of K and V in all slots, for a context without a Runtime."""
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class StoreFigures:
+    """The content of a prefix store, and its hits."""
+
+    ram_bytes: int
+    ram_limit_bytes: int
+    disk_bytes: int
+    disk_limit_bytes: int
+    n_blocks: int
+    """Blocks in RAM and on disk."""
+    n_hits: int
+    """Prompts that began with tokens from the store."""
+    n_misses: int
+    n_tokens_loaded: int
+    """Prompt tokens that came from the store instead of being computed."""
+    n_waiting_writes: int = 0
+    """Blocks that wait to be written below RAM."""
+    n_dropped: int = 0
+    """Blocks dropped for lack of room in RAM before they were written."""
+    ram_evicted: int = 0
+    """Blocks evicted from RAM; from disk."""
+    disk_evicted: int = 0
+    disk_refused: int = 0
+    """Damaged, truncated or foreign blocks on disk; on a shared server."""
+    remote_refused: int = 0
+    disk_outages: int = 0
+    """Number of outages of the disk; of the shared server."""
+    remote_outages: int = 0
+
+
+@dataclass(frozen=True)
+class TrafficFigures:
+    """Requests and their waits."""
+
+    n_running: int
+    """Busy slots when the newest batch began."""
+    n_waiting: int
+    """Requests without a slot."""
+    n_refused: int
+    worst_gap: float
+    """Seconds: the longest pause between two tokens of a running answer."""
+    queue: Waits
+    """Waits for a slot."""
+    first_token: Waits
+    """Waits from the request to the answer's first token."""
+    gaps: Waits
+    """Waits between two tokens of an answer."""
+    prefixes: PrefixCounts
+    """What prompts found in the prefix cache."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Figures of one moment."""
+
+    served: Served
+    figures: Figures | None = None
+    """None: the context has no Runtime, because stock llama.cpp serves it, or no figures were requested yet."""
+    busy: bool = False
+    """Whether a ubatch was computed since the server last had nothing to do."""
+    tokens_per_second: float = 0.0
+    store: StoreFigures | None = None
+    traffic: TrafficFigures | None = None
+    """None: not counted."""
+
+    @property
+    def mode(self) -> KvMode:
+        return KvMode.OFF if self.figures is None else self.figures.options.mode
+
+
+def props(shown: Shown) -> dict[str, Any]:
+    """The `edgekv` object of /props."""
+    served, figures = shown.served, shown.figures
+    about = {"version": served.version, "page": "/edgekv", "mode": shown.mode.value, "mode_description": shown.mode.description,
+             "n_ctx_slot": served.n_context}
+    if figures is None:
+        return about
+    options = figures.options
+    sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch, "sketch": options.selection.sketch.value,
+              "resolution": options.selection.resolution if options.selection.error is None else None, "error": options.selection.error}
+    return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
+            **(sparse if shown.mode is KvMode.SPARSE else {}),
+            **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens,
+                "resolution": options.selection.resolution if options.samples_kept else None} if shown.mode is KvMode.EVICT else {}),
+            "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
+
+
+def slots(shown: Shown) -> list[dict[str, Any]]:
+    """The `edgekv` objects of /slots, by the slot's number."""
+    if shown.figures is None:
+        return []
+    return [_slot(sequence, shown) for sequence in shown.figures.sequences]
+
+
+def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
+    figures = shown.figures
+    assert figures is not None
+    n_pages = sequence.n_arena_pages + sequence.n_home_pages
+    per_token = figures.memory.home_bytes / max(1, figures.memory.n_cells)
+    return {"stream": sequence.stream, "n_tokens": sequence.n_tokens, "n_positions": sequence.n_positions, "n_ctx": shown.served.n_context,
+            "n_tokens_read_sparsely": sequence.n_read_sparsely, "pages_arena": sequence.n_arena_pages, "pages_home": sequence.n_home_pages,
+            "coverage": sequence.coverage, "arena_ratio": sequence.n_arena_pages / n_pages if n_pages else 0.0,
+            "bytes_arena": sequence.n_arena_pages * figures.tiers.slot_bytes, "bytes_home": round(sequence.n_held * per_token)}
+
+
+def tiers(shown: Shown) -> list[dict[str, Any]]:
+    """The tiers, the fastest first: bytes allocated, and bytes in use (None: not counted)."""
+    figures = shown.figures
+    if figures is None:
+        return [{"tier": "home", "bytes": shown.served.kv_bytes, "used_bytes": None}]
+    memory, pages = figures.memory, figures.tiers
+    found: list[tuple[str, int, int | None]] = []
+    if memory.arena_bytes or pages.n_slots:
+        found.append(("arena", memory.arena_bytes, (pages.n_resident + pages.n_moving) * pages.slot_bytes))
+    found.append(("home", memory.home_bytes, memory.used_bytes))
+    if memory.sketch_bytes:
+        found.append(("sketches", memory.sketch_bytes, None))
+    found.append(("tables", memory.table_bytes + memory.observation_bytes, None))
+    found.append(("work", memory.workspace_bytes, None))
+    if shown.store is not None:
+        found.append(("store_ram", shown.store.ram_limit_bytes, shown.store.ram_bytes))
+        if shown.store.disk_limit_bytes:
+            found.append(("store_disk", shown.store.disk_limit_bytes, shown.store.disk_bytes))
+    return [{"tier": name, "bytes": n_bytes, "used_bytes": used} for name, n_bytes, used in found]
+
+
+def store(shown: Shown) -> dict[str, int] | None:
+    return None if shown.store is None else {field.name: getattr(shown.store, field.name) for field in fields(shown.store)}
+
+
+def state(shown: Shown) -> dict[str, Any]:
+    """The document /edgekv/state: all figures of the page except curves and maps."""
+    served, figures = shown.served, shown.figures
+    found: dict[str, Any] = {
+        "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
+        "mode_description": shown.mode.description, "busy": shown.busy, "tokens_per_second": round(shown.tokens_per_second, 2),
+        "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown), "store": store(shown),
+        "worst_gap_seconds": shown.traffic and shown.traffic.worst_gap, "served": figures is not None}
+    if figures is None:
+        return found
+    options, pages, selection = figures.options, figures.tiers, figures.selection
+    settings = {"page tokens": f"{options.cache.page_tokens}"}
+    if shown.mode is KvMode.SPARSE:
+        sampled = dict([options.selection.sampled_at.split(maxsplit=1)])
+        settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy,
+                    "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
+    elif shown.mode is KvMode.EVICT:
+        sampled = dict([options.selection.sampled_at.split(maxsplit=1)]) if options.samples_kept else {}
+        settings = {"kept": f"{options.keep_tokens:,} tokens", **sampled, "policy": options.placement.policy, **settings}
+    return {
+        **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,
+        "n_layers_served": figures.n_layers_served, "n_heads": figures.n_heads,
+        "pages": {"arena": pages.n_resident, "moving": pages.n_moving, "home": pages.n_home, "filling": pages.n_filling,
+                  "arena_slots": pages.n_slots, "bytes_each": pages.slot_bytes,
+                  "promoted": pages.n_promotions, "demoted": pages.n_demotions, "invalidated": pages.n_invalidated,
+                  "failed": pages.n_failed, "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes,
+                  "stall_seconds": round(figures.stats.stall_seconds, 6)},
+        "reasons": [{"where": where, "why": why, "pages": n} for where, why, n in pages.reasons],
+        "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
+                      "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
+                      "hit_rate": selection.hit_rate if pages.n_slots else None,
+                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error,
+                      "coverage": figures.coverage},
+        "kept": [figures.memory.n_cells_used, sum(slot.n_positions for slot in figures.sequences)] if shown.mode is KvMode.EVICT else None,
+        "n_tokens": figures.n_tokens}
+
+
+def history(past: History) -> dict[str, list[float | None]]:
+    """The document /edgekv/history: a list for each field of a Point."""
+    return {field.name: [_rounded(getattr(point, field.name)) for point in past.points] for field in fields(Point)}
+
+
+def _rounded(value: float | None) -> float | None:
+    """A value rounded for a curve."""
+    return None if value is None else float(f"{value:.4g}") if abs(value) < 1e9 else round(value, 1)

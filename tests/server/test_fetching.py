@@ -1,0 +1,220 @@
+"""The server fetches a prompt's rows from a shared server while it answers others."""
+
+import dataclasses
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import prefix_server
+from support.clients import send, until
+from support.prefix_server import EXACT, ask, n_read
+from support.redis_server import RedisServer
+
+from edgekv.server.prefixes import Prefixes
+from edgekv.server.server import Server
+from edgekv.store.remote import RedisPlace
+from edgekv.store.settings import StoreSettings
+
+pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
+OFF = {"mode": "off"}
+
+
+@pytest.fixture
+def shared(tmp_path) -> Iterator[StoreSettings]:
+    server = RedisServer(tmp_path)
+    yield StoreSettings(ram_bytes=64 << 20, url=server.url, url_timeout_s=20.0)
+    server.kill()
+
+
+def conversation(seed: int, n: int = 700) -> list[int]:
+    """Conversations differ from their first token on."""
+    return [300 + seed, *prefix_server.conversation(seed, n)[1:]]
+
+
+def serve(model: Path, store: StoreSettings, kv: dict = EXACT) -> Server:
+    return prefix_server.serve(model, kv, store, n_ctx=4096, n_slots=2)
+
+
+def keep(model: Path, store: StoreSettings, kv: dict = EXACT, seed: int = 1) -> dict:
+    with serve(model, store, kv) as server:
+        answer = ask(server, conversation(seed))
+        server.prefixes.flush()
+    return answer
+
+
+def fetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "edgekv-fetch"]
+
+
+class Held:
+    """A shared server that answers only when it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, what: str):
+        self.go_on, self.asked = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+        works = getattr(RedisPlace, what)
+
+        def hold(place: RedisPlace, *arguments):
+            self.threads.append(threading.current_thread().name)
+            self.asked.set()
+            self.go_on.wait(60)
+            return works(place, *arguments)
+
+        monkeypatch.setattr(RedisPlace, what, hold)
+
+
+WHATS = pytest.mark.parametrize("what", ["have", "open", "_fill"], ids=["the question", "the headers", "the rows"])
+
+
+@pytest.mark.parametrize("kv", [OFF, EXACT], ids=["off", "exact"])
+@WHATS
+def test_a_slow_server_keeps_nobody_else_waiting(tiny, shared, monkeypatch, kv, what):
+    """The prompt waits until its rows come; meanwhile one conversation ends, and another begins and ends."""
+    first = keep(tiny, shared, kv)
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)  # computing would be quicker
+    with serve(tiny, shared, kv) as server, ThreadPoolExecutor(2) as pool:
+        running = pool.submit(ask, server, conversation(2, 30), 400, id_slot=0)
+        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+        held = Held(monkeypatch, what)
+        comes = pool.submit(ask, server, conversation(1), id_slot=1)
+        assert held.asked.wait(30)
+        assert len(running.result(100)["tokens"]) == 400 and not comes.done()
+        time.sleep(0.2)  # no answer runs now, and the prompt waits for its own rows
+        assert len(ask(server, conversation(3, 30), 20, id_slot=0)["tokens"]) == 20 and not comes.done()
+        held.go_on.set()
+        answer = comes.result(100)
+    assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
+    assert set(held.threads) == {"edgekv-fetch"}
+
+
+@contextmanager
+def one_waits(model: Path, shared: StoreSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Held, Future, Future]]:
+    """The only slot answers; a prompt that the shared server has waits for it, and its rows begin to come: the futures of both answers."""
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
+    with prefix_server.serve(model, EXACT, shared, n_ctx=4096, n_slots=1) as server, ThreadPoolExecutor(2) as pool:
+        held = Held(monkeypatch, "_fill")
+        running = pool.submit(ask, server, conversation(2, 30), 1500)
+        until(lambda: any(slot["is_processing"] for slot in send(server.url, "/slots").body))
+        waits = pool.submit(ask, server, conversation(1))
+        assert held.asked.wait(30)
+        held.go_on.set()
+        yield server, held, running, waits
+
+
+def test_rows_come_while_a_prompt_waits_for_a_slot(tiny, shared, monkeypatch):
+    first = keep(tiny, shared)
+    with one_waits(tiny, shared, monkeypatch) as (_, held, running, waits):
+        until(lambda: not fetching())
+        assert not running.done(), "the rows are here before the slot is free"
+        n_asked = len(held.threads)
+        answer = waits.result(100)
+        assert len(held.threads) == n_asked, "nothing was fetched twice"
+    assert answer["tokens"] == first["tokens"] and answer["timings"]["cache_n"] == 699
+
+
+def test_rows_that_nobody_waits_for_any_more_are_let_go(tiny, shared, monkeypatch):
+    keep(tiny, shared)
+    monkeypatch.setattr("edgekv.server.fetching.EXPECTED_S", 0.3)
+    with one_waits(tiny, shared, monkeypatch) as (server, _, running, waits):
+        (store,) = server.prefixes._stores.values()
+        until(lambda: not fetching() and not store.shared.in_use)
+        assert not running.done()
+        assert waits.result(100)["timings"]["cache_n"] == 699, "they are fetched once more"
+
+
+def test_where_fetched_tokens_came_from_is_said(tiny, shared):
+    keep(tiny, shared)
+    with serve(tiny, shared) as server:
+        assert prefix_server.sources(server, conversation(1)) == {"slot": 0, "shared": 0, "ram": 0, "disk": 0, "remote": 700}
+        prefix_server.sources(server, conversation(2))
+        assert prefix_server.sources(server, conversation(1)[:600])["remote"] == 0
+        (stats,) = server.prefixes.stats()
+        assert stats.remote.hit_tokens == 700 and stats.in_flight_bytes == 0
+
+
+def test_a_client_that_leaves_leaves_nothing_behind(tiny, shared, monkeypatch):
+    """A client that leaves frees its slot, its hold in RAM and its fetch."""
+    first = keep(tiny, shared)
+    with serve(tiny, shared) as server:
+        held = Held(monkeypatch, "_fill")
+        client = http.client.HTTPConnection(server.url.removeprefix("http://"))
+        client.request("POST", "/completion", json.dumps({"prompt": conversation(1), "n_predict": 4}), {"Content-Type": "application/json"})
+        assert held.asked.wait(30) and len(fetching()) == 1
+        client.close()
+        until(lambda: not server.prefixes._fetches)  # every answer of /slots lets the server look a second later whether its clients are there
+        held.go_on.set()
+        until(lambda: not fetching())
+        (store,) = server.prefixes._stores.values()
+        assert not server.prefixes._fetches and not store.shared.in_use
+        assert store.stats().ram.n_bytes == sum(store._ram.get(link.key).n_bytes for link in store._ram.links())
+        assert ask(server, conversation(1))["tokens"] == first["tokens"]
+
+
+@WHATS
+def test_a_server_ends_while_it_fetches(tiny, shared, monkeypatch, what):
+    keep(tiny, shared)
+    with ThreadPoolExecutor(1) as pool:
+        with serve(tiny, shared) as server:
+            held = Held(monkeypatch, what)
+            comes = pool.submit(ask, server, conversation(1))
+            assert held.asked.wait(30)
+            threading.Timer(0.5, held.go_on.set).start()
+        assert comes.exception(60) is not None
+    assert not fetching()
+
+
+def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
+    keep(tiny, shared)
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: 0.0)
+    works, filled = RedisPlace._fill, []
+
+    def fill(place, header, first, layers, out):
+        filled.append((header.link.key, layers))
+        time.sleep(0.05)
+        return works(place, header, first, layers, out)
+
+    monkeypatch.setattr(RedisPlace, "_fill", fill)
+    with serve(tiny, shared) as server, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda more: ask(server, [*conversation(1), more]), (270, 280)))
+    assert len(filled) == len(set(filled)) > 0
+    assert all(n_read(answer) <= 2 for answer in answers)
+
+
+def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
+    """Another slot asks between the begin of the first prompt and the end of its batch."""
+    keep(tiny, shared)
+    begins, asked = Prefixes.begin, []
+
+    def begin(prefixes, prompt, n_have, goes_on):
+        found = begins(prefixes, prompt, n_have, goes_on)
+        other = dataclasses.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
+        asked.append((found.remote, found.comes, prefixes.ready(other, 0, None, False), list(prefixes._fetches)))
+        return found
+
+    monkeypatch.setattr(Prefixes, "begin", begin)
+    with serve(tiny, shared) as server:
+        ask(server, [*conversation(1), 270])
+    assert asked == [(700, True, False, [])]
+
+
+def test_rows_that_do_not_come_are_computed(tiny, shared, monkeypatch):
+    """The second block's rows do not come, although the server said that it has them."""
+    first = keep(tiny, shared)
+    works, keys = RedisPlace._fill, []
+
+    def fill(place, header, first, layers, out):
+        if header.link.key not in keys:
+            keys.append(header.link.key)
+        return keys.index(header.link.key) != 1 and works(place, header, first, layers, out)
+
+    monkeypatch.setattr(RedisPlace, "_fill", fill)
+    with serve(tiny, shared) as server:
+        answer = ask(server, conversation(1))
+    assert answer["timings"]["cache_n"] == 256 and answer["tokens"] == first["tokens"]

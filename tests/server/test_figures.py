@@ -1,0 +1,147 @@
+"""The endpoint shows the Runtime's own figures, in forms that the usual tools read."""
+
+import base64
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.clients import until
+from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, options, settled
+
+from edgekv.pages.residency import State
+from edgekv.server import metrics, page_map
+from edgekv.server.server import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+ARENA = SPARSE.with_(kv_budget=1 << 20)
+
+
+@pytest.fixture(scope="module", params=["--kv-unified", "--no-kv-unified"], ids=["one cache", "a cache each"])
+def served(request, synthetic):
+    """Two slots in mode sparse, each of which has read a prompt and answered it."""
+    with Server(options(synthetic("llama"), kv=ARENA, n_slots=2, extra=(request.param,))) as server:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda seed: complete(server, seed), range(2)))
+        settled(server)
+        yield server
+
+
+def test_figures_are_those_of_the_runtime(served):
+    run, state = served.runtime, settled(served)
+    memory, pages, selection = run.memory(), run.tiers(), run.selection()
+    by_tier = {tier["tier"]: (tier["bytes"], tier["used_bytes"]) for tier in state["tiers"]}
+    assert by_tier == {
+        "arena": (memory.arena_bytes, (pages.n_resident + pages.n_moving) * pages.slot_bytes), "home": (memory.home_bytes, memory.used_bytes),
+        "sketches": (memory.sketch_bytes, None), "tables": (memory.table_bytes + memory.observation_bytes, None),
+        "work": (memory.workspace_bytes, None)}
+    shown = state["pages"]
+    assert (shown["arena"], shown["home"], shown["filling"], shown["moving"], shown["arena_slots"], shown["promoted"], shown["moved_bytes"]) == (
+        pages.n_resident, pages.n_home, pages.n_filling, pages.n_moving, pages.n_slots, pages.n_promotions, pages.moved_bytes)
+    assert pages.n_resident > 0 and selection.n_selections > 0, "the fixture exercises the hierarchy"
+    assert state["selection"]["hit_rate"] == selection.hit_rate and state["selection"]["error"] == selection.error
+    assert state["selection"]["read"] == selection.attended < 1
+    assert selection.attended < state["selection"]["coverage"] == selection.coverage < 1
+    assert (state["mode"], state["n_layers_served"], state["n_layers"]) == ("sparse", sum(layer.hooked for layer in run.layers), len(run.layers))
+
+
+def test_slots_add_up_to_the_tiers(served):
+    state = settled(served)
+    slots = [slot["edgekv"] for slot in served.get("/slots")]
+    assert slots[0]["coverage"] != slots[1]["coverage"], "each slot has its own"
+    assert slots == state["slots"] and len(slots) == 2
+    pages = served.runtime.tiers()
+    assert sum(slot["pages_arena"] for slot in slots) == pages.n_resident + pages.n_moving
+    # the page table learns of a new page where a run of the policy ends
+    late = sum(slot["pages_home"] for slot in slots) - (pages.n_home + pages.n_filling)
+    assert 0 <= late <= 2 * 2 * settled(served)["n_heads"]
+    for number, slot in enumerate(slots):
+        cells = served.runtime.cells.stream(served.runtime.cells.stream_of(number))
+        assert slot["coverage"] == served.runtime.selection(number).coverage < 1
+        assert slot["n_tokens"] == cells.in_sequence(number).sum() >= N_TOKENS and slot["n_ctx"] == 1024
+
+
+def test_props_say_how_the_cache_is_set(served):
+    about = served.get("/props")["edgekv"]
+    assert about["mode"] == "sparse" and about["resolution"] == 200 and about["page"] == "/edgekv"
+    assert about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
+
+
+def test_metrics_are_read_by_prometheus(served):
+    found = exposed(served)
+    selection, pages = served.runtime.selection(), served.runtime.tiers()
+    assert found["edgekv_rows_read_total", ()] == selection.n_read and found["edgekv_rows_hit_total", ()] == selection.n_hits
+    assert found["edgekv_coverage_ratio", ()] == pytest.approx(selection.coverage)
+    assert found["edgekv_hit_ratio", (("by", "mass"),)] == pytest.approx(selection.hit_rate_mass)
+    assert found["edgekv_pages_promoted_total", ()] == pages.n_promotions
+    assert found["edgekv_pages", (("state", "arena"),)] == pages.n_resident
+    assert found["edgekv_slot_tokens", (("slot", "1"),)] >= N_TOKENS
+    families = {metric.name for metric in metrics.METRICS}
+    families |= {f"{metric.name}_{part}" for metric in metrics.METRICS if metric.kind == "histogram" for part in ("bucket", "sum", "count")}
+    assert not {name for name, _ in found} - families
+    assert "llamacpp:requests_processing" in ask(served, "/metrics").text, "upstream's stay"
+
+
+def test_counters_only_grow(served):
+    before = exposed(served)
+    complete(served, seed=5)
+    after = exposed(served)
+    counters = {metric.name for metric in metrics.METRICS if metric.kind == "counter"}
+    assert all(after[at] >= value for at, value in before.items() if at[0] in counters)
+    assert after["edgekv_tokens_total", ()] >= before["edgekv_tokens_total", ()] + N_TOKENS
+
+
+def test_the_map_shows_where_pages_live(served):
+    run = served.runtime
+    settled(served)
+    stream = run.cells.n_stream - 1
+    until(lambda: served.get(f"/edgekv/map/{stream}") is not None)
+    shown = served.get(f"/edgekv/map/{stream}")
+    fields = np.frombuffer(base64.b64decode(shown["fields"]), np.uint8).reshape(len(shown["layers"]), shown["n_columns"])
+    first = stream * 1024 // run.page_tokens
+    state = run.residency().state[:, :, first : first + shown["n_columns"]]
+    cells = run.cells.stream(stream).positions[: 16 * shown["n_columns"]] >= 0
+    state = np.where(cells.reshape(-1, 16).any(axis=1) & (state == State.FREE), State.FILLING, state)
+    lines = np.concatenate([state[row, : layer.n_head_kv] for row, layer in enumerate(run.layers)])
+    assert fields.shape == lines.shape and shown["pages_per_column"] == shown["heads_per_line"] == 1
+    places = {State.FREE: page_map.EMPTY, State.HOME: page_map.HOME, State.FILLING: page_map.FILLING, State.MOVING: page_map.MOVING,
+              State.RESIDENT: page_map.ALL}
+    assert all((fields[lines == was] >> 4 == place).all() for was, place in places.items())
+    assert (fields & 15).max() > 5 and not (fields & 15)[lines == State.FREE].any(), "attention goes somewhere, and to no empty page"
+
+
+def test_history_is_of_decoding(served):
+    past = served.get("/edgekv/history")
+    assert len({len(values) for values in past.values()}) == 1 and past["at"] == sorted(past["at"])
+    assert all(value > 0 for value in past["tokens_per_second"])
+    assert all(read < covered < 1 for read, covered in zip(past["read"], past["coverage"], strict=True) if read is not None)
+
+
+def test_store_and_pauses_are_shown_where_they_are_known(served):
+    from edgekv.server.shown import StoreFigures
+
+    assert settled(served)["store"] is None and not [name for name, _ in exposed(served) if name.startswith("edgekv_store")]
+    served.figures.store = lambda: StoreFigures(100, 1000, 50, 5000, 3, 7, 2, 1234)
+    counted = served.figures.traffic
+    served.figures.traffic = lambda: replace(counted(), worst_gap=0.25)
+    try:
+        time.sleep(0.05)
+        found = exposed(served)
+        assert found["edgekv_store_tokens_total", ()] == 1234 and found["edgekv_store_hits_total", ()] == 7
+        assert found["edgekv_worst_gap_seconds", ()] == 0.25 and found["edgekv_tier_used_bytes", (("tier", "store_disk"),)] == 50
+        state = settled(served)
+        assert state["store"]["n_hits"] == 7 and state["worst_gap_seconds"] == 0.25
+    finally:
+        served.figures.store, served.figures.traffic = None, counted
+
+
+def test_every_metric_is_documented():
+    text = (ROOT / "edgekv" / "server" / "README.md").read_text(encoding="utf-8")
+    names = [metric.name for metric in metrics.METRICS]
+    assert sorted(re.findall(r"^\| `(edgekv_\w+)", text, re.M)) == sorted(names)
+    assert set(re.findall(r"\bedgekv_[a-z_]+", text)) <= set(names)
+    assert re.findall(r"^\| `(vllm:\w+)` \| `(edgekv_\w+)`", text, re.M) == [
+        (metric.name, metric.help.removeprefix("As ").removesuffix(".")) for metric in metrics.VLLM]

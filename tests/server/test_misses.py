@@ -1,0 +1,175 @@
+"""Why a prompt was not taken from the prefix cache: the reply says it, the log, and the metrics by tokens. Each reason is reached through HTTP."""
+
+import logging
+import re
+import threading
+from pathlib import Path
+
+import pytest
+from support.clients import post, send
+from support.prefix_server import SPARSE, ask, conversation, serve
+
+from edgekv.common.enums import MissReason
+from edgekv.common.errors import DoesNotFit
+from edgekv.live.tokens import Tokens
+from edgekv.server import prefixes as prefixes_of
+from edgekv.server.digesting import Digesting
+from edgekv.server.server import Server
+from edgekv.store.results import PrefixHit
+from edgekv.store.settings import StoreSettings
+from edgekv.store.store import PrefixStore
+
+STORE = StoreSettings(ram_bytes=64 << 20)
+
+
+def asked(server: Server, tokens: list[int], **more) -> tuple[int, str | None, str | None, int | None]:
+    """(tokens, tier, reason, at_token) of a prompt."""
+    usage = post(server.url, "/v1/completions", {"prompt": tokens, "max_tokens": 1, "temperature": 0, **more})["usage"]
+    told = usage["edgekv"]["prefix_cache"]
+    assert list(told) == ["tokens", "tier", "reason", "at_token"] and told["tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    return told["tokens"], told["tier"], told["reason"], told["at_token"]
+
+
+def counts(server: Server) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Tokens asked for, found by tier, missed by reason."""
+    text = send(server.url, "/metrics").text
+
+    def by(name: str, label: str) -> dict[str, int]:
+        return {key: int(n) for key, n in re.findall(rf'^{name}{{{label}="(\w+)"}} (\d+)$', text, re.M) if int(n)}
+
+    (queries,) = re.findall(r"^edgekv_prefix_cache_queries_total (\d+)$", text, re.M)
+    return int(queries), by("edgekv_prefix_cache_hits_total", "tier"), by("edgekv_prefix_cache_misses_total", "reason")
+
+
+def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
+    """One server: new, whole in its slot, from RAM, a date that changed, `cache_prompt: false`, another salt."""
+    log, first = tmp_path / "log", conversation(1, 820)
+    dated = [*first[:5], 330, *first[5:]]
+    with caplog.at_level(logging.WARNING, "edgekv"), serve(tiny, store=STORE, log_file=log) as server:
+        rows = [
+            (first, {}, (0, None, "cold", 0)),
+            (first, {}, (819, "slot", None, None)),
+            (conversation(2, 300), {}, (1, "slot", "cold", 1)),
+            (first, {}, (819, "ram", None, None)),
+            (dated, {}, (5, "slot", "diverged", 5)),
+            (first, {"cache_prompt": False}, (0, None, "disabled", 0)),
+            (first, {"cache_salt": "other"}, (0, None, "cold", 0)),
+        ]
+        for tokens, more, expected in rows:
+            assert asked(server, tokens, **more) == expected
+        server.prefixes.flush()
+        queries, hits, misses = counts(server)
+    assert queries == sum(len(tokens) - 1 for tokens, _, _ in rows) == sum(hits.values()) + sum(misses.values())
+    assert misses == {"cold": 819 + 298 + 819, "diverged": 815, "disabled": 819}
+    said = log.read_text(errors="replace")
+    assert len(re.findall(r"slot \d has \d+ tokens of its prompt of \d+", said)) == len(rows)
+    (line,) = [record.getMessage() for record in caplog.records if "tokens of its prompt" in record.getMessage()]
+    assert "diverged" in line and "at token 5; 815 tokens" in line and line in said
+
+
+def test_without_a_store_nothing_is_asked_for(tiny):
+    with serve(tiny, store=None) as server:
+        tokens = conversation(1, 300)
+        assert asked(server, tokens) == (0, None, "disabled", 0)
+        assert asked(server, tokens) == (299, "slot", None, None)
+
+
+@pytest.fixture
+def full(synthetic, tmp_path):
+    """A model, and a folder with a conversation of 700 tokens."""
+    model, store = synthetic("llama", n_head=6, dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path / "kept")
+    with serve(model, store=store) as server:
+        asked(server, conversation(1, 700))
+        server.prefixes.flush()
+    return model, store
+
+
+def _damage(full, monkeypatch):
+    for path in full[1].folder.rglob("*.kv"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+
+def _down(full, monkeypatch):
+    monkeypatch.setattr("edgekv.store.place.Outage.working", property(lambda _: False))
+
+
+def _cheaper(full, monkeypatch):
+    monkeypatch.setattr(PrefixHit, "worth", lambda hit, reading_s: 0)
+
+
+def _unknown(full, monkeypatch):
+    monkeypatch.setattr(Digesting, "unchanged", property(lambda _: False))
+
+
+def _not_attached(full, monkeypatch):
+    monkeypatch.setattr(prefixes_of.attachments, "find", lambda address: None)
+
+
+@pytest.mark.parametrize(("reason", "fault"), [
+    ("damaged", _damage), ("tier_down", _down), ("cheaper_to_compute", _cheaper), ("model_unknown", _unknown), ("not_attached", _not_attached)])
+def test_what_stands_in_the_way_is_named(full, monkeypatch, reason, fault):
+    model, store = full
+    fault(full, monkeypatch)
+    with serve(model, store=store) as server:
+        assert asked(server, conversation(1, 700)) == (0, None, reason, 0)
+        assert counts(server)[2] == {reason: 699}
+
+
+def test_rows_of_another_fidelity(tiny, tmp_path):
+    """What a sample read is not taken for exact."""
+    where, prompt = StoreSettings(ram_bytes=64 << 20, folder=tmp_path), conversation(3, 100)
+    with serve(tiny, SPARSE | {"exact_tokens": 16}, where) as server:
+        longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
+        server.prefixes.flush()
+    with serve(tiny, store=where) as server:
+        assert asked(server, longer) == (0, None, "other_settings", 0)
+
+
+def test_rows_without_a_checkpoint(synthetic):
+    """A prompt that ends in the middle of a kept one, of a model with windows: its rows are kept, its newest checkpoint lies before it."""
+    with serve(synthetic("gemma2", dtype="f32")) as server:
+        tokens = conversation(7, 500)
+        asked(server, tokens)
+        asked(server, conversation(9, 900))
+        assert asked(server, tokens[:450]) == (0, None, "no_checkpoint", 0)
+
+
+def test_no_cells_for_kept_rows(tiny, monkeypatch):
+    with serve(tiny, store=STORE) as server:
+        asked(server, conversation(1, 700))
+        asked(server, conversation(2, 700))
+        monkeypatch.setattr(Tokens, "place", _full)
+        assert asked(server, conversation(1, 700)) == (1, "slot", "no_cells", 1)
+
+
+def _full(*_):
+    raise DoesNotFit("no cell is free")
+
+
+def test_rows_that_are_still_being_saved(tiny, monkeypatch):
+    """A save of another slot that takes long: after a second the prompt is read."""
+    goes_on, save = threading.Event(), PrefixStore.save
+
+    def waits(store, *arguments, **more):
+        goes_on.wait(60)
+        return save(store, *arguments, **more)
+
+    monkeypatch.setattr(PrefixStore, "save", waits)
+    with serve(tiny, n_slots=2, extra=("--no-kv-unified",)) as server:
+        asked(server, conversation(1, 700), id_slot=0)
+        assert asked(server, conversation(1, 700), id_slot=1) == (0, None, "pending", 0)
+        goes_on.set()
+
+
+def test_every_reason_is_described():
+    text = (Path(__file__).parents[2] / "edgekv/server/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text.partition("| reason |")[2].partition("\n\n")[0], re.M)
+    assert rows == [(reason.value, reason.description) for reason in MissReason]
+
+
+def test_every_reason_is_reached():
+    """By a test here, or in test_media.py."""
+    here = set(re.findall(r'"(\w+)"', Path(__file__).read_text(encoding="utf-8")))
+    assert {reason.value for reason in MissReason} - {"inside_media"} <= here

@@ -1,0 +1,178 @@
+"""One store keeps the prefixes of all adapters and scales that requests name, and gives none to another."""
+
+import gc
+import pathlib
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.clients import until
+from support.prefix_rows import LAYOUT, conversation
+
+from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
+from edgekv.common.enums import KvMode
+from edgekv.config import KvOptions
+from edgekv.live import attachments
+from edgekv.models.geometry import open_model
+from edgekv.server import digesting, identities
+from edgekv.server.prefixes import Prefixes
+from edgekv.store import bound, store
+from edgekv.store.settings import StoreSettings
+
+N_SCALES = 1000
+
+
+class HeldRows:
+    def read(self, first: int, n: int, n_bytes: int) -> np.ndarray:
+        return np.ones(n_bytes, np.uint8)
+
+    def release(self) -> None:
+        pass
+
+
+class Rows:
+    """The tokens of a context whose rows are all the same."""
+
+    can_wait = on_device = False
+
+    def __init__(self) -> None:
+        self.n_placed = 0
+
+    def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return LAYOUT.k_bytes, LAYOUT.v_bytes
+
+    def depends_on(self, adapter: int = 0) -> bytes:
+        return bytes([adapter])
+
+    def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
+        return np.arange(n, dtype=np.uint32)
+
+    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
+        return np.zeros(len(cells), np.uint8)
+
+    def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
+        return np.ones(n_bytes, np.uint8)
+
+    def hold(self, seq_id: int, cells: np.ndarray) -> HeldRows:
+        return HeldRows()
+
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+        self.n_placed += n
+        return np.arange(first, first + n, dtype=np.uint32)
+
+    def write(self, *_: object) -> None:
+        pass
+
+
+class Context:
+    """As much of a Runtime as prefixes use."""
+
+    address, mode = 1, KvMode.EXACT
+    options = KvOptions(mode=mode)
+
+    def __init__(self) -> None:
+        self.tokens = Rows()
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    context = Context()
+    monkeypatch.setattr(attachments, "find", lambda _: context)
+    return context.tokens
+
+
+def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
+    """Begin as the server does: when no save of the prompt's beginning is under way."""
+    until(lambda: kept.ready(prompt, 0, None, alone=True))
+    return kept.begin(prompt, 0, None)
+
+
+def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
+    """Prompts before the end of the digest are read and not kept; the log says at the start what takes so long."""
+    read = threading.Event()
+    digest = digesting.digest_of_model
+    monkeypatch.setattr(digesting, "digest_of_model", lambda path: (read.wait(60), digest(path))[1])
+    monkeypatch.setattr(identities, "LONG_S", 0.01)
+    kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20))
+    tokens = conversation(300)
+    kept.keep(of(0.0, tokens))
+    assert kept.begin(of(0.0, tokens), 0, None).ram == 0 and not kept.stats()
+    opens = threading.Thread(target=kept.open, args=(attachments.find(1),))
+    opens.start()
+    until(lambda: caplog.records)
+    assert opens.is_alive() and "is read once" in caplog.text
+    read.set()
+    opens.join(60)
+    kept.keep(of(0.0, tokens))
+    assert begin(kept, of(0.0, tokens)).ram == 300
+    kept.close()
+
+
+@pytest.fixture
+def kept(rows: Rows, synthetic, tmp_path: Path) -> Iterator[Prefixes]:
+    kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20, folder=tmp_path, folder_bytes=1 << 30))
+    kept.identities.wait()
+    yield kept
+    kept.close()
+
+
+def in_use() -> int:
+    """Bytes of Python's memory, without the table of interned names, which pathlib enlarges now and then by 2 MB."""
+    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, pathlib.__file__)])
+    return sum(trace.size for trace in snapshot.traces)
+
+
+def of(scale: float, tokens: np.ndarray) -> SequenceTokens:
+    """A sequence with the adapter at address 7, or none at scale 0."""
+    return SequenceTokens(1, 0, tokens, ((7, scale),) if scale else ())
+
+
+def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, monkeypatch: pytest.MonkeyPatch):
+    """Each scale used to have a store: three threads, two pools and a scan of the folder on the thread that decodes, for ever."""
+    looked: list[int] = []
+    made: list[object] = []
+    look, make = bound.FolderBound.look, store.PrefixStore.__init__
+    monkeypatch.setattr(bound.FolderBound, "look", lambda self: (looked.append(1), look(self))[1])
+    monkeypatch.setattr(store.PrefixStore, "__init__", lambda self, *a, **k: (made.append(self), make(self, *a, **k))[1])
+    tokens = conversation(20)
+    n_threads, n_bytes = [], []
+    tracemalloc.start()
+    try:
+        for i in range(N_SCALES):
+            prompt = of((i + 1) / N_SCALES, tokens)
+            assert kept.begin(prompt, 0, None).ram == 0
+            if i < 200:
+                kept.keep(prompt)
+            if i % 100 == 99:
+                kept.flush()
+                gc.collect()
+                n_threads.append(threading.active_count())
+                n_bytes.append(in_use())
+    finally:
+        tracemalloc.stop()
+    assert len(made) == 1
+    assert n_threads[-1] == n_threads[1]
+    assert n_bytes[-1] - n_bytes[1] < 200_000  # it grew by 7 MB
+    assert len(looked) < 20  # one at the beginning, and one a second while it writes
+
+
+def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
+    tokens = conversation(300)
+    kept.keep(of(1.0, tokens))
+    assert begin(kept, of(0.5, tokens)).ram == 0
+    assert kept.begin(of(0.0, tokens), 0, None).ram == 0
+    assert rows.n_placed == 0
+    assert begin(kept, of(1.0, tokens)).ram == 300
+
+
+def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
+    """The context before was never closed, as after --sleep-idle-seconds."""
+    tokens = conversation(300)
+    kept.keep(of(0.0, tokens))
+    again = Context()
+    monkeypatch.setattr(attachments, "find", lambda _: again)
+    assert begin(kept, of(0.0, tokens)).ram == 300
+    assert len(kept.stats()) == 1

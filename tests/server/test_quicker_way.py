@@ -1,0 +1,68 @@
+"""The server loads kept rows where that is quicker and computes them otherwise, by the rates that it has seen."""
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from support import prefix_server
+from support.prefix_server import ask, n_read, serve
+
+from edgekv.store.coming import BlockReader
+from edgekv.store.settings import StoreSettings
+
+
+def conversation(seed: int) -> list[int]:
+    """Conversations differ from their first token on."""
+    return [300 + seed, *prefix_server.conversation(seed, 700)[1:]]
+
+
+@pytest.fixture
+def kept(synthetic, tmp_path) -> tuple[Path, StoreSettings]:
+    """A model, and a folder with three conversations."""
+    model, store = synthetic("llama", n_head=6, dtype="f32"), StoreSettings(ram_bytes=64 << 20, folder=tmp_path)
+    with serve(model, store=store) as server:
+        for seed in (1, 2, 3):
+            ask(server, conversation(seed))
+        server.prefixes.flush()
+    return model, store
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The paths that were read from a folder that crawls: each read takes half a second."""
+    read, found = BlockReader.read, []
+
+    def crawl(block: BlockReader, *arguments) -> int:
+        found.append(block.path)
+        time.sleep(0.5)
+        return read(block, *arguments)
+
+    monkeypatch.setattr(BlockReader, "read", crawl)
+    return found
+
+
+def test_a_place_that_crawls_is_not_waited_for_twice(kept, reads, caplog):
+    model, store = kept
+    with serve(model, store=StoreSettings()) as server:
+        computed = [ask(server, conversation(seed))["tokens"] for seed in (1, 2)]
+    caplog.set_level(logging.INFO, "edgekv")
+    with serve(model, store=store) as server:
+        ask(server, conversation(4))
+        first = ask(server, conversation(1))  # the rate is not known yet
+        n_reads = len(reads)
+        assert n_reads >= 3 and n_read(first) <= 2 and "are computed: by measured speeds" not in caplog.text
+        second = ask(server, conversation(2))
+        assert len(reads) == n_reads and n_read(second) >= 699
+        assert "700 kept tokens of a prompt are computed: by measured speeds" in caplog.text and "from disk takes longer" in caplog.text
+        assert n_read(ask(server, conversation(1))) <= 2  # RAM does not crawl
+    assert [first["tokens"], second["tokens"]] == computed
+
+
+def test_what_is_slow_to_compute_is_loaded_all_the_same(kept, reads, monkeypatch):
+    """The place is as slow, and prompts take longer still."""
+    model, store = kept
+    monkeypatch.setattr("edgekv.server.prefixes.native.reading_s", lambda first, n: n * 1.0)
+    with serve(model, store=store) as server:
+        assert all(n_read(ask(server, conversation(seed))) <= 2 for seed in (1, 2, 3))
+    assert len(reads) >= 9

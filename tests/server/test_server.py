@@ -1,0 +1,397 @@
+"""The in-process server: its life, its sentences where it cannot live, and the clients it was made for."""
+
+import ctypes
+import functools
+import importlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import openai
+import pytest
+from support.contexts import Context
+
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
+from edgekv.config import KvOptions
+from edgekv.live import runtime
+from edgekv.memory import devices
+from edgekv.memory.device_fit import DeviceRoom
+from edgekv.server import server_options
+from edgekv.server.log import ServerLog
+from edgekv.server.server import Server, ServerOptions, active
+
+
+@pytest.fixture(autouse=True)
+def logs(monkeypatch, tmp_path) -> Path:
+    """A failed server keeps its temporary log: tests have a folder for it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(synthetic) -> Path:
+    return synthetic("llama")
+
+
+def options(model: Path, **more) -> ServerOptions:
+    return ServerOptions(model, n_ctx=more.pop("n_ctx", 512), n_threads=1, **more)
+
+
+# ---- life ---------------------------------------------------------------------------------------------------------------
+
+
+def handlers() -> list[bytes]:
+    """What the kernel does at each signal (the beginning of a struct sigaction), whatever Python believes."""
+    now = ctypes.create_string_buffer(1024)
+    return [now.raw[:8] for number in range(1, 32) if ctypes.CDLL(None).sigaction(number, None, now) == 0]
+
+
+def test_starts_and_stops_again_and_again(tiny, capfd):
+    before = handlers()
+    assert len(before) == 31
+    for _ in range(3):
+        server = Server(options(tiny))
+        with server:
+            assert server.alive and active() is server
+            assert server.get("/health") == {"status": "ok"}
+            assert handlers() == before
+            log = server.log_path
+            assert log.exists()
+        assert not server.alive and active() is None and not log.exists()
+        server.stop()  # twice is fine
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", ""), "the server's log belongs into its file"
+
+
+def test_arguments_are_a_c_programs(monkeypatch):
+    """argv[argc] is null, as C promises a main function."""
+    from edgekv._native import _server, http_server
+
+    seen = []
+
+    class Lib:
+        @staticmethod
+        def edgekv_server_run(argc, argv) -> int:
+            seen[:] = [_server.ffi.string(argv[i]).decode() for i in range(argc)] + [argv[argc] == _server.ffi.NULL]
+            return 0
+
+    monkeypatch.setitem(sys.modules, "edgekv._native._server", SimpleNamespace(ffi=_server.ffi, lib=Lib))
+    assert http_server.run(["llama-server", "--port", "1"]) == 0 and seen == ["llama-server", "--port", "1", True]
+
+
+def test_standard_error_comes_back(tiny, capfd):
+    with Server(options(tiny)):
+        os.write(2, b"native words\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
+
+
+def test_log_file_of_ones_own_stays(tiny, tmp_path):
+    with Server(options(tiny, log_file=tmp_path / "server.log")):
+        pass
+    assert "model loaded" in (tmp_path / "server.log").read_text()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Server(options(tiny, log_file=tmp_path / "no" / "server.log")).start()
+
+
+def test_contexts_of_others_are_not_the_servers(tiny):
+    with Server(options(tiny)):
+        pass
+    context = Context(tiny)
+    assert runtime.find(context.address) is None
+    context.close()
+
+
+def test_one_at_a_time(tiny):
+    with Server(options(tiny)) as first:
+        with pytest.raises(EdgeKVError, match="already running"):
+            Server(options(tiny)).start()
+        assert first.get("/health")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works also where the suite runs in the background, with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_signals_are_pythons_at_every_moment(tiny, interruptible):
+    """The first signal after the server answers is Python's, also at the moment in which it becomes ready."""
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    stop = threading.Event()
+
+    def bombard() -> None:
+        while not stop.wait(0.002):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=bombard)
+    try:
+        thread.start()
+        with Server(options(tiny)) as server:
+            n_ready = len(got)
+            time.sleep(0.1)
+            assert server.alive and server.get("/health") and len(got) > n_ready > 5
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_it_can_start_on_another_thread(tiny):
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(Server(options(tiny)).start).result(60)
+    assert server.get("/health")
+    server.stop()
+
+
+def test_ctrl_c_belongs_to_python(tiny, interruptible):
+    """The server's own SIGINT handler would stop it."""
+    with Server(options(tiny)) as server:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):  # also inside wait(), and the thread must still count as alive
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            old = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            try:
+                server.wait()
+            finally:
+                signal.signal(signal.SIGALRM, old)
+        assert server.alive and server.get("/health")
+    assert not server.alive
+
+
+@pytest.mark.parametrize("mode", KvMode)
+def test_its_context_is_tiered(tiny, mode):
+    from edgekv.live import runtime
+
+    with Server(options(tiny, kv=KvOptions(mode=mode))) as server:
+        attached = [live for live in runtime.live() if live.memory().n_cells == 512]
+        assert [live.mode for live in attached] == [mode]
+        assert attached == [server.runtime]
+    assert not [live for live in runtime.live() if live in attached]
+    assert server.runtime is None
+
+
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_mode_sparse_answers_each_client_from_its_own_context(default_model, n_slots):
+    sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64, kv_budget=8 << 20)
+    numbers = {"Maria": "4711", "Peter": "8256"}
+    with Server(options(default_model, n_ctx=1024, kv=sparse, n_slots=n_slots)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        def ask(name: str) -> str:
+            fact = f"The lucky number of {name} is"
+            text = f"{fact} {numbers[name]}. {'The weather is fine today, and the river is calm. ' * 25} {fact}"
+            return client.completions.create(model="any", prompt=text, max_tokens=8, temperature=0).choices[0].text
+
+        with ThreadPoolExecutor(2) as pool:  # with one slot they wait for each other
+            answers = list(pool.map(ask, numbers))
+        attached = server.runtime
+        assert 0.2 < attached.selection().attended < 0.8 and attached.memory().arena_bytes > 0
+    assert [number in answer for number, answer in zip(numbers.values(), answers)] == [True, True], answers
+
+
+# ---- what can go wrong ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """`native(run)` puts a function in the place of llama_server()."""
+    module = importlib.import_module("edgekv._native.http_server")
+    return lambda run: monkeypatch.setattr(module, "run", run)
+
+
+def test_busy_port_is_refused_before_the_model_is_read(tiny, native):
+    native(lambda argv: pytest.fail("the server was started"))
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
+            Server(options(tiny, port=port)).start()
+    assert active() is None
+
+
+@pytest.mark.parametrize("host", ["1.2.3.4", "no.such.host.invalid", "..x"])
+def test_foreign_host(tiny, host):
+    with pytest.raises(ConfigError, match="not an address of this machine"):
+        Server(options(tiny, host=host)).start()
+
+
+LOGS = [
+    ("0.00.1 E srv start: couldn't bind HTTP server socket, hostname: h, port: 1", "the port or host cannot be used"),
+    ("E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9", "do not fit in memory"),
+    ("E llama_model_load: error loading model: unknown model architecture: 'wow'", r"architecture \(wow\) is newer"),
+    ("I fine\n0.00.2 E srv    load_model: failed to load model, 'x'\nI more", "gave up: failed to load model, 'x'"),
+    ("I only this", "gave up: only this"),
+    ("", "it says nothing"),
+]
+
+
+@pytest.mark.parametrize(("log", "sentence"), LOGS)
+def test_a_failed_start_says_why(tiny, native, log, sentence):
+    native(lambda argv: os.write(2, log.encode()) and 1)
+    server = Server(options(tiny))
+    with pytest.raises(EdgeKVError, match=sentence) as caught:
+        server.start()
+    assert "\n" not in str(caught.value) and str(server.log_path) in str(caught.value)
+    assert server.log_path.read_text() == log, "the log of a failure is kept"
+    assert active() is None
+    server.log_path.unlink()
+
+
+def test_a_thread_that_dies_is_noticed(tiny, native):
+    def fail(argv):
+        raise RuntimeError("out of luck")
+
+    native(fail)
+    with pytest.raises(EdgeKVError, match="out of luck"):
+        Server(options(tiny)).start()
+    assert active() is None
+
+
+def test_a_server_that_ends_by_itself(tiny):
+    from edgekv._native import http_server as native_server
+
+    server = Server(options(tiny)).start()
+    native_server.terminate()  # as if it had failed
+    with pytest.raises(EdgeKVError, match="gave up"):
+        server.wait()
+    server.stop()
+    assert active() is None
+    with Server(options(tiny)) as again:
+        assert again.get("/health")
+
+
+BROKEN = {
+    "zero bytes": b"",
+    "text": b"hello, I am no model\n" * 9,
+    "cut": b"GGUF\x03\0\0\0",
+}
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "missing", "directory", "truncated", "vocabulary", "embedding"])
+def test_models_that_cannot_chat(kind, tmp_path, synthetic):
+    path = tmp_path / "model.gguf"
+    if kind in BROKEN:
+        path.write_bytes(BROKEN[kind])
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "truncated":
+        path.write_bytes(synthetic("llama").read_bytes()[:-100])
+    elif kind in ("vocabulary", "embedding"):
+        path = synthetic({"vocabulary": "vocabulary", "embedding": "bert"}[kind])
+    with pytest.raises(ModelError) as caught:
+        Server(options(path))
+    assert caught.value.exit_code == EXIT_MODEL and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("extra", [
+    ("--port", "1"), ("--model", "x"), ("-c", "5"), ("--api_key", "k"), ("--hf-repo", "a/b"),  # ours
+    ("-np", "2"), ("--cors-origins", "*"), ("--cache-ram", "9"),
+    ("--no-such-option",), ("--numa", "x"),  # refused by llama.cpp
+    ("--chat-template", "{% if"), ("--version",),  # llama.cpp calls exit()
+])
+def test_extra_options_that_cannot_be(tiny, extra, native):
+    native(lambda argv: pytest.fail("the server was started"))
+    with pytest.raises(ConfigError) as caught:
+        Server(options(tiny, extra=extra)).start()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", server_options._BESIDE_OURS)
+def test_what_cannot_be_passed_on_comes_by_no_variable(tiny, name, monkeypatch, native):
+    """llama.cpp's server reads a variable for each option; its help names it. A prefix or keys that only it knows would keep us out for ever."""
+    variable = f"LLAMA_ARG_{name[2:].replace('-', '_').upper()}"
+    assert f"(env: {variable})" in option_help()
+    native(lambda argv: pytest.fail("the server was started"))
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError, match=f"{variable} cannot be passed on .* unset it, and use"):
+        Server(options(tiny)).start()
+
+
+@functools.cache
+def option_help() -> str:
+    return server_options.try_extra(("--help",)).stdout
+
+
+def test_extra_options_are_passed_on(tiny):
+    with Server(options(tiny, extra=("--metrics", "--alias", "mine"), alias="ours")) as server:
+        assert [model["id"] for model in server.get("/v1/models")["data"]] == ["mine"]
+        assert server.get("/slots") is not None
+
+
+# ---- clients ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(default_model):
+    with Server(ServerOptions(default_model, n_ctx=512, n_threads=1, alias="smol", api_key="secret")) as server:
+        yield server
+
+
+HELLO = [{"role": "user", "content": "Say hello."}]
+
+
+def test_openai_client(served):
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["smol"]
+    # A cached second prompt would be one token for the decode kernel, which may decide close calls otherwise: no cache.
+    settings = {"model": "smol", "messages": HELLO, "max_tokens": 12, "temperature": 0, "extra_body": {"cache_prompt": False}}
+    whole = client.chat.completions.create(**settings)
+    text = whole.choices[0].message.content
+    assert text and whole.usage.completion_tokens <= 12
+    chunks = client.chat.completions.create(**settings, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text and len(pieces) > 3
+
+
+def test_openai_client_overflow_and_key(served):
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="smol", messages=[{"role": "user", "content": "word " * 2000}])
+    assert caught.value.status_code == 400 and caught.value.body["n_ctx"] == 512
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong", max_retries=0).models.list()
+
+
+def test_log_to_standard_error_can_be_asked_for(tiny, capfd):
+    log = ServerLog(Path("-"))
+    log.open()
+    log.close(keep=False)
+    assert log.path is None and "above" in log.explain()
+
+
+# ---- room on a GPU --------------------------------------------------------------------------------------------------------------
+
+CARD = DeviceRoom("a card", 8 << 30, 7 << 30)
+
+
+@pytest.mark.parametrize("name", ["--model-draft", "--model_draft", "-md", "--mmproj"])
+def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str):
+    monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=CARD))
+    projector = tmp_path / "projector.gguf"
+    with projector.open("wb") as file:
+        file.truncate(1 << 30)
+    alone = Server(options(tiny))
+    assert alone.options.kv.placement.kv_vram is None, "what is free when the context is made"
+    beside = Server(options(tiny, extra=(name, str(projector))))
+    assert beside.options.kv.placement.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
+    given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(projector))))
+    assert given.options.kv.placement.kv_vram == 1 << 30, "what a person says stands"
+    assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.placement.kv_vram is None
+    with pytest.raises(DoesNotFit):
+        Server(options(tiny, kv=KvOptions(kv_vram=6 << 30), extra=(name, str(projector))))

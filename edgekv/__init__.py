@@ -48,8 +48,8 @@ owns_process = False
 """This process is our command line, which may handle signals: it says in a sentence how native code ended it. A library leaves signals alone."""
 
 
-_PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.live.runtime", "Runtime"),
-           "runtime": ("edgekv.live.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
+_PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.runtime.runtime", "Runtime"),
+           "runtime": ("edgekv.runtime.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
            "with_layer_types": ("edgekv.llama", "with_layer_types")}
 """Module and attribute of each public name; None: the module itself."""
 

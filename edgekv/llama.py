@@ -15,8 +15,6 @@ from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions, option_names
-from edgekv.live import measured_heads, runtime  # first: it puts llama_cpp on our libraries
-from edgekv.live.runtime import Runtime
 from edgekv.memory import device_mode, devices, fit
 from edgekv.memory.allocations import ContextRequest, Slots
 from edgekv.memory.available import available_bytes
@@ -26,6 +24,8 @@ from edgekv.memory.home import no_home
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.runtime import measured_heads, runtime  # first: it puts llama_cpp on our libraries
+from edgekv.runtime.runtime import Runtime
 from edgekv.store.digests import digest_of_model
 from edgekv.tiering import eviction
 

@@ -85,7 +85,7 @@ class Geometry:
     @property
     def turns(self) -> bool:
         """Whether keys can turn to other positions, so that positions stay in range in mode evict. The context decides
-        (`live.Cells.closes_gaps`)."""
+        (`runtime.cells.Cells.closes_gaps`)."""
         return self.rope_freq_base is not None and not self.rope_sections
 
     @property

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
 GROUND = ["common", "config"]
-PACKAGES = ["models", "pages", "arrays", "policies", "tiering", "store", "_native", "rates", "memory", "live", "cache_types", "llama",
+PACKAGES = ["models", "pages", "arrays", "policies", "tiering", "store", "_native", "rates", "memory", "runtime", "cache_types", "llama",
             "rates.measuring", "diagnosis", "server", "bench", "lab", "cli", "lab.commands"]
 ORDER = [*GROUND, *PACKAGES]
 
@@ -79,7 +79,7 @@ def test_decisions_are_pure():
     """Policies, prefetch and planner never touch native code or a live context."""
     for name, path in MODULES.items():
         if f"{name}.".startswith(tuple(f"{pure}." for pure in PURE)):
-            assert not edgekv_imports(path) & {"_native", "live", "llama"}, name
+            assert not edgekv_imports(path) & {"_native", "runtime", "llama"}, name
 
 
 def test_the_product_knows_no_laboratory():

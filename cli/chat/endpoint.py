@@ -17,7 +17,7 @@ from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.views import Span
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 _PROPS_S = 5.0  # only the footer needs /props: an answer must not wait for it
 _MOST_NAMES = 12

@@ -12,7 +12,7 @@ from edgekv.config import KvOptions
 from edgekv.server.server import Server
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 Row = tuple[str, str]
 """Name and value of a line."""

@@ -11,7 +11,7 @@ from edgekv.store import conversations
 from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 
 Span = tuple[int, int]

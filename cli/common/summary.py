@@ -10,8 +10,8 @@ from edgekv.common.units import size
 
 if TYPE_CHECKING:
     from edgekv.common.reports import MemoryReport
-    from edgekv.live.runtime import Runtime
     from edgekv.memory.allocations import MemoryPart
+    from edgekv.runtime.runtime import Runtime
     from edgekv.server.server import Server
 
 _SHOWN = {"weights": "weights", "KV home": "KV home", "sketches": "sketches", "arena": "arena", "prefix store": "prefixes up to",

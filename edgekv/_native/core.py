@@ -247,7 +247,7 @@ class ContextLimits:
     n_seq_max: int
     n_batch: int
     n_ubatch: int
-    closes_gaps: bool  # `live.Cells.closes_gaps`
+    closes_gaps: bool  # `runtime.cells.Cells.closes_gaps`
     n_kept: int  # tokens whose K and V the cache may have, means of the layers; 0: as many as it has cells
     gives_back: bool  # mode evict: layers give the rows of pages back that all their heads drop
 

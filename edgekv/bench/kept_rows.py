@@ -21,13 +21,13 @@ from edgekv.bench.text import Text
 from edgekv.common.enums import CacheCodec, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.machine import n_cores, stamp
-from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
 from edgekv.memory.fit import rounded
 from edgekv.models.geometry import geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import rotated, set_mode
+from edgekv.runtime.runtime import Runtime
 from edgekv.server.prefixes import Prefixes
 from edgekv.store.settings import StoreSettings
 

@@ -21,13 +21,13 @@ from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.reports import SelectionReport
 from edgekv.common.units import size
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.live.runtime import Runtime
 from edgekv.memory.available import available_bytes
 from edgekv.memory.fit import COMPUTE_BYTES
 from edgekv.models import Geometry
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.steps import set_mode
+from edgekv.runtime.runtime import Runtime
 from edgekv.tiering.stats import Stats
 
 LEAST_STEPS = 4

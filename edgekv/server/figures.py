@@ -15,7 +15,7 @@ from edgekv.pages.residency import State
 from edgekv.tiering.stats import Stats
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True)

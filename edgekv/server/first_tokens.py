@@ -12,9 +12,9 @@ from edgekv.memory.correction import correct
 from edgekv.rates.host import KeptRates, kept_for
 
 if TYPE_CHECKING:
-    from edgekv.live.observers import UbatchReport
-    from edgekv.live.runtime import Runtime
     from edgekv.memory.allocations import ContextRequest
+    from edgekv.runtime.observers import UbatchReport
+    from edgekv.runtime.runtime import Runtime
 
 N_TOKENS = 4
 

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from edgekv.common.errors import ModelError, NativeError
 from edgekv.config import CacheOptions
-from edgekv.live.runtime import Runtime
-from edgekv.live.tokens import Tokens
+from edgekv.runtime.runtime import Runtime
+from edgekv.runtime.tokens import Tokens
 from edgekv.server.digesting import Digesting
 from edgekv.store.digests import digest_of_model
 from edgekv.store.identity import ModelIdentity, RowLayout, fingerprint

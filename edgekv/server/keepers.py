@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgekv._native import http_server
 from edgekv.common.errors import EdgeKVError
-from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
+from edgekv.runtime.runtime import Runtime
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server import recalling
 from edgekv.server.media_hosts import MediaHosts

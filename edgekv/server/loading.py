@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgekv.live.tokens import Tokens
+from edgekv.runtime.tokens import Tokens
 from edgekv.store.results import BlockPiece
 
 log = logging.getLogger("edgekv")

@@ -12,7 +12,7 @@ from edgekv.common.reports import LayerReport
 from edgekv.pages.residency import State
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 MOST_COLUMNS = 512
 MOST_LINES = 256

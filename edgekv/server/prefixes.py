@@ -17,9 +17,9 @@ from edgekv._native import prefix_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
-from edgekv.live import attachments
-from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
+from edgekv.runtime import attachments
+from edgekv.runtime.runtime import Runtime
 from edgekv.server.cache_requests import CacheRequests
 from edgekv.server.fetching import POLL_S, Expected, Fetch, WantedPrefix
 from edgekv.server.found import before_media, count, found, whole, worth

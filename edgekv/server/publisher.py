@@ -17,7 +17,7 @@ from edgekv.server.page_map import MapMaker
 from edgekv.server.shown import Served, Shown, StoreFigures, TrafficFigures
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
 
 JSON = "application/json; charset=utf-8"
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.common.enums import CacheCodec, KvMode, PromptReading
-from edgekv.live import cells
-from edgekv.live.runtime import Runtime
-from edgekv.live.sampling import sampled_with, sparse_with
+from edgekv.runtime import cells
+from edgekv.runtime.runtime import Runtime
+from edgekv.runtime.sampling import sampled_with, sparse_with
 from edgekv.store.blocks import Reading, ReadWith
 from edgekv.store.results import BlockPiece
 

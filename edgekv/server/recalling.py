@@ -13,9 +13,9 @@ from edgekv.arrays.nearness import embedding, nearest, nearness, weights
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import CacheOptions
-from edgekv.live import attachments
-from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
+from edgekv.runtime import attachments
+from edgekv.runtime.runtime import Runtime
 from edgekv.server.identities import Built, Identities
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.readings import accepted, kept_tokens, label_of, read_with

@@ -44,7 +44,7 @@ from edgekv.server.sites import Admitted, admitted, is_public, parse_origin
 from edgekv.tiering.eviction import batch_tokens
 
 if TYPE_CHECKING:
-    from edgekv.live.runtime import Runtime
+    from edgekv.runtime.runtime import Runtime
     from edgekv.server.keepers import Keepers
     from edgekv.server.prefixes import Prefixes
     from edgekv.server.publisher import Publisher
@@ -188,7 +188,7 @@ class Server:
         hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
         from edgekv import _native
         from edgekv._native import crash, http_server
-        from edgekv.live import runtime
+        from edgekv.runtime import runtime
         from edgekv.server.keepers import Keepers
 
         _native.prepare()
@@ -321,7 +321,7 @@ class Server:
 
     def _check_runtime(self) -> None:
         """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes room."""
-        from edgekv.live import runtime
+        from edgekv.runtime import runtime
 
         if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
             error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
@@ -370,7 +370,7 @@ class Server:
     def _release(self, failed: bool) -> None:
         global _active
         from edgekv._native import crash
-        from edgekv.live import runtime
+        from edgekv.runtime import runtime
 
         keepers, self._keepers = self._keepers, None
         if keepers is not None:

@@ -8,8 +8,8 @@ import numpy as np
 
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import SequenceTokens
-from edgekv.live.runtime import Runtime
 from edgekv.models.geometry import Geometry
+from edgekv.runtime.runtime import Runtime
 from edgekv.server.loading import Loading
 from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
 from edgekv.store.coming import layer_groups

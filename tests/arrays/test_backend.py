@@ -66,7 +66,7 @@ def test_a_kernel_source_that_is_missing():
 def test_nothing_imports_cupy():
     """The host loads no CuPy, not even where it is installed."""
     code = ("import sys, importlib, pkgutil, edgekv\n"
-            "for name in ('arrays.cupy_ops', 'policies', 'tiering.prefetch', 'tiering.planner', 'tiering.step', 'tiering.device_arena', 'live.wiring'):\n"
+            "for name in ('arrays.cupy_ops', 'policies', 'tiering.prefetch', 'tiering.planner', 'tiering.step', 'tiering.device_arena', 'runtime.wiring'):\n"
             "    importlib.import_module('edgekv.' + name)\n"
             "assert 'cupy' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

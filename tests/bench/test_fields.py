@@ -11,10 +11,10 @@ from edgekv.bench.text import Text, standard_text
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.lab.questions import typed
-from edgekv.live import measured_types
 from edgekv.rates.measuring.contexts import beside, read
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Fill
+from edgekv.runtime import measured_types
 
 STOCKS = ["off-flash", "off-noflash"]
 

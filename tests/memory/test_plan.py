@@ -11,7 +11,6 @@ from support.rates import ATTENTION
 
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
-from edgekv.live.wiring import ROWS_SHARE
 from edgekv.llama import Llama
 from edgekv.memory.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
 from edgekv.memory.device_fit import DeviceRoom
@@ -24,6 +23,7 @@ from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.rates.host import HostRates, WeightRates
 from edgekv.rates.measuring.reserve import reserved_compute
+from edgekv.runtime.wiring import ROWS_SHARE
 
 MIB, GB = 1 << 20, 10**9
 EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))

@@ -1,5 +1,5 @@
 """What multiplies weights: the fastest ways are measured once on the machine, and the library is told. That a way to fetch changes no result is shown by
-native/tests/host/test_products.cpp, and what llama.cpp's kernels compute beside ours by tests/live/test_products.py."""
+native/tests/host/test_products.cpp, and what llama.cpp's kernels compute beside ours by tests/runtime/test_products.py."""
 
 import json
 

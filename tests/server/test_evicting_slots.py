@@ -9,9 +9,9 @@ from support.prefix_server import ask, conversation, n_read, serve
 from support.resident import resident_bytes
 
 from edgekv.common.errors import ConfigError
-from edgekv.live.runtime import Runtime
 from edgekv.memory.context import ENDLESS
 from edgekv.models.synth_file import SyntheticShape
+from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
 from edgekv.store.settings import StoreSettings
 
@@ -42,7 +42,7 @@ def exposed(server: Server, name: str) -> dict[str, float]:
 @pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"resolution": 1e9, "exact_tokens": 0}])
 def test_conversations_at_once_each_keep_their_own_tokens(long_ones, more):
     """Their answers run far over what is kept, and so do their next turns. A row of V in the first layer tells which token it is of. That a sequence
-    beside others is computed as it is alone: tests/live/test_evicting_sequences.py."""
+    beside others is computed as it is alone: tests/runtime/test_evicting_sequences.py."""
     n_vocab = SyntheticShape.n_vocab
     with serve(long_ones) as server:
         ask(server, list(range(n_vocab)), 1)

@@ -11,7 +11,7 @@ from support.prefix_server import SPARSE, ask, conversation, serve
 
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit
-from edgekv.live.tokens import Tokens
+from edgekv.runtime.tokens import Tokens
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server.digesting import Digesting
 from edgekv.server.server import Server

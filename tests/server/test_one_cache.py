@@ -39,7 +39,7 @@ def test_every_slot_can_be_full(tiny, kv: dict):
 
 @pytest.mark.usefixtures("single_precision")
 def test_the_answers_of_slots_with_caches_of_their_own(tiny):
-    """In mode exact. A sample's draws depend on which tokens share a batch; tests/live/test_places.py compares the rows that it reads."""
+    """In mode exact. A sample's draws depend on which tokens share a batch; tests/runtime/test_places.py compares the rows that it reads."""
     prompts = [conversation(seed, 300 + 17 * seed) for seed in range(4)]
     found = []
     for extra in (ONE, ()):

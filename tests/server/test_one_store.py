@@ -15,8 +15,8 @@ from support.prefix_rows import LAYOUT, conversation
 from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
-from edgekv.live import attachments
 from edgekv.models.geometry import open_model
+from edgekv.runtime import attachments
 from edgekv.server import digesting, identities
 from edgekv.server.prefixes import Prefixes
 from edgekv.store import bound, store

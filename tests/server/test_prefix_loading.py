@@ -21,7 +21,7 @@ from support.clients import send
 from support.prefix_server import EXACT, SPARSE
 
 from edgekv._native import testing
-from edgekv.live.tokens import Tokens
+from edgekv.runtime.tokens import Tokens
 from edgekv.server.server import Server
 from edgekv.store import coming
 from edgekv.store.coming import BlockReader

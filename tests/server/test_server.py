@@ -22,9 +22,9 @@ from support.contexts import Context
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
-from edgekv.live import runtime
 from edgekv.memory import devices
 from edgekv.memory.device_fit import DeviceRoom
+from edgekv.runtime import runtime
 from edgekv.server import server_options
 from edgekv.server.log import ServerLog
 from edgekv.server.server import Server, ServerOptions, active
@@ -175,7 +175,7 @@ def test_ctrl_c_belongs_to_python(tiny, interruptible):
 
 @pytest.mark.parametrize("mode", KvMode)
 def test_its_context_is_tiered(tiny, mode):
-    from edgekv.live import runtime
+    from edgekv.runtime import runtime
 
     with Server(options(tiny, kv=KvOptions(mode=mode))) as server:
         attached = [live for live in runtime.live() if live.memory().n_cells == 512]

@@ -64,7 +64,7 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
     from support.events import check
 
     from edgekv.config import KvOptions
-    from edgekv.live import runtime
+    from edgekv.runtime import runtime
 
     library = None if backend is None else ctypes.CDLL(str(backend))
     if library is not None:

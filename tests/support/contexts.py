@@ -11,8 +11,8 @@ import numpy as np
 from edgekv._native import core, paging
 from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
-from edgekv.live import runtime
-from edgekv.live.runtime import Runtime
+from edgekv.runtime import runtime
+from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
 

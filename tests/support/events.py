@@ -5,9 +5,9 @@ from support.contexts import Context, attached
 
 from edgekv._native import device_calls, paging, testing
 from edgekv.config import KvOptions
-from edgekv.live.runtime import Runtime
+from edgekv.runtime.runtime import Runtime
 
-import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
 SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
 

@@ -5,9 +5,9 @@ from support.contexts import Context
 
 from edgekv._native import paging as native
 from edgekv.config import KvOptions
-from edgekv.live.runtime import Runtime
+from edgekv.runtime.runtime import Runtime
 
-import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
 ONE = dict(n_seq=1, n_batch=128, n_ubatch=128)
 TOLERANCE = 1e-3

@@ -8,7 +8,7 @@ import numpy as np
 from support.double import as_values
 
 from edgekv import _native
-from edgekv.live.runtime import Runtime
+from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
 

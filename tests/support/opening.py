@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from edgekv.config import KvOptions
-from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.runtime.runtime import Runtime
 
 
 def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:

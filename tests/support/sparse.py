@@ -6,7 +6,7 @@ from support.decoding import kld
 from edgekv import Llama
 from edgekv.config import KvOptions
 
-import llama_cpp  # after edgekv.live.runtime, which puts the libraries in place
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
 N_PROMPT = 600
 ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)

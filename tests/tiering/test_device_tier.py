@@ -18,10 +18,10 @@ from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import TierError
 from edgekv.config import KvOptions
-from edgekv.live import wiring
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
+from edgekv.runtime import wiring
 from edgekv.tiering.migrator import Migrator
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import PREFETCHERS

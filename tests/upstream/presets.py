@@ -19,7 +19,7 @@ sys.modules["filelock"] = types.SimpleNamespace(FileLock=lambda path: contextlib
 
 import utils  # noqa: E402 - theirs
 
-import edgekv.live.runtime  # noqa: E402, F401 - as the next three: imported once, not by each server
+import edgekv.runtime.runtime  # noqa: E402, F401 - as the next three: imported once, not by each server
 from edgekv.cli.main import main  # noqa: E402
 from edgekv.server import keepers, publisher, server, server_options  # noqa: E402, F401
 from upstream.models import options  # noqa: E402

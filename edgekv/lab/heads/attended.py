@@ -10,9 +10,9 @@ import numpy as np
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, ContextOverflow, EdgeKVError
 from edgekv.lab.heads.roles import RECENT_PAGES, Profile, RoleMeter
-from edgekv.live.observers import UbatchReport
-from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama
+from edgekv.runtime.observers import UbatchReport
+from edgekv.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from edgekv.lab.traces.trace import Trace

@@ -3,7 +3,7 @@
 from edgekv.bench.modes import BenchMode
 from edgekv.common.enums import KvMode
 from edgekv.common.reports import SelectionReport
-from edgekv.live.runtime import Runtime
+from edgekv.runtime.runtime import Runtime
 
 ATTENDED_EVERYTHING = "attended everything"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from edgekv import _native
-from edgekv._native import core  # after edgekv.live.runtime, which puts the libraries in place
+from edgekv._native import core  # after edgekv.runtime.runtime, which puts the libraries in place
 from edgekv.arrays.norms import page_norms
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
@@ -21,13 +21,13 @@ from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
-from edgekv.live.observers import UbatchReport
-from edgekv.live.runtime import Runtime
 from edgekv.models import geometry
 from edgekv.rates.measuring import interrupts
 from edgekv.rates.measuring.contexts import BATCH_TOKENS, decoder_of, read
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.interrupts import Interrupts
+from edgekv.runtime.observers import UbatchReport
+from edgekv.runtime.runtime import Runtime
 
 Progress = Callable[[str, int, int], None]
 """Called with the current activity, the tokens done and their total."""

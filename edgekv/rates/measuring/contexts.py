@@ -11,12 +11,12 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import EdgeKVError, ModelError
 from edgekv.common.machine import n_cores
 from edgekv.config import KvOptions
-from edgekv.live import runtime
 from edgekv.llama import Llama
 from edgekv.memory.fit import CONTEXT_STEP, rounded
 from edgekv.rates.measuring.decoder import Decoder
 from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.rates.measuring.steps import set_mode
+from edgekv.runtime import runtime
 
 BATCH_TOKENS = 512
 """Tokens computed at once by default."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv.common.errors import EdgeKVError
-from edgekv.live import runtime
-from edgekv.live.runtime import Runtime
 from edgekv.llama import Llama, windows_reach  # first: it puts llama_cpp on our libraries
 from edgekv.rates.measuring import interrupts
+from edgekv.runtime import runtime
+from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
 

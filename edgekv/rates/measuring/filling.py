@@ -1,6 +1,6 @@
 """K and V of many tokens at once: from one context to another, and made up.
 
-A block of n tokens is what `edgekv.live.tokens` has: uint8, for each layer keys [n, bytes] and then values [n, bytes].
+A block of n tokens is what `edgekv.runtime.tokens` has: uint8, for each layer keys [n, bytes] and then values [n, bytes].
 """
 
 from __future__ import annotations

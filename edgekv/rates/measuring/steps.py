@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edgekv.common.enums import KvMode
-from edgekv.live.runtime import Runtime
 from edgekv.rates.measuring.busy import Others
 from edgekv.rates.measuring.decoder import Decoder
+from edgekv.runtime.runtime import Runtime
 
 T = TypeVar("T")
 

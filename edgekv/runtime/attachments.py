@@ -1,0 +1,173 @@
+"""The attached contexts of this process, and the defaults that attach new ones.
+
+Nothing here knows what a Runtime does: `begin` takes the function that makes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from edgekv import policies
+from edgekv._native import core, device_calls, token_rows
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
+from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.memory.available import available_bytes
+from edgekv.rates import device as calibration
+from edgekv.tiering import prefetch
+
+if TYPE_CHECKING:
+    from edgekv.runtime.runtime import Runtime
+
+log = logging.getLogger("edgekv")
+
+_lock = threading.Lock()
+_live: dict[core.Handle, Runtime] = {}
+_make: Callable[[core.Handle, KvOptions], Runtime]
+_options: KvOptions | None = None
+"""The defaults in force."""
+_told: Callable[[Runtime], None] | None = None
+"""Called with each Runtime that these defaults attach."""
+_last_failure: EdgeKVError | None = None
+_attaching = threading.local()
+"""Per thread: `options` of the context being attached, `error` of the newest one that failed."""
+
+
+def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
+    """Give each context that is attached from now on the Runtime that `make` returns."""
+    global _make
+    _make = make
+    core.set_callbacks(_attached, _detached, _after_ubatch)
+    core.set_free_bytes(available_bytes)
+
+
+def live() -> list[Runtime]:
+    """Every attached context, oldest first."""
+    with _lock:
+        return list(_live.values())
+
+
+def find(address: int) -> Runtime | None:
+    """The Runtime of the llama_context at `address`, or None."""
+    handle = core.find(address)
+    with _lock:
+        return None if handle is None else _live.get(handle)
+
+
+def attach(address: int, options: KvOptions) -> Runtime:
+    """Attach the llama_context at `address`, or reconfigure its Runtime if it has one. Raises EdgeKVError."""
+    handle = core.find(address)
+    if handle is None:
+        _attaching.options = options
+        try:
+            handle = core.attach(address, effective(options))
+        finally:
+            _attaching.options = None
+        raise_failure()
+        return _of(handle)
+    found = _of(handle)
+    found.configure(options.with_(page_tokens=found.page_tokens))
+    return found
+
+
+def raise_failure() -> None:
+    """Raise the error that kept this thread's newest context from being attached, if there was one."""
+    error, _attaching.error = getattr(_attaching, "error", None), None
+    if error is not None:
+        raise error
+
+
+def last_failure() -> EdgeKVError | None:
+    """The newest such error of any thread, for a context that another thread created."""
+    return _last_failure
+
+
+def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
+    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
+    with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
+    global _options, _told
+    if options is not None and options.cache.home is not None and not core.enabled():
+        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
+    _options, _told = options, began
+    if options is None:
+        core.clear_defaults()
+        token_rows.set_home(None)
+    else:
+        token_rows.set_home(options.cache.home)
+        token_rows.set_layer_types(options.cache.layer_types)
+        core.set_defaults(effective(options))
+
+
+@contextlib.contextmanager
+def defaults(options: KvOptions) -> Iterator[None]:
+    """Attach the contexts that any thread creates inside the block."""
+    set_defaults(options)
+    try:
+        yield
+    finally:
+        set_defaults(None)
+
+
+def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
+    """The device's measured rates; None if measuring fails."""
+    try:
+        return calibration.calibrate(kind, index, available=available_bytes())
+    except EdgeKVError as error:
+        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
+        return None
+
+
+def _of(handle: core.Handle) -> Runtime:
+    with _lock:
+        return _live[handle]
+
+
+def effective(options: KvOptions) -> KvOptions:
+    """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
+    while a context is attached."""
+    policies.check_live(options.placement.policy)
+    prefetch.PREFETCHERS.get(options.placement.prefetch)
+    return options if core.enabled() else options.with_(mode=KvMode.OFF)
+
+
+def _attached(handle: core.Handle) -> None:
+    _attaching.error = None  # drops the failure of an earlier context
+    options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
+    try:
+        if (problem := core.device_problem(handle)) is not None:
+            if options.placement.device != AUTO_DEVICE:
+                raise problem
+            if isinstance(problem, NotPinned):
+                log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
+            else:
+                log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
+        made = _make(handle, options)
+    except EdgeKVError as error:  # the caller is native code, which cannot catch it
+        core.set_mode(handle, KvMode.OFF)
+        _attaching.error = error
+        global _last_failure
+        _last_failure = error
+        log.error("a context runs on stock llama.cpp attention: %s", error)
+        return
+    with _lock:
+        _live[handle] = made
+    if _told is not None and getattr(_attaching, "options", None) is None:
+        _told(made)
+
+
+def _detached(handle: core.Handle) -> None:
+    with _lock:
+        runtime = _live.pop(handle, None)
+    if runtime is not None:
+        runtime.end()
+
+
+def _after_ubatch(handle: core.Handle) -> None:
+    with _lock:
+        runtime = _live.get(handle)
+    if runtime is not None:
+        runtime.step()

@@ -1,0 +1,399 @@
+"""A Runtime belongs to one llama_context: after each ubatch it runs the policy and calls the observers.
+
+The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
+(`set_defaults`, `defaults`). `Runtime.attach` takes a context that exists already.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from edgekv import _native
+from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
+from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.config import KvOptions, choice
+from edgekv.pages.residency import Residency
+from edgekv.runtime.observers import Observers
+from edgekv.tiering import eviction
+from edgekv.tiering.stats import Stats
+
+_native.prepare()
+
+from edgekv._native import core, device_calls, paging, token_rows, weight_kernels  # noqa: E402  (the libraries must be in place first)
+from edgekv.runtime import attachments  # noqa: E402 (as above)
+from edgekv.runtime.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
+from edgekv.runtime.cells import Cells  # noqa: E402 (as above)
+from edgekv.runtime.sampling import sparse_with  # noqa: E402 (as above)
+from edgekv.runtime.tokens import Tokens  # noqa: E402 (as above)
+from edgekv.runtime.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
+
+log = logging.getLogger("edgekv")
+
+__all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
+
+
+class Runtime:
+    """The KV cache of one context: its mode, layers, cells, memory and hierarchy, and the observers called after each ubatch."""
+
+    def __init__(self, handle: core.Handle, options: KvOptions):
+        self._handle: core.Handle | None = handle
+        self._options = options
+        self.page_tokens: int = core.get_params(handle)[1]
+        # the layers of the observation are fixed when the context is attached
+        self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
+        self._ops = operations(handle)
+        self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
+        self._n_heads = self._observation.read().mass_sum.shape[1]
+        self.cells = Cells(self._native_handle)
+        self.tokens = Tokens(self._native_handle, self.cells)
+        self.observers = Observers(self._hooked, self._observation.read, self._ops.download, self._watch)
+        self.stats = Stats()
+        self.after_step: Callable[[], None] | None = None
+        """Called on the decoding thread after each step: at the end of each run of the policy, or of each ubatch (`follow`)."""
+        self._follows = False
+        self._pins: list[tuple[int, int, int]] = []  # sequence, first and last position
+        self._n_refused = 0
+        self._tiering: Tiering | None = None
+        self._overdue = False  # mode evict is in force and has dropped nothing yet
+        self._check_evict(options)
+        self._check_errors(options)
+        weight_kernels.prepare(handle, self.mode)
+        self._set_resolutions(handle, options)
+        if has_tiers(handle, self.mode):
+            self._tiering = self._make_tiering(handle, options)
+            self._set_run_every()
+
+    def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
+        plane = device_calls.plane(handle)
+        rates = attachments.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        return Tiering(handle, options, self.stats, self._ops, rates)
+
+    @classmethod
+    def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
+        """Attach the llama_context at `address`; or reconfigure its Runtime if it has one. options: None: from the environment. Raises
+        EdgeKVError."""
+        return attachments.attach(address, options or KvOptions.from_env())
+
+    # ---- what it is ---------------------------------------------------------------------------------------------------------
+
+    def _native_handle(self) -> core.Handle:
+        if self._handle is None:
+            raise EdgeKVError("this context has been freed; its cells and counters are gone")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    @property
+    def address(self) -> int:
+        """Address of the llama_context."""
+        return core.llama_address(self._native_handle())
+
+    @property
+    def mode(self) -> KvMode:
+        """How the next token attends. Set it on the decoding thread, in an observer, or on any thread while nothing decodes. Raises
+        ConfigError while another thread computes a ubatch, DoesNotFit if there is no memory. On a device mode off frees the arena's memory;
+        another mode takes it again."""
+        return core.get_params(self._native_handle())[0]
+
+    @mode.setter
+    def mode(self, mode: KvMode | str) -> None:
+        mode = choice(KvMode, mode, "KV mode")
+        self._check_evict(self._options.with_(mode=mode))
+        self._check_errors(self._options.with_(mode=mode))
+        self._label_earlier(self._options.with_(mode=mode))
+        self._leave_arena(mode)
+        weight_kernels.prepare(self._native_handle(), mode)
+        core.set_mode(self._native_handle(), mode)
+        self._options = self._options.with_(mode=mode)
+        if self._tiering is not None:
+            self._tiering.set_mode(self._options)
+        elif has_tiers(self._native_handle(), mode):
+            self._tiering = self._make_tiering(self._native_handle(), self._options)
+            self._pin_again(self._tiering)
+        self._set_run_every()
+
+    def _leave_arena(self, mode: KvMode) -> None:
+        """End the policy on a device whose new mode has none: the arena's memory is freed."""
+        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
+            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
+            self._tiering.close()
+            self._tiering = None
+
+    def give_back(self, n_bytes: int) -> int:
+        """Free at least `n_bytes` of the arena's GPU memory, or all of it if it has less, for a draft model, a projector or another
+        program. Pages stay at home and the policy starts again. Returns the bytes that were freed; 0 on the processor. Call it only while
+        nothing decodes."""
+        handle = self._native_handle()
+        plane = device_calls.plane(handle)
+        if plane is None or n_bytes <= 0:
+            return 0
+        before = core.memory(handle).arena_bytes
+        if self._tiering is not None:
+            self._tiering.close()
+        paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
+        if self._tiering is not None:
+            self._tiering = self._make_tiering(handle, attachments.effective(self.options))
+            self._pin_again(self._tiering)
+        return before - core.memory(handle).arena_bytes
+
+    @property
+    def observe(self) -> bool:
+        """Attention mass is kept. Any thread may set it; it takes effect with the next ubatch."""
+        return core.get_params(self._native_handle())[2]
+
+    @observe.setter
+    def observe(self, observe: bool) -> None:
+        core.set_observe(self._native_handle(), observe, self._options.placement.observe_prompt)
+
+    @property
+    def layers(self) -> list[LayerReport]:
+        return core.layers(self._native_handle())
+
+    @property
+    def options(self) -> KvOptions:
+        """The options in force; the cache types are those asked for when the context was made."""
+        return self._options.with_(mode=self.mode, observe=self.observe)
+
+    def configure(self, options: KvOptions) -> None:
+        """Change all options but the page size and the cache types, from the next ubatch on. The policy starts again if `begins_with`
+        changes. Call it where `mode` may be set; it raises the same errors, and ConfigError for another page size."""
+        handle, before = self._native_handle(), self._options
+        if options.cache.page_tokens != self.page_tokens:
+            raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
+                              f"{options.cache.page_tokens}")
+        effective = attachments.effective(options)
+        self._check_evict(effective)
+        self._check_errors(effective)
+        self._label_earlier(effective)
+        self._leave_arena(effective.mode)
+        weight_kernels.prepare(handle, effective.mode)
+        paging.set_selection(handle, options)
+        self._set_resolutions(handle, options)
+        core.set_mode(handle, effective.mode)
+        core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
+        self._options = options
+        if self._tiering is not None and begins_with(options) == begins_with(before):
+            self._tiering.set_mode(effective)
+            self._tiering.resize(options)
+        elif self._tiering is not None or has_tiers(handle, self.mode):
+            if self._tiering is not None:
+                self._tiering.close()
+            self._tiering = self._make_tiering(handle, effective)
+            self._pin_again(self._tiering)
+        self._set_run_every()
+
+    def _label_earlier(self, options: KvOptions) -> None:
+        """Label the tokens that other settings sampled: they differ from what these would sample. A device's steps label nothing, so there all
+        tokens that mode sparse leaves behind count as sampled."""
+        unlabelled = self.tokens.on_device and self.mode is KvMode.SPARSE
+        leaves = unlabelled and options.mode is not KvMode.SPARSE
+        if self._hooked and (leaves or sparse_with(options) != sparse_with(self._options)):
+            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
+            self.tokens.settings_change(unlabelled)
+
+    def _check_evict(self, options: KvOptions) -> None:
+        """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
+        if options.mode is not KvMode.EVICT:
+            return
+        handle = self._native_handle()
+        limits = core.limits(handle)
+        if not self._hooked:
+            raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
+        if self.cells.n_stream < limits.n_seq_max:
+            raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
+        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
+        eviction.check_keep(options.keep_tokens, limits.n_kept or self.cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
+
+    def _check_errors(self, options: KvOptions) -> None:
+        """Raise ConfigError if the resolutions for the wanted error are unknown."""
+        if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
+            raise ConfigError("the errors of this model's heads were not measured, so no resolution follows from an error; open the model by "
+                              "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
+
+    def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
+        """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one,
+        samples at `resolution`."""
+        table = options.selection.resolutions
+        hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
+        if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
+            paging.set_resolutions(handle, None)
+            return
+        own = np.zeros((len(hooked), self._n_heads), np.float32)
+        for layer in hooked:
+            own[layer.index, : layer.n_head_kv] = table[layer.il]
+        paging.set_resolutions(handle, own)
+
+    @contextmanager
+    def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
+        """Inside the block the tokens of a sequence are read as a prompt, however small their batches."""
+        token_rows.set_prompts(self._native_handle(), [seq_id])
+        try:
+            yield
+        finally:
+            token_rows.set_prompts(self._native_handle(), [])
+
+    def memory(self) -> MemoryReport:
+        return core.memory(self._native_handle())
+
+    @property
+    def n_positions(self) -> int:
+        """One past the newest position in stream 0: the length of a single sequence, dropped tokens included. 0 if there are no cells that
+        EdgeKV knows."""
+        return 0 if not self.cells.known else int(self.cells.stream().positions.max(initial=-1)) + 1
+
+    @property
+    def n_context(self) -> int:
+        """Most tokens of a sequence."""
+        return core.limits(self._native_handle()).n_ctx_seq
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens computed so far; `stats` has them at the end of a run of the policy only."""
+        seen = self._observation.read()
+        return self.stats.n_tokens + (0 if seen.ends_run else seen.n_tokens)
+
+    def residency(self) -> Residency | None:
+        """The place of each page: a read-only view, for the decoding thread; None if the mode has no tiers."""
+        return None if self._tiering is None else self._tiering.hierarchy.table.residency
+
+    def mass(self) -> np.ndarray:
+        """Attention mass of the policy's run so far: float32 [hooked layer, kv_head, page], summed over the query heads of the group and the
+        tokens; zero where nothing is observed. In host memory this is a view that lives until the next ubatch; on a device this waits for the
+        present one."""
+        return self._ops.download(self._observation.read().mass_sum)
+
+    def selection(self, sequence: int | None = None) -> SelectionReport:
+        """What mode sparse read so far, and its own estimate of its outputs' error. sequence: None: all. Of one of several sequences that share
+        a cache only the selections, what they saw and their coverage are known; a device does not count sequences apart: the report of one of
+        several is empty."""
+        return selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
+
+    def tiers(self) -> TierReport:
+        """The places of pages; empty if the mode has no tiers."""
+        return TierReport() if self._tiering is None else self._tiering.tiers()
+
+    def layer_selection(self) -> np.ndarray:
+        """Mode sparse's reads so far: `edgekv._native.paging.SELECTED` [hooked layer, kv_head], a copy."""
+        return paging.selected(self._native_handle(), len(self._hooked), self._n_heads)
+
+    def last_rows(self, layer: int, head: int, token: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that a query token of the last step read in one KV head of a hooked layer, with the option `keep_rows`: int32 [n] cells of
+        stream 0, ascending, and float32 [n] their weights, 1 where a token was read for certain. Empty if everything was attended. Raises
+        ConfigError for a layer, head or token that does not exist."""
+        return paging.last_rows(self._native_handle(), layer, head, token)
+
+    # ---- pins ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> list[tuple[int, int]]:
+        """(first, last) position of each pinned span."""
+        return [(first, last) for _, first, last in self._pins]
+
+    def pin(self, first_token: int, last_token: int, seq_id: int = 0, ahead: bool = False) -> int:
+        """Pin positions first_token to last_token of a sequence, in whole pages. Until they are unpinned, the tokens at these positions are
+        always attended, also where others take their place. The pages that hold them now stay in the arena, in mode evict in the cache, until
+        emptied; returns their number. ahead: the tokens may all come later. Call it only while nothing decodes. Raises ConfigError if the
+        mode has no tiers or the sequence no such tokens."""
+        if self._tiering is None:
+            raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
+        n = self._pin(self._tiering, first_token, last_token, seq_id)
+        if not n and not ahead:
+            raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
+        pins = [*self._pins, (seq_id, first_token, last_token)]
+        paging.set_pins(self._native_handle(), pins)
+        self._pins = pins
+        return n
+
+    def unpin_all(self) -> None:
+        """Remove every pin."""
+        self._pins.clear()
+        paging.set_pins(self._native_handle(), [])
+        if self._tiering is not None:
+            self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
+
+    def _pin(self, tiering: Tiering, first_token: int, last_token: int, seq_id: int) -> int:
+        stream = self.cells.stream_of(seq_id)
+        cells = self.cells.stream(stream)
+        inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * tiering.shape.pages_per_stream
+        return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+
+    def _pin_again(self, tiering: Tiering) -> None:
+        for seq_id, first, last in self._pins:
+            self._pin(tiering, first, last, seq_id)
+
+    def raise_failure(self) -> None:
+        """Raise CudaUnavailable if the context's GPU has failed, NativeError if the disk of its home has: it decodes no more."""
+        problem = core.device_problem(self._native_handle())
+        if problem is not None and (type(problem) is NativeError or device_calls.plane(self._native_handle()) is not None):
+            raise problem
+
+    def detach(self) -> None:
+        """Leave the context to the stock path. Call it only while nothing decodes."""
+        core.detach(self._native_handle())
+
+    # ---- after a ubatch -----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Follow a ubatch, on the decoding thread: step the hierarchy and count at the end of a run, then call the observers."""
+        began = time.perf_counter()
+        seen = self._observation.read()
+        self._tell_refused(seen.n_refused)
+        if seen.ends_run:
+            if self._tiering is not None:
+                self._tiering.hierarchy.step(self._tiering.observation(seen))
+                if self._overdue:
+                    self._set_run_every(overdue=False)
+            self._record(seen)
+        self.observers.tell(seen)
+        self.stats.python_seconds += time.perf_counter() - began
+        if self.after_step is not None:
+            self.after_step()
+
+    def _tell_refused(self, n_layers: int) -> None:
+        if n_layers > self._n_refused:
+            log.warning("there is no memory for the nodes of %d of %d layers: stock llama.cpp attends their whole cache until there is",
+                        n_layers, len(self._hooked))
+        self._n_refused = n_layers
+
+    def follow(self, closely: bool) -> None:
+        """closely: step after each ubatch, not only at the end of a run of the policy. Call it on the decoding thread only."""
+        if closely != self._follows:
+            self._follows = closely
+            self._watch(bool(self.observers))
+
+    def _set_run_every(self, overdue: bool = True) -> None:
+        """overdue: the options are new, so that mode evict acts after the next ubatch already."""
+        if self._handle is not None:
+            self._overdue = overdue and self.mode is KvMode.EVICT
+            core.set_run_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
+
+    def _watch(self, on: bool) -> None:
+        if self._handle is not None:
+            core.set_watched(self._handle, on or self._follows)
+
+    def _record(self, seen: core.RunSums) -> None:
+        stats = self.stats
+        stats.n_ubatches += seen.n_ubatches
+        stats.n_tokens += seen.n_tokens
+        stats.n_ubatches_hooked += seen.n_ubatches_hooked
+        stats.n_tokens_hooked += seen.n_tokens_hooked
+
+    def end(self) -> None:
+        """Close: the context is gone, and nothing may be asked of it any more."""
+        if self._tiering is not None:
+            self._tiering.close()
+        self._handle = None
+        self.after_step = None
+        self.observers.clear()
+
+
+attachments.begin(Runtime)

@@ -1,0 +1,153 @@
+"""K and V rows of whole tokens of a context: taken out as blocks, put back without computing them.
+
+A block of n tokens is uint8: for each layer K rows [n, bytes], then V rows [n, bytes], as the cache holds them; the keys of an index follow
+V and count as part of it. A snapshot, uint8 [bytes], is everything else that a sequence keeps: windows of sliding layers, recurrent states.
+A context with only states has empty blocks. Call everything here on the decoding thread, between two decodes, unless a method says otherwise.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+
+from edgekv._native import core, device_calls, token_rows
+from edgekv._native.token_rows import HeldTokens
+from edgekv.common.errors import NativeError
+from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED, Cells, StreamCells
+
+
+class Tokens:
+    """The tokens of a context's sequences; made by its Runtime."""
+
+    def __init__(self, handle: Callable[[], core.Handle], cells: Cells):
+        self._handle = handle
+        self._cells = cells
+
+    def row_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Bytes of a token's K row and V row, for each layer that keeps rows; a compressed row has only K, and keys of an index count as
+        V. Raises NativeError if the context keeps anything other than rows and snapshots."""
+        return token_rows.token_bytes(self._handle())
+
+    def depends_on(self, adapter: int = 0) -> bytes:
+        """16 bytes: a digest of all that K and V depend on besides the model file's weights and the tokens, as the context was really built.
+        adapter: address of a llama_adapter_lora, counted with its content at scale 1, and all of it is read; the adapter in force does not
+        count. Raises as `row_bytes`."""
+        digest = hashlib.blake2b(digest_size=16, person=b"edgekv-context")
+        token_rows.describe(self._handle(), adapter, digest.update)
+        return digest.digest()
+
+    @property
+    def on_device(self) -> bool:
+        return device_calls.plane(self._handle()) is not None
+
+    def cells_of(self, seq_id: int, n: int, at: np.ndarray | None = None) -> np.ndarray:
+        """uint32 [m], m <= n: the cells of the first m tokens of a sequence, up to the first gap. at: int32 [3, n], their positions, lines and columns;
+        None: positions count up. A context that keeps only states has no cells: token numbers replace them."""
+        if not self._cells.known:
+            return np.arange(n, dtype=np.uint32)
+        view = self._cells.stream(self._cells.stream_of(seq_id))
+        if at is not None:
+            return self._cells_at(seq_id, view, at)
+        mine = np.flatnonzero(view.in_sequence(seq_id) & (view.positions < n)).astype(np.uint32)
+        mine = mine[np.argsort(view.positions[mine], kind="stable")]
+        missing = np.flatnonzero(view.positions[mine] != np.arange(len(mine)))
+        return mine[:missing[0]] if len(missing) else mine
+
+    def _cells_at(self, seq_id: int, view: StreamCells, at: np.ndarray) -> np.ndarray:
+        """Tokens of one image may all have the same position; lines and columns distinguish them. A prompt's tokens have this order."""
+        mine = np.flatnonzero(view.in_sequence(seq_id)).astype(np.uint32)
+        lines, columns = token_rows.in_image(self._handle(), self._cells.stream_of(seq_id), mine)
+        order = np.lexsort((columns, lines, view.positions[mine]))[: at.shape[1]]
+        found = np.stack([view.positions[mine], lines, columns])[:, order]
+        differ = np.flatnonzero((found != at[:, : len(order)]).any(axis=0))
+        return np.ascontiguousarray(mine[order[: differ[0]] if len(differ) else order])
+
+    def labels(self, seq_id: int, cells: np.ndarray) -> np.ndarray:
+        """uint8 [n], a copy: how the tokens in `cells` were read (`StreamCells.labels`)."""
+        if not self._cells.known:
+            return np.zeros(len(cells), np.uint8)
+        view: StreamCells = self._cells.stream(self._cells.stream_of(seq_id))
+        return view.labels[cells]
+
+    def settings_change(self, sampled: bool) -> None:
+        """Label the tokens that were not read exactly EARLIER, but for rounding: other settings apply from now on. sampled: any token may have been
+        sampled, because a device does not label its steps. The context must have cells."""
+        for number in range(self._cells.n_stream):
+            labels = token_rows.labels_in_place(self._handle(), number)
+            if sampled:
+                labels[self._cells.stream(number).positions >= 0] |= SAMPLED
+            labels[(labels | ROUNDED) != ROUNDED] |= EARLIER
+
+    def read(self, seq_id: int, cells: np.ndarray, n_bytes: int) -> np.ndarray:
+        """The block of the tokens in `cells` (uint32 [n]), of n_bytes."""
+        if not self._cells.known:
+            return np.empty(0, np.uint8)
+        return token_rows.read_tokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells), n_bytes)
+
+    def hold(self, seq_id: int, cells: np.ndarray) -> HeldTokens:
+        """Keep computed tokens' cells (uint32 [n]) unchanged until they are released: any thread may read them while others are computed.
+        Raises NativeError if their rows are not in host memory, or do not exist."""
+        if not self._cells.known:
+            raise NativeError("the context keeps states alone: it has no cells to hold")
+        return HeldTokens(self._handle(), self._cells.stream_of(seq_id), np.ascontiguousarray(cells))
+
+    def put(self, seq_id: int, first: int, block: np.ndarray, rows: range, n_block: int, label: int) -> None:
+        """Put the tokens `rows` of a block of n_block tokens into a sequence, from position `first` on, in place of all that it has from there
+        on. Raises DoesNotFit if too few cells are empty; the sequence then ends at `first`."""
+        self.write(seq_id, self.place(seq_id, first, len(rows), label), block, rows.start, n_block, range(self.n_layers()))
+
+    def place(self, seq_id: int, first: int, n: int, label: int, tokens: np.ndarray | None = None, at: np.ndarray | None = None) -> np.ndarray:
+        """uint32 [n]: cells for n tokens of a sequence, from position `first` on; they replace all its later tokens. tokens: int32 [n], their
+        numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`; only with it
+        `first` may be -1: the tokens follow those placed last. Write their rows before the next decode, or while it computes
+        (`expect`). Raises the errors of `put`."""
+        if not self._cells.known:
+            return np.arange(first, first + n, dtype=np.uint32)
+        return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, at, label)
+
+    def write(self, seq_id: int, cells: np.ndarray, rows: np.ndarray, skip: int, n_block: int, layers: range) -> None:
+        """Write the rows of `cells` in `layers`. rows: these layers' part of a block of n_block tokens, whose first `skip` tokens are left
+        out."""
+        if self._cells.known:
+            token_rows.write_tokens(self._handle(), self._cells.stream_of(seq_id), cells, skip, n_block, rows, layers)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether a sequence keeps more than rows. Tokens that are put in then need the snapshot after the last of them."""
+        return token_rows.keeps_snapshots(self._handle())
+
+    def snapshot(self, seq_id: int) -> np.ndarray:
+        """A sequence's snapshot after its newest token. Raises NativeError if the context keeps none."""
+        return token_rows.read_snapshot(self._handle(), seq_id)
+
+    def put_snapshot(self, seq_id: int, position: int, snapshot: np.ndarray) -> None:
+        """Put in the snapshot that was taken before the token at `position` of a sequence, which ends there; the rows before it are in place. Raises
+        NativeError if the snapshot is of another context; the sequence is empty then."""
+        token_rows.write_snapshot(self._handle(), seq_id, position, snapshot)
+
+    def n_layers(self) -> int:
+        """The layers that keep rows; `write` counts these."""
+        return len(self.row_bytes()[0])
+
+    # ---- rows that come while the next decode computes -------------------------------------------------------------------------------
+
+    @property
+    def can_wait(self) -> bool:
+        """A decode can wait for its rows layer by layer: on the processor, where nodes of ours serve all layers."""
+        return token_rows.can_wait_for_rows(self._handle())
+
+    def expect(self) -> None:
+        """Make the next decode wait for rows that a thread brings (`write`, then `came`, first layers first). It does not end before all have
+        come. After `failed` it raises, and has computed nothing."""
+        token_rows.expect_rows(self._handle())
+
+    def came(self, end_layer: int) -> None:
+        """Say that the rows of all layers before `end_layer` are there. The thread that brings them calls this and `failed`."""
+        token_rows.rows_came(self._handle(), end_layer)
+
+    def failed(self) -> None:
+        token_rows.rows_failed(self._handle())
+
+    def expect_none(self) -> None:
+        """End `expect`: the thread that brought rows is done, whether they came or failed."""
+        token_rows.expect_no_rows(self._handle())

@@ -1,0 +1,216 @@
+"""Mode evict with several sequences: each keeps so much of its own, as if it were alone."""
+
+import numpy as np
+import pytest
+from support.contexts import Context, attached, dropped
+from support.decoding import kld
+from support.evicting import TOLERANCE, evict
+from support.resident import resident_bytes
+
+from edgekv._native import core, testing
+from edgekv.config import KvOptions
+from edgekv.runtime.cells import PARTIAL
+from edgekv.runtime.runtime import Runtime
+
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
+
+KEEP, LAYERS = 512, 4
+SMALL = dict(n_batch=128, n_ubatch=128, n_threads=1, unified=False)
+OWN = dict(policy="ema+anchor+recent", split="uniform", recent_tokens=16)
+
+
+def options(keep: int = KEEP, **more) -> KvOptions:
+    return evict(keep, **{"plan_every": 1, **more})
+
+
+class Talk:
+    """One sequence of a context, of which several may be fed in one batch (`feed`)."""
+
+    def __init__(self, context: Context, run: Runtime, seq_id: int = 0, seed: int = 0):
+        self.context, self.run, self.seq_id, self.position = context, run, seq_id, 0
+        self.rng = np.random.default_rng(seed)
+
+    def tokens(self, n: int) -> list[int]:
+        return self.rng.integers(260, 350, n).tolist()
+
+    @property
+    def stream(self) -> int:
+        return self.run.cells.stream_of(self.seq_id)
+
+    def positions(self) -> set[int]:
+        return set(self.run.cells.stream(self.stream).positions.tolist()) - {-1}
+
+    def kept(self) -> list[set[int]]:
+        """The positions that each layer attends."""
+        positions, per_stream = self.run.cells.stream(self.stream).positions, len(dropped(self.run)[0, 0]) // self.run.cells.n_stream
+        gone = dropped(self.run)[:, 0, self.stream * per_stream : (self.stream + 1) * per_stream].repeat(16, axis=1)[:, : len(positions)]
+        return [set(positions[(positions >= 0) & (of_layer == 0)].tolist()) for of_layer in gone]
+
+    def rows(self) -> list[np.ndarray]:
+        return [rows[self.stream] for il in range(len(self.run.layers)) for rows in (self.run.cells.keys(il), self.run.cells.values(il))]
+
+    def held(self) -> float:
+        """Tokens whose rows are in memory, mean of the layers."""
+        return float(np.mean([len(positions) for positions in self.kept()]))
+
+
+def feed(*parts: tuple[Talk, list[int]]) -> list[np.ndarray]:
+    """Decode tokens of several sequences of one context in one batch; the logits of each."""
+    flat = [(token, talk.position + i, talk.seq_id) for talk, tokens in parts for i, token in enumerate(tokens)]
+    logits = parts[0][0].context.decode(*zip(*flat, strict=True))
+    for talk, tokens in parts:
+        talk.position += len(tokens)
+    return np.split(logits, np.cumsum([len(tokens) for _, tokens in parts])[:-1])
+
+
+@pytest.mark.usefixtures("single_precision")
+@pytest.mark.parametrize(("kind", "more"), [
+    ("llama", {"policy": "anchor+recent"}), ("llama", OWN), ("llama", {**OWN, "positions": 1}), ("llama", {**OWN, "split": "pooled", "policy": "h2o"}),
+    ("llama", {"policy": "streaming(sink_tokens=4)", "recent_tokens": 0}), ("llama", {**OWN, "resolution": 1e9, "exact_tokens": 0}),
+    ("llama", {**OWN, "policy": "tova+recent"}), ("gemma2", {**OWN, "positions": 1})])
+def test_two_sequences_are_as_each_alone(synthetic, kind, more):
+    """Their tokens share batches, one is idle while the other goes on, one goes back; each has the logits and the kept tokens of a context alone.
+
+    Batches fill whole pages, but where single cells are kept: which free cells llama.cpp takes for a token, and so with which tokens it shares a page,
+    depends on how many others are in the batch. A page's place decides the order in which attention adds up, and rounding to bf16 which page is worth more."""
+    path = synthetic(kind, n_layer=LAYERS, n_ctx_train=8192)
+    with attached(path, options(**more), n_ctx=2 * 4096, n_seq=2, **SMALL) as (context, run), attached(
+            path, options(**more), n_ctx=4096, n_seq=1, **SMALL) as (left, run_left), attached(
+            path, options(**more), n_ctx=4096, n_seq=1, **SMALL) as (right, run_right):
+        ours = [Talk(context, run, seq_id, seed=seq_id) for seq_id in range(2)]
+        alone = [Talk(left, run_left), Talk(right, run_right)]
+        assert run.cells.n_stream == 2 and run.cells.n_cells == run_left.cells.n_cells and run.memory().n_cells == 2 * KEEP
+
+        def step(*ns: int) -> None:
+            tokens = [talk.tokens(n) for talk, n in zip(ours, ns, strict=True)]
+            who = [i for i in range(2) if ns[i]]
+            found = dict(zip(who, feed(*((ours[i], tokens[i]) for i in who)), strict=True))
+            common = min(ns[i] for i in who)  # llama.cpp computes equally many tokens of each sequence at once
+            for i in who:
+                parts = [part for part in (tokens[i][:common], tokens[i][common:]) if part]
+                expected = np.concatenate([feed((alone[i], part))[0] for part in parts])
+                assert kld(expected, found[i]).max() < TOLERANCE
+            for mine, other in zip(ours, alone, strict=True):
+                assert mine.positions() == other.positions()
+
+        by_cell = "streaming" in more["policy"]
+        few = [(1, 1), (5, 40), (64, 1), *[(1, 1)] * 20, *[(1, 0)] * 20, (30, 30)] if by_cell else [(16, 16), (16, 48), (64, 16), *[(16, 0)] * 3]
+        if "positions" in more:  # gaps close before a batch, not before each part of it
+            few = [(n, m) for n, m in few if not n or not m or n == m]
+        for ns in (*[(64, 64)] * 9, *few, (0, 128), (0, 128), *few, (64, 64)):
+            step(*ns)
+        for each in (ours[0], alone[0]):
+            assert llama_cpp.llama_memory_seq_rm(each.context.memory, each.seq_id, 640, -1)
+            each.position = 640
+        for ns in (*[(64, 64)] * 3, *few[:3]):
+            step(*ns)
+        assert run.stats.n_freed == run_left.stats.n_freed + run_right.stats.n_freed > KEEP // 2
+        for mine, other in zip(ours, alone, strict=True):
+            assert mine.kept() == other.kept()
+        if "resolution" in more:
+            assert testing.check(run._native_handle()).n_groups_wrong == 0
+
+
+@pytest.mark.parametrize("types", [{}, {"type_k": 8, "type_v": 8}])
+def test_nothing_of_an_idle_sequence_changes(synthetic, types):
+    """While another one runs over its bound many times and its keys turn: cells, rows and dropped pages stay as they are, and so do the scores."""
+    path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
+    with attached(path, options(**OWN, positions=1), n_ctx=3 * 8192, n_seq=3, **SMALL, **types) as (context, run):
+        busy, idle = Talk(context, run, 1), Talk(context, run, 2)
+        for _ in range(7):
+            feed((busy, busy.tokens(64)), (idle, idle.tokens(64)))
+        feed((idle, idle.tokens(1)))
+        per_stream = len(dropped(run)[0, 0]) // 3
+
+        def of_idle() -> list[np.ndarray]:
+            cells = run.cells.stream(idle.stream)
+            scores = run._tiering.hierarchy.policy.scores
+            return [np.array(one) for one in (cells.positions, cells.labels, cells.changed, *idle.rows(), dropped(run)[:, :, 2 * per_stream :],
+                                              scores[:, :, 2 * per_stream :])]
+
+        before, freed = of_idle(), run.stats.n_freed
+        assert before[-2].any(), "some layer had dropped a page"
+        while busy.position < 10 * KEEP:
+            feed((busy, busy.tokens(int(busy.rng.choice([1, 1, 16, 64, 128])))))
+        assert run.stats.n_freed > freed + 8 * KEEP and not run.cells.stream(0).n_used
+        for now, then in zip(of_idle(), before, strict=True):
+            np.testing.assert_array_equal(now, then)
+
+
+def test_memory_is_bounded_by_all_sequences_and_goes_back_with_each(synthetic):
+    path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
+    with attached(path, options(256, **OWN), n_ctx=3 * 8192, n_seq=3, **{**SMALL, "n_batch": 64, "n_ubatch": 64}) as (context, run):
+        talks = [Talk(context, run, seq_id, seed=seq_id) for seq_id in range(3)]
+        per_token = sum(rows.strides[0] for rows in talks[0].rows())
+
+        def resident() -> int:
+            return sum(resident_bytes(rows) for talk in talks for rows in talk.rows())
+
+        assert run.cells.n_cells == 512 and run.memory().n_cells == 3 * 256 and run.memory().home_bytes == 3 * 256 * per_token
+        while talks[0].position < 1500:
+            n = int(talks[0].rng.choice([1, 1, 3, 16, 20]))
+            feed(*((talk, talk.tokens(n)) for talk in talks))
+            assert max(talk.held() for talk in talks) <= 256 and run.memory().n_cells_used <= 3 * 256
+            assert resident() <= 3 * 256 * per_token
+        assert max(core.cells(run._native_handle(), talk.stream).n_used for talk in talks) > 300, "layers keep different ones"
+        for n_left, gone in ((2, talks[1]), (1, talks[2])):
+            llama_cpp.llama_memory_seq_rm(context.memory, gone.seq_id, -1, -1)
+            gone.position = 0
+            feed((talks[0], talks[0].tokens(1)))
+            assert resident() <= n_left * 256 * per_token and sum(resident_bytes(rows) for rows in gone.rows()) == 0
+            assert run.memory().n_cells_used <= n_left * 256
+        feed((talks[1], talks[1].tokens(1)))
+        assert talks[1].positions() == {0}
+
+
+def check_rows(run: Runtime) -> None:
+    """Of each stream: what a layer attends is there, and nothing of what it dropped."""
+    gone = dropped(run)
+    per_stream = gone.shape[2] // run.cells.n_stream
+    for stream in range(run.cells.n_stream):
+        used = run.cells.stream(stream).positions >= 0
+        for il in range(LAYERS):
+            there = np.array(run.cells.keys(il)[stream]).view(np.uint8).reshape(run.cells.n_cells, -1).any(axis=1)
+            kept = gone[il, 0, stream * per_stream : (stream + 1) * per_stream].repeat(16)[: run.cells.n_cells] == 0
+            assert there[used & kept].all() and not there[used & ~kept].any(), f"stream {stream}, layer {il}"
+
+
+@pytest.mark.usefixtures("single_precision")
+@pytest.mark.parametrize("positions", [None, 1])
+@pytest.mark.parametrize("policy", ["ema+anchor+recent", "h2o", "s3fifo+anchor+recent", "morphkv", "mlfq+anchor+recent"])
+def test_a_copied_sequence_keeps_what_its_source_keeps(synthetic, policy, positions):
+    """The copies of a sequence that is far over its bound have its logits, hold what it holds, and lose what it loses while the same tokens come; then
+    they go on by themselves. What was there before goes."""
+    path = synthetic("llama", n_layer=LAYERS, n_ctx_train=8192)
+    kept = options(256, **OWN | {"policy": policy}, positions=positions)
+    with attached(path, kept, n_ctx=3 * 8192, n_seq=3, **{**SMALL, "n_batch": 64, "n_ubatch": 64}) as (context, run):
+        source, first, second = (Talk(context, run, seq_id, seed=seq_id) for seq_id in range(3))
+        for _ in range(12):
+            feed((source, source.tokens(32)), (second, second.tokens(32)))
+            feed((source, source.tokens(32)))
+        partial = run.cells.stream(source.stream).labels & PARTIAL != 0
+        layers_differ = bool(partial.any() and dropped(run).any())
+        assert layers_differ == ("ema" in policy or "morphkv" in policy), "by the others' scores all layers keep the newest pages of this model"
+        for copy in (first, second):
+            llama_cpp.llama_memory_seq_rm(context.memory, copy.seq_id, -1, -1)
+            llama_cpp.llama_memory_seq_cp(context.memory, source.seq_id, copy.seq_id, -1, -1)
+            copy.position = source.position
+        n_before, freed = len(source.positions()), run.stats.n_freed
+        for n in (1, *[16] * 8, *[1] * 5):
+            probe = source.tokens(n)
+            logits = feed(*((talk, probe) for talk in (source, first, second)))
+            for found in logits[1:]:
+                assert kld(logits[0], found).max() < TOLERANCE
+            check_rows(run)
+            for copy in (first, second):
+                assert copy.positions() == source.positions() and copy.kept() == source.kept()
+                for ours, theirs in zip(copy.rows(), source.rows(), strict=True):
+                    assert resident_bytes(ours) <= resident_bytes(theirs) + 2 * 4096
+        assert n_before > 256 or not layers_differ
+        assert run.stats.n_freed > freed
+        for _ in range(6):
+            for found in feed((source, source.tokens(20)), (first, first.tokens(20)), (second, second.tokens(20))):
+                assert np.isfinite(found).all()
+            check_rows(run)
+            assert run.memory().n_cells_used <= 3 * 256
+

@@ -1,0 +1,235 @@
+"""Observers see attention mass that sums to one per query head and agrees with a softmax computed from the weights, of decoded tokens and of
+a prompt's end."""
+
+import gguf
+import numpy as np
+import pytest
+from support.contexts import attached
+from support.evicting import ONE, Chat
+
+from edgekv.config import KvOptions
+from edgekv.runtime.observers import UbatchReport
+
+PAGE = 16
+
+
+class Recorder:
+    """Copies of every step's mass."""
+
+    def __init__(self, run):
+        self.steps: list[UbatchReport] = []
+        self.mass_max: list[np.ndarray] = []
+        self.mass_sum: list[np.ndarray] = []
+        run.observers.append(self)
+
+    def __call__(self, step: UbatchReport) -> None:
+        self.steps.append(step)
+        self.mass_max.append(step.mass_max.copy())
+        self.mass_sum.append(step.mass_sum.copy())
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4, 16])
+@pytest.mark.parametrize(("kind", "n_head", "n_head_kv"), [("llama", 6, 2), ("qwen3", 4, 4), ("gemma2", 4, 2)])
+def test_mass_sums_to_one(synthetic, kind: str, n_tokens: int, n_head: int, n_head_kv: int):
+    with attached(synthetic(kind, n_head=n_head, n_head_kv=n_head_kv)) as (context, run):
+        seen = Recorder(run)
+        context.decode(range(260, 350), range(90), [0] * 90)
+        context.decode(range(260, 260 + n_tokens), range(90, 90 + n_tokens), [0] * n_tokens)
+        assert [(step.hooked, step.n_observed) for step in seen.steps] == [(True, 0), (True, n_tokens)]
+        assert not seen.mass_sum[0].any(), "mode exact does not observe prompts"
+        step, mass_max, mass_sum = seen.steps[1], seen.mass_max[1], seen.mass_sum[1]
+        assert step.n_tokens == n_tokens and step.page_tokens == PAGE
+        assert step.layers == tuple(layer.il for layer in run.layers if layer.hooked)
+        assert mass_sum.shape == (len(step.layers), n_head_kv, 512 // PAGE)
+        group = n_head // n_head_kv
+        np.testing.assert_allclose(mass_sum.sum(axis=2), n_tokens * group, rtol=1e-4)
+        assert (mass_max <= mass_sum + 1e-6).all() and (mass_sum <= group * mass_max + 1e-5).all()
+        n_pages = -(-(90 + n_tokens) // PAGE)
+        assert not mass_sum[:, :, n_pages:].any() and (mass_sum[:, :, :n_pages] > 0).all()
+
+
+def test_sinks_take_their_share(synthetic):
+    with attached(synthetic("gpt-oss")) as (context, run):
+        seen = Recorder(run)
+        context.decode(range(260, 350), range(90), [0] * 90)
+        context.decode([300], [90], [0])
+        shares = seen.mass_sum[1].sum(axis=2)
+        assert (shares < 2).all() and (shares > 0.1).all(), "two query heads a group, less what the sinks took"
+
+
+def test_mass_agrees_with_a_reference_softmax(synthetic):
+    """Layer 0 of the llama architecture: queries from the weights in NumPy, keys from the cells view, softmax in double."""
+    path = synthetic("llama", n_head=6, n_head_kv=2)
+    reader = gguf.GGUFReader(path)
+    weight = {tensor.name: np.array(tensor.data, np.float64).reshape(tensor.shape[::-1]) for tensor in reader.tensors}
+    with attached(path) as (context, run):
+        seen = Recorder(run)
+        tokens = np.random.default_rng(0).integers(260, 350, 200)
+        context.decode(tokens[:-1], range(199), [0] * 199)
+        context.decode(tokens[-1:], [199], [0])
+        keys = run.cells.keys(0)[0, :200].astype(np.float64)
+
+    hidden = weight["token_embd.weight"][tokens[-1]]
+    hidden = hidden / np.sqrt((hidden**2).mean() + 1e-5) * weight["blk.0.attn_norm.weight"]
+    queries = rope(weight["blk.0.attn_q.weight"] @ hidden, position=199, n_head=6)
+    mass = np.zeros((2, 3, 13))
+    for head in range(6):
+        logits = keys[:, head // 3] @ queries[head] / np.sqrt(64)
+        weights = np.exp(logits - logits.max())
+        mass[head // 3, head % 3] = np.add.reduceat(weights / weights.sum(), np.arange(0, 200, PAGE))
+    np.testing.assert_allclose(seen.mass_sum[1][0, :, :13], mass.sum(axis=1), atol=2e-3)
+    np.testing.assert_allclose(seen.mass_max[1][0, :, :13], mass.max(axis=1), atol=2e-3)
+    assert mass.max() > 0.2, "the reference is not uniform, so a permuted page would show"
+
+
+def rope(vector: np.ndarray, position: int, n_head: int, base: float = 10000.0) -> np.ndarray:
+    """Rotary embedding of neighbouring pairs, as the llama architecture has it: [n_head, head_dim]."""
+    heads = vector.reshape(n_head, -1, 2)
+    angle = position * base ** (-np.arange(heads.shape[1]) / heads.shape[1])
+    rotated = np.stack([heads[..., 0] * np.cos(angle) - heads[..., 1] * np.sin(angle),
+                        heads[..., 0] * np.sin(angle) + heads[..., 1] * np.cos(angle)], axis=-1)
+    return rotated.reshape(n_head, -1)
+
+
+def test_streams_have_their_own_pages(synthetic):
+    with attached(synthetic("llama"), n_ctx=2 * 256, n_seq=2, unified=False) as (context, run):
+        seen = Recorder(run)
+        context.decode(range(260, 300), range(40), [0] * 40)
+        context.decode(range(260, 290), range(30), [1] * 30)
+        context.decode([270], [30], [1])
+        pages = seen.steps[-1].pages_per_stream
+        assert pages == 256 // PAGE and seen.mass_sum[-1].shape[2] == 2 * pages
+        used = np.flatnonzero(seen.mass_sum[-1].any(axis=(0, 1)))
+        assert used.tolist() == [pages, pages + 1]
+
+
+def test_larger_pages_add_up_small_ones(synthetic):
+    mass = {}
+    for page_tokens in (16, 64):
+        with attached(synthetic("llama"), KvOptions(page_tokens=page_tokens)) as (context, run):
+            seen = Recorder(run)
+            context.decode(range(260, 350), range(90), [0] * 90)
+            context.decode([300], [90], [0])
+            mass[page_tokens] = seen.mass_sum[1]
+    np.testing.assert_allclose(mass[16].reshape(*mass[64].shape, 4).sum(axis=3), mass[64], atol=1e-5)
+
+
+def test_observing_can_be_turned_off(synthetic):
+    with attached(synthetic("llama"), KvOptions(observe=False)) as (context, run):
+        seen = Recorder(run)
+        context.decode(range(260, 300), range(40), [0] * 40)
+        context.decode([300], [40], [0])
+        run.observe = True
+        context.decode([301], [41], [0])
+        assert [(step.hooked, step.n_observed) for step in seen.steps] == [(True, 0), (True, 0), (True, 1)]
+        assert not seen.mass_sum[1].any() and seen.mass_sum[2].any()
+
+
+def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
+    def broken(ubatch: UbatchReport) -> None:
+        raise RuntimeError("observer fell over")
+
+    with attached(synthetic("llama")) as (context, run):
+        run.observers.append(broken)
+        logits = context.decode(range(260, 300), range(40), [0] * 40)
+        assert np.isfinite(logits).all()
+        assert "observer fell over" in caplog.text
+
+
+# ---- observing changes nothing --------------------------------------------------------------------------------------------------
+
+SPARSE = KvOptions(mode="sparse", resolution=200, exact_tokens=0, recent_tokens=16, kv_budget=64 << 10)
+EVICT = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", recent_tokens=16)
+DEVICE = SPARSE.with_(device="emulated")
+
+
+def conversation(path, options: KvOptions, observer=None):
+    """A prompt and 40 or 80 ubatches of one token or several; with an observer two stretches of them are observed. Returns the logits,
+    the plans and the tokens known when each was made, the scores, and the counters."""
+    rng = np.random.default_rng(1)
+    with attached(path, options, n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, n_threads=1) as (context, run):
+        hierarchy = run._tiering.hierarchy
+        logits, plans, submit = [], [], hierarchy.migrator.submit
+        hierarchy.migrator.submit = lambda plan: (plans.append((position, plan.promote.copy(), plan.demote.copy())), submit(plan))
+        position = 0
+        sizes = [64] * 6 + [1, 1, 1, 2, 1, 5, 1, 16] * (5 if options is DEVICE else 10)
+        half = len(sizes) // 2
+        for i, n in enumerate(sizes):
+            if observer and i in (9, half + 9):
+                run.observers.append(observer)
+            if observer and i in (half, len(sizes) - 5):
+                run.observers.remove(observer)
+            logits.append(context.decode(rng.integers(260, 350, n), range(position, position + n), [0] * n))
+            position += n
+        scores = run._ops.download(hierarchy._priority).copy()
+        counters = {name: count for name, count in run.stats.as_dict().items() if not name.endswith("seconds")}
+    return np.concatenate(logits), plans, scores, counters
+
+
+@pytest.mark.parametrize("options", [SPARSE.with_(device="cpu"), DEVICE, EVICT], ids=["sparse", "device", "evict"])
+def test_observing_changes_nothing(synthetic, emulator, options: KvOptions):
+    seen = []
+    alone = conversation(synthetic("llama"), options)
+    observed = conversation(synthetic("llama"), options, seen.append)
+    np.testing.assert_array_equal(alone[0], observed[0])
+    for one, other in zip(alone[1], observed[1], strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
+        np.testing.assert_array_equal(one[2], other[2])
+    np.testing.assert_array_equal(alone[2], observed[2])
+    assert alone[3] == observed[3]
+    assert len(seen) == (46 if options is DEVICE else 86) - 23, "and each ubatch was told"
+    assert alone[3]["n_freed"] > 0 if options is EVICT else len(alone[1]) > 1 and alone[3]["n_promoted"] > 0
+
+
+def test_each_ubatch_is_told_by_itself(synthetic):
+    """Each ubatch is reported alone, also inside of a run, where mass adds up for the policy."""
+    told = {}
+    for plan_every in (1, 32):
+        masses = told[plan_every] = []
+        conversation(synthetic("llama"), SPARSE.with_(device="cpu", policy="none", plan_every=plan_every),
+                     lambda step: masses.append((step.n_tokens, step.hooked, step.n_observed, step.mass_sum.copy(), step.mass_max.copy())))
+    for one, other in zip(told[1], told[32], strict=True):
+        assert one[:3] == other[:3]
+        np.testing.assert_allclose(one[3], other[3], atol=1e-4)
+        np.testing.assert_allclose(one[4], other[4], atol=1e-4)
+        assert other[3].sum(axis=2).min() == pytest.approx(2 * other[2], rel=1e-3), "the query heads of a group, for each token"
+
+
+# ---- the end of a prompt ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt-oss", "lfm2"])
+@pytest.mark.parametrize("mode", ["sparse", "evict"])
+def test_observing_a_prompt_changes_nothing_but_what_is_known(synthetic, kind: str, mode: str):
+    logits, steps = {}, {}
+    for observe in (False, True):
+        with attached(synthetic(kind), KvOptions(mode=mode, observe_prompt=observe), n_ctx=1024, **ONE) as (context, run):
+            chat = Chat(context, run)
+            seen = steps[observe] = []
+            run.observers.append(lambda step, seen=seen: seen.append((step.hooked, step.n_observed, step.mass_sum.copy())))
+            logits[observe] = np.concatenate([chat.feed(chat.tokens(n)) for n in (128, 100)])
+            assert run.stats.n_tokens_hooked == 228 and run.stats.n_ubatches_hooked == 2
+            assert run._tiering.hierarchy.policy.scores.any() == observe
+    np.testing.assert_array_equal(logits[False], logits[True])
+    assert [(hooked, n) for hooked, n, _ in steps[True]] == [(True, 16)] * 2
+    assert [(hooked, n) for hooked, n, _ in steps[False]] == [(True, 0)] * 2
+
+
+def test_a_prompts_mass_is_that_of_its_last_tokens(synthetic):
+    masses = []
+    for last in (1, 16):
+        with attached(synthetic("llama", n_head=6), KvOptions(mode="sparse"), n_ctx=1024, **ONE) as (context, run):
+            chat = Chat(context, run)
+            tokens, total = chat.tokens(128), []
+            run.observers.append(lambda step: total.append(step.mass_sum.copy()))
+            if last == 1:  # the same tokens, one by one after the others
+                run.mode = "exact"
+                chat.feed(tokens[:112])
+                for token in tokens[112:]:
+                    chat.feed([token])
+            else:
+                chat.feed(tokens)
+            masses.append(np.sum(total, axis=0))
+    assert masses[1].sum() == pytest.approx(16 * 2 * 6, rel=1e-3), "tokens x layers x query heads"
+    np.testing.assert_allclose(masses[0], masses[1], atol=2e-2)

@@ -1,0 +1,315 @@
+"""Where tokens of several sequences lie in one cache: each sequence has whole groups of 64 cells, and shares only what belongs to both."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.contexts import Context, attached
+from support.events import check
+
+from edgekv.config import KvOptions
+from edgekv.runtime.runtime import Runtime
+
+import llama_cpp
+
+GROUP, PAGE = 64, 16
+SPARSE = KvOptions(mode="sparse", resolution=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none", kv_budget=0)
+EXACT = KvOptions(mode="exact")
+
+
+def of(run: Runtime) -> tuple[np.ndarray, np.ndarray]:
+    """int32 [cell] positions, -1: empty; uint64 [cell] bits of sequences 0 to 63."""
+    view = run.cells.stream()
+    return view.positions.copy(), np.where(view.positions >= 0, view.sequence_bits[:, 0], 0)
+
+
+def mixed(run: Runtime, unit: int = GROUP) -> list[int]:
+    """The units in which no sequence has all tokens."""
+    positions, bits = of(run)
+    found = []
+    for first in range(0, len(positions), unit):
+        here = slice(first, first + unit)
+        held = bits[here][positions[here] >= 0]
+        if len(held) and not np.bitwise_and.reduce(held):
+            found.append(first // unit)
+    return found
+
+
+def cells_of(run: Runtime, sequence: int) -> np.ndarray:
+    """The cells of a sequence, in the order of its positions."""
+    positions, bits = of(run)
+    mine = np.flatnonzero(bits >> np.uint64(sequence) & np.uint64(1))
+    return mine[np.argsort(positions[mine], kind="stable")]
+
+
+def words(seed: int, n: int) -> list[int]:
+    return np.random.default_rng(seed).integers(260, 350, n).tolist()
+
+
+def read(context: Context, sequence: int, n: int, first: int = 0, seed: int = 0, piece: int = 200) -> None:
+    tokens = words(seed, first + n)
+    for at in range(first, first + n, piece):
+        end = min(at + piece, first + n)
+        context.decode(tokens[at:end], range(at, end), [sequence] * (end - at))
+
+
+def remove(context: Context, sequence: int, first: int = -1) -> None:
+    assert llama_cpp.llama_memory_seq_rm(context.memory, sequence, first, -1)
+
+
+def fork(context: Context, sequence: int, to: int) -> None:
+    llama_cpp.llama_memory_seq_cp(context.memory, sequence, to, -1, -1)
+
+
+def status(context: Context, sequence: int, position: int) -> int:
+    """What llama_decode says of one token."""
+    batch = llama_cpp.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.token[0], batch.pos[0], batch.n_seq_id[0], batch.logits[0] = 1, 300, position, 1, 1
+    batch.seq_id[0][0] = sequence
+    try:
+        return llama_cpp.llama_decode(context.ctx, batch)
+    finally:
+        llama_cpp.llama_batch_free(batch)
+
+
+# ---- placement ---------------------------------------------------------------------------------------------------------------
+
+
+def test_answers_in_turn_share_no_group(synthetic):
+    with attached(synthetic("llama"), n_ctx=2048, n_seq=4) as (context, run):
+        for step in range(150):
+            context.decode(words(step, 4), [step] * 4, range(4))
+        assert mixed(run) == []
+        for sequence in range(4):
+            assert len(np.unique(cells_of(run, sequence) // GROUP)) == 3, "150 tokens lie in 3 groups"
+
+
+def test_a_prompt_and_an_answer_in_one_batch(synthetic):
+    with attached(synthetic("llama"), n_ctx=1024, n_seq=2) as (context, run):
+        read(context, 0, 70)
+        context.decode(words(2, 101), [70, *range(100)], [0] + [1] * 100)
+        context.decode(words(3, 2), [71, 100], [0, 1])
+        assert mixed(run) == []
+        assert len(np.unique(cells_of(run, 0) // GROUP)) == 2 and len(np.unique(cells_of(run, 1) // GROUP)) == 2
+
+
+def test_random_answers_removals_and_forks(synthetic):
+    """As long as some group is empty, no group has tokens of two sequences but what was copied."""
+    with attached(synthetic("llama"), SPARSE, n_ctx=4096, n_seq=4) as (context, run):
+        rng = np.random.default_rng(5)
+        n_held = [0] * 4
+        for step in range(200):
+            sequence, other = (int(s) for s in rng.choice(4, 2, replace=False))
+            event = rng.choice(["answer", "answer", "answer", "prompt", "rm", "fork"])
+            if event == "prompt" and n_held[sequence] < 500:
+                n = int(rng.integers(1, 150))
+                read(context, sequence, n, n_held[sequence])
+                n_held[sequence] += n
+            elif event == "rm" and n_held[sequence]:
+                first = int(rng.integers(0, n_held[sequence]))
+                remove(context, sequence, first)
+                n_held[sequence] = first
+            elif event == "fork" and n_held[sequence]:
+                remove(context, other)
+                fork(context, sequence, other)
+                n_held[other] = n_held[sequence]
+            else:
+                context.decode(words(step, 4), n_held, range(4))
+                n_held = [n + 1 for n in n_held]
+            assert mixed(run) == [], (step, event)
+            assert [len(cells_of(run, s)) for s in range(4)] == n_held
+        check(run)
+
+
+def test_what_was_removed_goes_on_in_its_group(synthetic):
+    with attached(synthetic("llama"), n_ctx=1024, n_seq=2) as (context, run):
+        read(context, 0, 100)
+        read(context, 1, 40)
+        remove(context, 0, 90)
+        read(context, 0, 30, 90)
+        assert len(np.unique(cells_of(run, 0) // GROUP)) == 2 and mixed(run) == []
+
+
+def test_a_full_cache_is_full_when_its_cells_are(synthetic):
+    """Groups, then pages, then single cells: no token is refused while a cell is free."""
+    with attached(synthetic("llama"), n_ctx=256, n_seq=3) as (context, run):
+        for sequence in range(3):
+            read(context, sequence, 10)
+        read(context, 0, 64 + 54, 10)  # the last empty group, and the rest of its own
+        assert mixed(run) == []
+        read(context, 0, 32, 128)  # whole pages of the other's groups
+        assert mixed(run, PAGE) == [] and mixed(run) != []
+        n_used = run.cells.stream().n_used
+        read(context, 0, 256 - n_used, 160)
+        assert run.cells.stream().n_used == 256
+        assert status(context, 1, 10) == 1, "llama_decode finds no cell"
+        remove(context, 2)
+        context.decode([300], [10], [1])
+        assert len(cells_of(run, 1)) == 11
+
+
+def test_a_refused_batch_leaves_no_trace(synthetic):
+    """The search for cells is speculative: where the second half of a batch finds none, the first goes where it would have gone."""
+    with attached(synthetic("llama"), n_ctx=256, n_seq=2) as (context, run):
+        read(context, 0, 20)
+        read(context, 1, 20)
+        before = of(run)
+        batch = llama_cpp.llama_batch_init(230, 0, 1)
+        batch.n_tokens = 230
+        for i in range(230):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 300, 20 + i, 1, 1
+            batch.seq_id[i][0] = 0
+        assert llama_cpp.llama_decode(context.ctx, batch) == 1
+        llama_cpp.llama_batch_free(batch)
+        for now, then in zip(of(run), before):
+            np.testing.assert_array_equal(now, then)
+        read(context, 0, 10, 20)
+        assert len(np.unique(cells_of(run, 0) // GROUP)) == 1 and mixed(run) == []
+
+
+def test_a_saved_sequence_comes_back_in_groups_of_its_own(synthetic):
+    with attached(synthetic("llama"), n_ctx=1024, n_seq=3) as (context, run):
+        read(context, 0, 100)
+        read(context, 1, 100, seed=1)
+        state = context.save(1)
+        logits = context.decode([300], [100], [1])
+        remove(context, 1)
+        read(context, 2, 30, seed=2)
+        context.load(state, 1)
+        assert mixed(run) == [] and len(cells_of(run, 1)) == 100
+        np.testing.assert_array_equal(context.decode([300], [100], [1]), logits)
+
+
+BARE = """
+    import sys
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[2])
+    from support.contexts import Context
+    context = Context(Path(sys.argv[1]), n_ctx=512, n_seq=2)
+    for step in range(8):
+        context.decode([300, 301], [step] * 2, range(2))
+    sys.stdout.buffer.write(context.save())
+"""
+
+
+def test_without_edgekv_it_is_upstreams(synthetic):
+    support = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(BARE), str(synthetic("llama")), str(support)],
+                          env={**os.environ, "EDGEKV": "0"}, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with attached(synthetic("llama"), n_ctx=512, n_seq=2) as (context, run):
+        context.load(done.stdout)
+        assert mixed(run) == [0], "the tokens lie side by side"
+
+
+# ---- what is read ------------------------------------------------------------------------------------------------------------
+
+
+def alone(path, options: KvOptions, sequence: int, n: int, n_answer: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Logits of a sequence's answer in a context of its own, and the positions that it read in layer 0, head 0."""
+    with attached(path, options, n_ctx=1024, n_seq=1) as (context, run):
+        read(context, 0, n, seed=sequence)
+        logits, rows = [], []
+        for i in range(n_answer):
+            logits.append(context.decode([300 + i], [n + i], [0])[0])
+            if options is SPARSE:
+                rows.append(of(run)[0][run.last_rows(0, 0)[0]])
+        return logits, rows
+
+
+@pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_as_with_caches_of_their_own(synthetic, options: KvOptions):
+    """Four answers at a time behind prompts of four lengths: the same logits within the rounding of rows, and in mode sparse the same rows, but
+    where rounding decides a chance."""
+    path, lengths, n_answer = synthetic("llama", dtype="f32"), (300, 333, 320, 201), 70
+    own = [alone(path, options, s, n, n_answer) for s, n in enumerate(lengths)]
+    n_own, n_here, n_both = 0, 0, 0
+    with attached(path, options, n_ctx=2048, n_seq=4) as (context, run):
+        for s, n in enumerate(lengths):
+            read(context, s, n, seed=s)
+        for i in range(n_answer):
+            logits = context.decode([300 + i] * 4, [n + i for n in lengths], range(4))
+            for s in range(4):
+                if options is EXACT:
+                    np.testing.assert_allclose(logits[s], own[s][0][i], atol=2e-3)
+                else:
+                    rows = of(run)[0][run.last_rows(0, 0, s)[0]]
+                    n_own, n_here, n_both = n_own + len(own[s][1][i]), n_here + len(rows), n_both + len(np.intersect1d(rows, own[s][1][i]))
+        check(run)
+    print(n_own, n_here, n_both)
+    if options is SPARSE:
+        assert n_both > 0.98 * n_own and abs(n_here / n_own - 1) < 0.01
+
+
+def test_a_token_builds_no_sketch_while_groups_are_filled(synthetic):
+    """Each answer has an open group of its own, without a sketch."""
+    with attached(synthetic("llama"), SPARSE, n_ctx=2048, n_seq=4) as (context, run):
+        for s in range(4):
+            read(context, s, 70, seed=s)
+        context.decode([300] * 4, [70] * 4, range(4))
+        for i in range(1, 50):
+            context.decode([300] * 4, [70 + i] * 4, range(4))
+            assert check(run).n_groups == 4 * len(run.layers), "one full group of each is sketched"
+
+
+# ---- forks -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_a_fork_that_loses_its_parent(synthetic, options: KvOptions):
+    """The child keeps the rows of what both had, and answers as if it had read it itself."""
+    path = synthetic("llama", dtype="f32")
+    own, _ = alone(path, options, 0, 300, 40)
+    with attached(path, options, n_ctx=1024, n_seq=2) as (context, run):
+        read(context, 0, 300)
+        n_used = run.cells.stream().n_used
+        fork(context, 0, 1)
+        assert run.cells.stream().n_used == n_used, "a fork takes no cell"
+        for i in range(20):
+            both = context.decode([300 + i] * 2, [300 + i] * 2, [0, 1])
+            np.testing.assert_allclose(both[0], both[1], atol=2e-3)
+        assert mixed(run) == []
+        keys = np.array(run.cells.keys(run.layers[0].il))[0][cells_of(run, 1)[:300]].copy()
+        remove(context, 0)
+        read(context, 0, 100, seed=9)
+        np.testing.assert_array_equal(np.array(run.cells.keys(run.layers[0].il))[0][cells_of(run, 1)[:300]], keys)
+        for i in range(20, 40):
+            logits = context.decode([300 + i], [300 + i], [1])[0]
+            if options is EXACT:
+                np.testing.assert_allclose(logits, own[i], atol=2e-3)
+        assert mixed(run) == []
+        check(run)
+
+
+def test_many_answers_to_one_prompt_take_its_cells_once(synthetic):
+    with attached(synthetic("llama"), SPARSE, n_ctx=2048, n_seq=8) as (context, run):
+        read(context, 0, 500)
+        for child in range(1, 8):
+            fork(context, 0, child)
+        for i in range(20):
+            context.decode([300 + i] * 8, [500 + i] * 8, range(8))
+        assert run.cells.stream().n_used == 500 + 8 * 20
+        assert mixed(run) == []
+
+
+@pytest.mark.parametrize("options", [EXACT, SPARSE], ids=["exact", "sparse"])
+def test_a_fork_that_moves_leaves_the_others_where_they_are(synthetic, options: KvOptions):
+    """A context shift of one used to move the common beginning of both."""
+    with attached(synthetic("llama"), options, n_ctx=2048, n_seq=2) as (context, run):
+        read(context, 0, 300)
+        fork(context, 0, 1)
+        rows = [np.array(of_layer(run.layers[0].il))[0][cells_of(run, 0)].copy() for of_layer in (run.cells.keys, run.cells.values)]
+        assert llama_cpp.llama_memory_seq_rm(context.memory, 1, 100, 150)
+        llama_cpp.llama_memory_seq_add(context.memory, 1, 150, -1, -50)
+        context.decode([300], [250], [1])
+        positions, _ = of(run)
+        assert positions[cells_of(run, 0)].tolist() == list(range(300)) and positions[cells_of(run, 1)].tolist() == list(range(251))
+        for now, then in zip((run.cells.keys, run.cells.values), rows):
+            np.testing.assert_array_equal(np.array(now(run.layers[0].il))[0][cells_of(run, 0)], then)
+        np.testing.assert_array_equal(np.array(run.cells.values(run.layers[0].il))[0][cells_of(run, 1)[100:250]], rows[1][150:])
+        assert mixed(run) == [] and run.cells.stream().n_used == 300 + 150 + 1
+        check(run)

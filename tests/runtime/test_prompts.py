@@ -1,0 +1,360 @@
+"""Prompts are ubatches longer than a decode step, in nodes of ours: every length, cache type and mask, at any depth, for each number of
+threads; their place in the graph, and what observers see."""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from support.contexts import attached, drop, dropped
+from support.decoding import kld
+from support.double import Reference
+from support.full_attention import Capture, _ggml, full
+
+from edgekv._native import core, paging, testing
+from edgekv.config import KvOptions
+from edgekv.runtime.runtime import Runtime
+
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
+
+pytestmark = pytest.mark.usefixtures("single_precision")
+
+SIZES = (17, 40, 63, 64, 200, 513)
+DEPTH = 300
+SINGLE = 1e-4
+"""The bound of arithmetic: KLD from double precision where weights and activations are F32, in nats."""
+BF16 = 5e-4
+"""The mean of the same where attention rounds operands to 8 bits of mantissa."""
+NEAR = 1e-3
+"""The bound of one kernel from another, stock's own included; a cell too many or too few costs a thousand times that."""
+OUTPUT = 2e-2
+"""The bound for an attended value of standard deviation 1: operands may be rounded to 8 bits of mantissa."""
+F16, Q8_0, Q4_0 = 1, 8, 2
+ALONE = dict(n_seq=1, n_threads=1)
+
+
+def random_tokens(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(260, 350, n)
+
+
+def fill(context, run: Runtime, n: int, sequence: int = 0, seed: int = 9) -> None:
+    """Stock nodes read n tokens."""
+    mode, run.mode = run.mode, "off"
+    if n:
+        context.decode(random_tokens(n, seed), range(n), [sequence] * n)
+    run.mode = mode
+
+
+# ---- the same logits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("types", [*product((F16, Q8_0, Q4_0), repeat=2)])
+@pytest.mark.parametrize(("depth", "sizes", "shape"), [
+    (0, SIZES, {}), (DEPTH, SIZES, {}), (DEPTH, (40, 63), {"head_dim": 128, "n_head": 5, "n_head_kv": 1}),
+    (DEPTH, (40, 63), {"head_dim": 96, "n_head": 2}), (DEPTH, (40, 63), {"head_dim": 256, "n_head": 2, "n_head_kv": 1})])
+def test_logits_are_those_of_double_precision(synthetic, every_single_isa, depth, sizes, shape, types):
+    """Attention reads the stored rows, the prompt's own included: they must be stored before they are attended."""
+    path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
+    reference = Reference(path)
+    with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE, n_batch=1024, n_ubatch=1024, type_k=types[0],
+                  type_v=types[1]) as (context, run):
+        fill(context, run, depth)
+        for i, n in enumerate(sizes):
+            tokens = [*random_tokens(depth, 9), *random_tokens(n)]
+            ours = context.decode(tokens[depth:], range(depth, depth + n), [0] * n)
+            assert run.stats.n_ubatches_hooked == i + 1 and run.stats.n_tokens_hooked == sum(sizes[: i + 1])
+            stored = [[rows(layer)[0, : depth + n] for layer in (0, 1)] for rows in (run.cells.keys, run.cells.values)]
+            expected, _ = reference.logits(tokens, depth, *stored)
+            assert kld(expected, ours).max() < SINGLE, n
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, depth, -1)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in core.isa_available() if isa in ("avx512bf16", "amx")])
+@pytest.mark.parametrize("types", [(F16, F16), (Q8_0, Q8_0), (Q4_0, Q4_0)])
+@pytest.mark.parametrize(("shape", "n_threads"), [({}, 1), ({}, 2), ({"head_dim": 72}, 1), ({"head_dim": 256, "n_head": 2, "n_head_kv": 1}, 1)])
+def test_logits_of_kernels_that_round_to_bf16(synthetic, isa: str, types, shape, n_threads):
+    """The models' weights are random: a logit moves more than that of a model that was trained (LOG.md)."""
+    if types[0] != F16 and shape.get("head_dim") == 72:
+        pytest.skip("no block divides such a row")
+    path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
+    reference = Reference(path)
+    testing.set_isa(isa)
+    with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE | {"n_threads": n_threads}, type_k=types[0], type_v=types[1]) as (context, run):
+        fill(context, run, DEPTH)
+        for n in (17, 64, 200):
+            tokens = [*random_tokens(DEPTH, 9), *random_tokens(n)]
+            ours = context.decode(tokens[DEPTH:], range(DEPTH, DEPTH + n), [0] * n)
+            stored = [[rows(layer)[0, : DEPTH + n] for layer in (0, 1)] for rows in (run.cells.keys, run.cells.values)]
+            expected, _ = reference.logits(tokens, DEPTH, *stored)
+            assert kld(expected, ours).mean() < BF16, n
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, DEPTH, -1)
+
+
+@pytest.mark.parametrize("types", [(F16, F16), (Q8_0, Q8_0), (Q4_0, Q4_0)])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt-oss", "lfm2", "deci"])
+def test_architectures_answer_as_stock_does(synthetic, kind: str, types):
+    """Soft-cap, sinks, windows beside full attention, hybrids. The yardstick is stock: its kernel for tiles (from 64 tokens on) against the
+    one for rows, and for a quantised cache the cost of quantising."""
+    path = synthetic(kind, dtype="f32")
+    logits: dict[tuple, np.ndarray] = {}
+    for mode, n_ubatch, k, v in (("off", 512, *types), ("off", 32, F16, F16), ("exact", 512, *types)):
+        with attached(path, KvOptions(mode=mode), n_ctx=1024, **ALONE, n_ubatch=n_ubatch, type_k=k, type_v=v) as (context, run):
+            position, found = 0, []
+            for n in (40, 300, 63, 17, 200):
+                found.append(context.decode(random_tokens(n, n), range(position, position + n), [0] * n))
+                position += n
+            assert run.stats.n_ubatches_hooked == (5 if mode == "exact" else 0)
+            logits[mode, n_ubatch] = np.concatenate(found)
+    stock, other, ours = logits.values()
+    assert kld(stock, ours).mean() < max(2 * kld(stock, other).mean(), SINGLE)
+    assert kld(stock, ours).max() < max(3 * kld(stock, other).max(), SINGLE)
+
+
+@pytest.mark.parametrize("mode", ["exact", "sparse", "evict"])
+def test_each_mode_reads_prompts_alike(synthetic, mode: str):
+    """Only decode steps select and use sketches; and where nothing was dropped, nothing is left out."""
+    logits = {}
+    for name in ("exact", mode):
+        options = KvOptions(mode=name, keep=1024, exact_tokens=0, resolution=200)
+        with attached(synthetic("llama", n_head=6), options, n_ctx=1024, **ALONE) as (context, run):
+            logits[name] = np.concatenate([context.decode(random_tokens(n, n), range(n - 100, 2 * n - 100), [0] * n) for n in (100, 200)])
+            assert run.stats.n_tokens_hooked == 300 and run.selection().n_selections == 0
+    np.testing.assert_array_equal(logits["exact"], logits[mode])
+
+
+# ---- masks ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("lengths", [(40, 40, 40), (20, 90, 63), (0, 33, 17)])
+def test_several_sequences_in_one_batch(synthetic, unified: bool, lengths):
+    """One cache holds all sequences, or each has a stream. With split streams a ubatch sees a part of the streams, which may begin behind
+    the first."""
+    logits = {}
+    for mode in ("off", "exact"):
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode), n_ctx=1024 if unified else 3 * 1024, n_seq=3,
+                      unified=unified, n_threads=1) as (context, run):
+            for sequence, n in enumerate((50, 3, 120)):
+                fill(context, run, n, sequence)
+            positions = np.concatenate([np.arange(start, start + n) for start, n in zip((50, 3, 120), lengths)])
+            sequences = np.repeat([0, 1, 2], lengths)
+            order = np.random.default_rng(2).permutation(len(positions)) if unified else np.arange(len(positions))
+            order = order[np.argsort(positions[order], kind="stable")] if unified else order
+            logits[mode] = context.decode(random_tokens(len(positions)), positions[order], sequences[order])
+            assert (run.stats.n_tokens_hooked > 0) == (mode == "exact")
+            assert mode == "off" or run.stats.n_tokens_hooked == sum(lengths)
+    assert kld(logits["off"], logits["exact"]).max() < NEAR
+
+
+def test_tokens_that_see_what_follows(synthetic):
+    """Without a causal mask every token of the ubatch sees every other."""
+    logits = {}
+    for mode, causal in (("off", False), ("exact", False), ("exact", True)):
+        with attached(synthetic("llama", dtype="f32"), KvOptions(mode=mode), n_ctx=1024, **ALONE) as (context, run):
+            fill(context, run, 70)
+            llama_cpp.llama_set_causal_attn(context.ctx, causal)
+            logits[mode, causal] = context.decode(random_tokens(130), range(70, 200), [0] * 130)
+    assert kld(logits["off", False], logits["exact", False]).max() < NEAR < 0.1 < kld(logits["off", False], logits["exact", True]).max()
+
+
+def test_cells_that_are_reused_and_gaps(synthetic):
+    """Cells are in no order of positions: later tokens fill the cells that were freed in the middle."""
+    logits = {}
+    for mode in ("off", "exact"):
+        with attached(synthetic("llama", dtype="f32"), KvOptions(mode=mode), n_ctx=512, **ALONE) as (context, run):
+            fill(context, run, 400)
+            llama_cpp.llama_memory_seq_rm(context.memory, 0, 40, 201)
+            logits[mode] = context.decode(random_tokens(250), range(400, 650), [0] * 250)
+            assert (np.diff(run.cells.stream().positions[:300]) < 0).any(), "no longer in their order"
+    assert kld(logits["off"], logits["exact"]).max() < NEAR
+
+
+# ---- pages that heads dropped ------------------------------------------------------------------------------------------------------
+
+
+def expected_outputs(run: Runtime, q: np.ndarray, n_tokens: int, n_head_kv: int, seen: Callable[[int, int], np.ndarray]):
+    """Outputs [token, query head, head_dim] and mass [token, query head, cell] of layer 0 in double precision; seen(token, KV head)."""
+    outputs, masses = [], []
+    for token, query in enumerate(q.reshape(n_tokens, -1)):
+        output, mass = [], []
+        for kv in range(n_head_kv):
+            cells = seen(token, kv)
+            of = full(run, 0, query, cells)
+            group = len(of.output) // n_head_kv
+            spread = np.zeros((group, run.cells.n_cells))
+            spread[:, cells] = of.mass[kv * group : (kv + 1) * group]
+            output.append(of.output[kv * group : (kv + 1) * group])
+            mass.append(spread)
+        outputs.append(np.concatenate(output))
+        masses.append(np.concatenate(mass))
+    return np.array(outputs), np.array(masses)
+
+
+@pytest.mark.parametrize("sizes", [(40,), (17, 100), (200,)])
+def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
+    """Each head's output and observed mass follow from the pages that it kept, while prompts and drops go on. Back in mode exact all that
+    is left is attended: tokens that lost their rows in some layer are gone."""
+    capture = Capture()
+    options = KvOptions(mode="evict", keep=1024, policy="anchor+recent")
+    with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
+        fill(context, run, 230)
+        monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free what all heads dropped
+        rng, shape = np.random.default_rng(3), paging.page_arrays(run._native_handle()).shape
+        mass: list[np.ndarray] = []
+        run.observers.append(lambda step: mass.append((step.n_observed, step.mass_sum[0].copy(), step.mass_max[0].copy())))
+        capture.on, position = True, 230
+        for n, mode in [*((n, "evict") for n in sizes), (30, "exact")]:
+            mask = (rng.random(shape) < 0.3) & ~dropped(run).astype(bool)
+            mask[:, :, position // 16 - 1 :] = False
+            drop(run, mask)
+            run.mode = mode
+            context.decode(random_tokens(n, n), range(position, position + n), [0] * n)
+            gone = dropped(run).astype(bool)
+            assert gone[0].any()
+
+            def seen(token: int, kv: int) -> np.ndarray:
+                positions = run.cells.stream().positions
+                cells = np.flatnonzero((positions >= 0) & (positions <= position + token))
+                return cells[~gone[0, kv, cells // 16]] if mode == "evict" else cells
+
+            assert run.cells.stream().n_used == position + n if mode == "evict" else run.cells.stream().n_used < position + n
+            outputs, masses = expected_outputs(run, capture["Qcur-0"], n, 2, seen)
+            found = capture["kqv_out-0"].reshape(outputs.shape)
+            assert np.abs(found - outputs).max() < OUTPUT
+            n_observed, mass_sum, mass_max = mass[-1]
+            assert n_observed == (16 if mode == "evict" else 0)
+            assert_observed(mass_sum, mass_max, masses[-16:] if mode == "evict" else 0 * masses[-16:])
+            position += n
+
+
+# ---- what is observed --------------------------------------------------------------------------------------------------------------
+
+
+def assert_observed(mass_sum: np.ndarray, mass_max: np.ndarray, masses: np.ndarray) -> None:
+    """Of one layer and stream, [kv_head, page], against [token, query head, cell]."""
+    pages = masses.reshape(*masses.shape[:2], -1, 16).sum(axis=3).reshape(len(masses), len(mass_sum), -1, masses.shape[2] // 16)
+    np.testing.assert_allclose(mass_sum, pages.sum(axis=(0, 2)), atol=OUTPUT)
+    np.testing.assert_allclose(mass_max, pages.max(axis=2).sum(axis=0), atol=OUTPUT)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "evict"])
+@pytest.mark.parametrize("n", [17, 40, 64, 513])
+def test_the_mass_of_the_last_16_tokens(synthetic, mode: str, n: int):
+    """The mass of two layers sums up, and layer 0 agrees with NumPy. Each prompt is told alone, since it ends its run of the policy."""
+    capture = Capture()
+    with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, n_ubatch=1024, n_batch=1024,
+                  **capture.arguments) as (context, run):
+        fill(context, run, 100)
+        told = []
+        run.observers.append(lambda step: told.append((step.hooked, step.n_tokens, step.n_observed, step.mass_sum.copy(), step.mass_max.copy())))
+        capture.on, position = True, 100
+        for _ in range(2):
+            if position + n > 1024:
+                break
+            context.decode(random_tokens(n, position), range(position, position + n), [0] * n)
+            hooked, n_tokens, n_observed, mass_sum, mass_max = told[-1]
+            assert hooked and (n_tokens, n_observed) == (n, 16)
+            np.testing.assert_allclose(mass_sum.sum(axis=2), 16 * 3, rtol=1e-3)
+            _, masses = expected_outputs(run, capture["Qcur-0"], n, 2, lambda token, kv: np.arange(position + token + 1))
+            assert_observed(mass_sum[0], mass_max[0], masses[-16:])
+            position += n
+
+
+def test_each_stream_is_observed(synthetic):
+    """Streams are read side by side, and each one's last tokens are observed: its pages hold as much mass as if it were alone."""
+    lengths, alone = (40, 40), []
+    for unified_n in (0, 1, 2):
+        with attached(synthetic("llama", dtype="f32"), KvOptions(mode="sparse"), n_ctx=2 * 1024, n_seq=2, unified=False, n_threads=1) as (context, run):
+            told = []
+            sequences = np.repeat([0, 1], lengths) if unified_n == 2 else np.full(40, unified_n)
+            tokens = random_tokens(80)[np.repeat([0, 1], lengths) == sequences] if unified_n == 2 else random_tokens(80)[40 * unified_n :][:40]
+            run.observers.append(lambda step: told.append((step.n_observed, step.pages_per_stream, step.mass_sum.copy())))
+            context.decode(tokens, [*range(40)] * (len(tokens) // 40), sequences)
+            alone.append(told)
+    (first,), (second,), (both,) = alone
+    assert (first[0], second[0], both[0]) == (16, 16, 32)
+    assert first[2][..., : first[1]].any() and not first[2][..., first[1] :].any()
+    np.testing.assert_allclose(first[2] + second[2], both[2], atol=1e-3)
+
+
+def test_observing_is_left_off_where_nobody_asks(synthetic):
+    for options in (KvOptions(mode="exact"), KvOptions(mode="sparse", observe_prompt=False), KvOptions(mode="sparse", observe=False)):
+        with attached(synthetic("llama"), options, n_ctx=512, **ALONE) as (context, run):
+            told = []
+            run.observers.append(lambda step: told.append((step.hooked, step.n_observed, step.mass_sum.any())))
+            context.decode(random_tokens(90), range(90), [0] * 90)
+            assert told == [(True, 0, False)]
+
+
+# ---- the graph, and threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("types", [(F16, F16), (Q8_0, Q8_0), (Q4_0, Q4_0)])
+def test_any_number_of_threads_gives_the_same(synthetic, types):
+    """The outputs agree bit for bit, of the same queries: they do not depend on which thread took an item. Graphs that are reused, or built
+    anew for more threads, agree too."""
+    capture = Capture()
+    outputs = []
+    for n_threads in ((1,), (2,), (5,), (1, 5, 2)):
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode="sparse"), n_ctx=1024, n_seq=1, n_threads=1,
+                      type_k=types[0], type_v=types[1], **capture.arguments) as (context, run):
+            mass: list[np.ndarray] = []
+            run.observers.append(lambda step, mass=mass: mass.append(step.mass_sum[0].copy()))
+            capture.on = True
+            for n in n_threads:
+                llama_cpp.llama_set_n_threads(context.ctx, n, n)
+                context.decode(random_tokens(300), range(300), [0] * 300)
+                outputs.append((capture["Qcur-0"], capture["kqv_out-0"], mass[-1]))
+                llama_cpp.llama_memory_seq_rm(context.memory, 0, -1, -1)
+    for found in outputs[1:]:
+        for one, other in zip(outputs[0], found):
+            np.testing.assert_array_equal(one, other)
+
+
+class Order:
+    """The names of each graph's nodes, in the order of their computation."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._callback = llama_cpp.ggml_backend_sched_eval_callback(
+            lambda tensor, ask, _: bool(ask and self.names.append(_ggml.ggml_get_name(tensor).decode())) or not ask)
+
+    @property
+    def arguments(self) -> dict:
+        return {"cb_eval": self._callback}
+
+
+@pytest.mark.parametrize("mode", ["exact", "sparse", "evict"])
+@pytest.mark.parametrize(("kind", "n_served"), [("llama", 2), ("gemma2", 1)])
+def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(synthetic, kind: str, n_served: int, mode: str):
+    """The order of a graph's nodes is the only barrier. A mask is classified once for all layers that have it: windows have one of their own."""
+    order = Order()
+    with attached(synthetic(kind), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
+        order.names.clear()
+        context.decode(random_tokens(100), range(100), [0] * 100)
+        hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, how)] for how in ("hooked", "whole"))
+    names = order.names
+    firsts = sorted(layers[0] for layers in (hooked, whole) if layers)
+    assert len(hooked) == n_served and len(hooked + whole) == 2
+    assert [name for name in names if name.startswith("edgekv_seen")] == [f"edgekv_seen-{il}" for il in firsts]
+    for il in hooked + whole:
+        attend = names.index(f"kqv_out-{il}")
+        stores = [f"edgekv_store-{il}"] if mode == "sparse" and il in hooked else [f"cache_k_l{il} (view)", f"cache_v_l{il} (view)"]
+        assert all(max(i for i, name in enumerate(names) if name == store) < attend for store in stores)
+        assert names.index(f"edgekv_seen-{(hooked if il in hooked else whole)[0]}") < attend
+
+
+def test_graphs_survive_changes_of_mode_threads_and_observing(synthetic):
+    found = {}
+    for changing in (False, True):
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode="exact"), n_ctx=1024, **ALONE) as (context, run):
+            logits = []
+            for i, n in enumerate((64, 64, 64, 17, 64, 63, 64, 64, 1, 64, 20, 64)):
+                if changing:
+                    run.mode = ("exact", "off", "sparse", "exact")[i % 4]
+                    run.observe = i % 3 > 0
+                    llama_cpp.llama_set_n_threads(context.ctx, 1, 1 + i % 5)
+                position = int(run.n_positions)
+                logits.append(context.decode(random_tokens(n, i), range(position, position + n), [0] * n))
+            found[changing] = np.concatenate(logits)
+    assert kld(found[False], found[True]).max() < NEAR

@@ -1,0 +1,220 @@
+"""Attaching, detaching, defaults, several contexts, and handshakes that refuse another build."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.contexts import Context, attached, n_hooked
+
+from edgekv import Llama, _native
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.config import KvOptions
+from edgekv.runtime import runtime
+from edgekv.runtime.runtime import Runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_any_context_can_be_attached_later(synthetic):
+    context = Context(synthetic("llama"))
+    assert runtime.find(context.address) is None, "no defaults in force: the context hook leaves it alone"
+    context.decode(range(260, 300), range(40), [0] * 40)
+    run = Runtime.attach(context.address, KvOptions())
+    assert runtime.find(context.address) is run and run in runtime.live() and run.address == context.address
+    assert Runtime.attach(context.address, KvOptions(mode="off")) is run and run.mode is KvMode.OFF
+    run.mode = "exact"
+    context.decode([300], [40], [0])
+    assert run.stats.n_ubatches_hooked == 1
+    run.detach()
+    assert run.closed and runtime.find(context.address) is None
+    assert np.isfinite(context.decode([301], [41], [0])).all(), "it goes on stock"
+    context.close()
+
+
+def test_contexts_are_independent(synthetic):
+    """Two threads decode two models at once, in different modes."""
+    paths = synthetic("llama", n_head=6, n_head_kv=2), synthetic("qwen3")
+    expected = [[], []]
+    found = [[], []]
+
+    def work(context: Context, out: list) -> None:
+        context.decode(range(260, 340), range(80), [0] * 80)
+        out.extend(context.decode([270 + i], [80 + i], [0])[0] for i in range(20))
+
+    for i, path in enumerate(paths):
+        with attached(path, KvOptions(mode=("exact", "off")[i])) as (context, _):
+            work(context, expected[i])
+    with attached(paths[0], KvOptions()) as (one, first), attached(paths[1], KvOptions(mode="off")) as (two, second):
+        threads = [threading.Thread(target=work, args=(context, found[i])) for i, context in enumerate((one, two))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert first.stats.n_ubatches_hooked == 21 and second.stats.n_ubatches_hooked == 0
+    for i in range(2):
+        np.testing.assert_array_equal(np.array(expected[i]), np.array(found[i]))
+
+
+def test_the_mode_belongs_to_the_thread_that_decodes(synthetic):
+    """No other thread may change the mode while a step is computed or observed. The thread that decodes may, and between steps any
+    thread."""
+    refused = []
+
+    def change(run: Runtime) -> None:
+        for act in (lambda: setattr(run, "mode", "sparse"), lambda: run.configure(run.options.with_(mode="sparse", attend="50%"))):
+            try:
+                act()
+            except ConfigError as error:
+                refused.append(str(error))
+
+    def elsewhere(run: Runtime) -> None:
+        thread = threading.Thread(target=change, args=(run,))
+        thread.start()
+        thread.join()
+
+    with attached(synthetic("llama"), KvOptions(mode="exact"), n_seq=1) as (context, run):
+        context.decode(range(260, 340), range(80), [0] * 80)
+        run.observers.append(lambda step: elsewhere(run))
+        context.decode([270], [80], [0])
+        assert len(refused) == 2 and all("decodes on another thread" in sentence for sentence in refused)
+        assert run.mode is KvMode.EXACT and run.options.mode is KvMode.EXACT and run.options.selection.attend == KvOptions().selection.attend
+
+        run.observers.clear()
+        run.observers.append(lambda step: setattr(run, "mode", "off"))
+        context.decode([271], [81], [0])
+        assert run.mode is KvMode.OFF and n_hooked(run) == 3
+        run.observers.clear()
+        context.decode([272], [82], [0])
+        assert n_hooked(run) == 3, "from the next step on"
+
+        elsewhere(run)
+        assert len(refused) == 2 and run.mode is KvMode.SPARSE, "nothing decodes"
+
+
+def test_memory_report_counts_what_is_there(synthetic):
+    with attached(synthetic("llama"), n_ctx=512) as (context, run):
+        memory = run.memory()
+        assert memory.home_bytes == 2 * 2 * 512 * 2 * 64 * 2, "layers x (K, V) x cells x heads x head_dim x 2 bytes"
+        assert memory.observation_bytes == 2 * 2 * 2 * 32 * 4, "(max, sum) x layers x heads x pages x 4 bytes"
+        assert memory.n_cells == 512 and memory.n_cells_used == 0 and memory.used_bytes == 0
+        context.decode(range(260, 300), range(40), [0] * 40)
+        context.decode([300], [40], [0])
+        memory = run.memory()
+        assert memory.n_cells_used == 41 and memory.workspace_bytes > 0
+        assert memory.used_bytes == memory.home_bytes * 41 // 512
+
+
+def test_llama_is_a_drop_in(synthetic):
+    """The methods and results are those of llama_cpp.Llama with flash attention, bit for bit with kv off."""
+    import llama_cpp
+
+    path = str(synthetic("llama"))
+    stock = llama_cpp.Llama(path, n_ctx=512, verbose=False, flash_attn=True, logits_all=True)
+    ours = Llama(path, n_ctx=512, verbose=False, kv="off", logits_all=True)
+    assert ours.kv.mode is KvMode.OFF and isinstance(ours, llama_cpp.Llama)
+    text = {"prompt": "abc def", "max_tokens": 12, "temperature": 0.0, "logprobs": 2}
+    assert stock(**text)["choices"] == ours(**text)["choices"]
+    assert stock.tokenize(b"hello") == ours.tokenize(b"hello")
+    ours.close()
+    with pytest.raises(EdgeKVError, match="closed"):
+        _ = ours.kv
+
+
+def test_a_prompt_that_goes_back_behind_the_window_is_read_again(synthetic, caplog):
+    """With windows as small as llama.cpp's own programs have them; the answer is that of a new context."""
+    path = str(synthetic("gemma2"))
+    words = [10 + i % 200 for i in range(1400)]
+    prompts = [words, words + [9, 8, 7], words[:400] + [3, 2, 1]]
+
+    def answers(llama: Llama, prompt: list[int]) -> list[int]:
+        return list(islice(llama.generate(prompt, temp=0.0), 8))
+
+    with caplog.at_level("INFO", logger="edgekv"):
+        ours = Llama(path, n_ctx=2048, verbose=False, kv="exact")
+        said = []
+        for prompt in prompts:
+            assert answers(ours, prompt) == answers(Llama(path, n_ctx=2048, verbose=False, kv="exact"), prompt)
+            said.append(caplog.text.count("beyond the window"))
+    assert said == [0, 0, 1], "only the last one goes back"
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
+    ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0, q4_0"),
+    ({"page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
+def test_bad_options_are_refused(synthetic, options: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Llama(str(synthetic("llama")), verbose=False, **options)
+
+
+def test_options_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("EDGEKV_KV", "off")
+    monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "32")
+    monkeypatch.setenv("EDGEKV_OBSERVE", "0")
+    options = KvOptions.from_env(type_k="q8_0")
+    assert (options.mode, options.cache.page_tokens, options.placement.observe, options.cache.type_k.value) == (KvMode.OFF, 32, False, "q8_0")
+    assert KvOptions.from_env(mode="exact").mode is KvMode.EXACT, "an argument beats the environment"
+    monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "many")
+    with pytest.raises(ConfigError, match="EDGEKV_PAGE_TOKENS=many is not a whole number"):
+        KvOptions.from_env()
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+def test_llama_cpp_on_other_libraries_is_refused(tmp_path):
+    """llama_cpp was imported first and brought libraries of its own: one sentence, not two llama.cpps in one process."""
+    done = python("import sys, types; m = types.ModuleType('llama_cpp.llama_cpp'); "
+                  "m._lib = types.SimpleNamespace(_name='/elsewhere/libllama.so'); "
+                  "sys.modules['llama_cpp.llama_cpp'] = m; import edgekv.runtime.runtime")
+    assert done.returncode != 0 and "AbiMismatch: llama_cpp was imported before edgekv and runs on /elsewhere" in done.stderr
+
+
+def test_another_llama_cpp_version_is_refused():
+    done = python("import importlib.metadata as m; real = m.version; "
+                  "m.version = lambda name: '0.3.35' if name == 'llama-cpp-python' else real(name); import edgekv.runtime.runtime")
+    assert done.returncode != 0 and "AbiMismatch: llama-cpp-python 0.3.35 is installed, EdgeKV is built for 0.3.36" in done.stderr
+
+
+def test_llama_cpp_runs_on_our_libraries():
+    info = _native.info()
+    import llama_cpp
+
+    assert Path(llama_cpp.llama_cpp._lib._name).resolve().parent == _native.lib_dir().resolve()
+    pin = dict(line.split(" = ") for line in (ROOT / "patches" / "UPSTREAM").read_text().splitlines() if " = " in line)
+    assert info["upstream"] == f"{pin['package']} {pin['version']} (llama.cpp {pin['commit']})"
+    assert pin["version"] == _native.LLAMA_CPP_PYTHON == info["llama_cpp_python"]
+    assert f"llama-cpp-python=={pin['version']}" in importlib.metadata.requires("edgekv")
+    assert {"libllama", "libedgekv", "libllama-server-impl"} <= {name.split(".")[0] for name in info["libraries"]}
+
+
+def test_llama_cpp_may_follow_the_import_of_edgekv():
+    """The README's order of imports works in wheels and editable installs, before anything of edgekv is used and without the native
+    module."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import edgekv, llama_cpp, sys; print(llama_cpp.llama_cpp._lib._name, 'edgekv._native' in sys.modules)"],
+        env={name: value for name, value in os.environ.items() if name != "LLAMA_CPP_LIB_PATH"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name, used = done.stdout.split()
+    assert Path(name).resolve().parent == _native.lib_dir().resolve() and used == "False"
+
+
+def test_the_patch_series_is_sound(monkeypatch, capsys):
+    """Patches only add lines. They apply, reverse and apply again to the pinned sdist, where it is at hand."""
+    for path in sorted((ROOT / "patches").glob("*/*.patch")):
+        removed = [line for line in path.read_text().splitlines() if line.startswith("-") and not line.startswith("---")]
+        assert not removed, f"{path.name} removes {removed}"
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekv" / "llama_cpp_python-0.3.36.tar.gz"
+    if not kept.is_file():
+        pytest.skip("the pinned sdist is not in the cache folder")
+    done = subprocess.run([sys.executable, str(ROOT / "patches" / "apply.py"), "--check"], capture_output=True, text=True)
+    n_patches = len((ROOT / "patches" / "series").read_text().split())
+    assert done.returncode == 0 and f"{n_patches} patches apply, reverse and apply again" in done.stdout, done.stderr

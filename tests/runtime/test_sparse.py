@@ -1,0 +1,271 @@
+"""Mode sparse is `exact` where everything is read for certain; it reads the certain rows and a sample; sketches and arena stay true through
+every event. test_sampling.py judges the sample."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.contexts import attached
+from support.decoding import kld
+from support.events import SAMPLED, check
+from support.sparse import ALL, N_PROMPT, exact_and_its_spread, logits_of, open_model, whole_pages
+
+from edgekv import Llama
+from edgekv._native import native_pages
+from edgekv.common.errors import ConfigError
+from edgekv.common.reports import SelectionReport
+from edgekv.config import KvOptions
+
+import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
+
+
+@pytest.mark.parametrize("where", [(-1, 0, 0), (2, 0, 0), (0, -1, 0), (0, 2, 0), (0, 0, -1), (0, 0, 16)])
+def test_rows_of_what_there_is_not_are_refused(synthetic, where):
+    with attached(synthetic("llama"), KvOptions(**ALL, keep_rows=True), n_seq=1) as (context, run):
+        context.decode(range(260, 350), range(90), [0] * 90)
+        context.decode([270], [90], [0])
+        with pytest.raises(ConfigError, match="there is no query token .* of KV head .* in layer"):
+            run.last_rows(*where)
+        cells, weights = run.last_rows(1, 1)
+        assert cells.tolist() == list(range(91)) and (weights == 1).all()
+        assert not len(run.last_rows(1, 1, 15)[0]), "the step had one token"
+        run.configure(run.options.with_(keep_rows=False))
+        context.decode([270], [91], [0])
+        assert not len(run.last_rows(1, 1)[0]), "nobody asked for them"
+
+
+def test_layers_may_differ_in_kv_heads(synthetic):
+    """A layer of 32 KV heads between two of 8 uses the same work space."""
+    with attached(synthetic("deci", n_layer=3, n_head=32, n_head_kv=8), KvOptions(**ALL), n_seq=1) as (context, run):
+        context.decode(range(260, 350), range(90), [0] * 90)
+        for i in range(24):
+            context.decode([270 + i], [90 + i], [0])
+        n_tokens = run.layer_selection()["n_tokens"]
+        assert [n_tokens[row, : layer.n_head_kv].tolist() for row, layer in enumerate(run.layers)] == [[24] * 8, [24] * 32, [24] * 8]
+
+
+@pytest.mark.parametrize(("kind", "shape", "types"), [
+    ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
+    ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
+    ("llama", {"head_dim": 72}, {}), ("llama", {"head_dim": 112}, {}), ("llama", {"head_dim": 192}, {"type_v": "q8_0"}),
+    ("llama", {}, {"type_k": "q4_0", "type_v": "q4_0"}), ("llama", {"head_dim": 128}, {"type_k": "q4_0", "type_v": "q8_0"}),
+    ("llama", {"head_dim": 96}, {"type_v": "q4_0"}),
+    ("llama", {"head_dim": 512}, {}), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {}), ("deepseek2", {}, {}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 20}, {}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q4_0", "type_v": "q4_0"})])
+@pytest.mark.parametrize("sketch", ["b3", "none"])
+def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
+    llama = open_model(synthetic(kind, **shape), **types)
+    steps = (1, 1, 1, 2, 3, 5, 16, 1)
+    exact, bound = exact_and_its_spread(llama, steps)
+    for more in ({"kv_budget": 1 << 30}, {"kv_budget": 0}):
+        sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, sketch=sketch, attend="100%", error_every=1, **more))
+        assert kld(exact, sparse).max() < bound
+        check(llama.kv)
+    seen = llama.kv.selection()
+    assert seen.n_selections and seen.attended > (0.95 if sketch == "b3" else 0.999)
+    assert seen.error is None if sketch == "none" else seen.error < 1e-4 and seen.certain > 0.95
+
+
+def test_pages_are_read_from_the_arena(synthetic):
+    llama = open_model(synthetic("llama"))
+    steps = (1,) * 120
+    exact, bound = exact_and_its_spread(llama, steps)
+    sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, kv_budget=1 << 30))
+    assert kld(exact, sparse).max() < bound
+    assert check(llama.kv).n_slots > 0
+    seen, tiers = llama.kv.selection(), llama.kv.tiers()
+    assert 0.2 < seen.hit_rate < 1 and 0 < seen.hit_rate_mass < 1
+    assert tiers.n_resident == check(llama.kv).n_slots and tiers.moved_bytes >= tiers.n_promotions * tiers.slot_bytes > 0
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_several_sequences(synthetic, unified: bool):
+    """Each token reads its own sequence, also where several decode in one step."""
+    logits = {}
+    for mode in ("exact", "sparse"):
+        rng = np.random.default_rng(1)
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**ALL | {"mode": mode}), n_ctx=1024 if unified else 3 * 1024,
+                      n_seq=3, unified=unified) as (context, run):
+            ends = [100, 150, 200]
+            for seq, n in enumerate(ends):
+                context.decode(rng.integers(260, 350, n), range(n), [seq] * n)
+            found = []
+            for _ in range(6):
+                found.append(context.decode(rng.integers(260, 350, 3), ends, [0, 1, 2]))
+                ends = [end + 1 for end in ends]
+            logits[mode] = np.concatenate(found)
+            check(run)
+    assert kld(logits["exact"], logits["sparse"]).max() < 1e-6
+
+
+def test_a_context_is_attended_whole_up_to_a_length(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    logits_of(llama, (1,) * 4, llama.kv.options.with_(mode="sparse", exact_tokens=768))
+    assert llama.kv.selection() == SelectionReport(), "a view of 768 cells"
+    for _ in range(5):
+        llama.eval([270] * 40)  # prompts are attended whole
+    assert llama.kv.selection() == SelectionReport()
+    llama.eval([271])
+    assert llama.kv.selection().n_selections == 2 * 2
+
+
+def test_the_first_step_behind_a_prompt_is_sampled(synthetic):
+    llama = open_model(synthetic("llama"))
+    logits_of(llama, (1,), llama.kv.options.with_(**SAMPLED))
+    seen = llama.kv.selection()
+    assert seen.n_selections == 2 * 2 and seen.visible_per_head == N_PROMPT + 1
+    assert 80 < seen.rows_per_head < 300 and 0 < seen.n_certain < seen.n_read
+
+
+def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
+    llama = open_model(synthetic("llama"))
+    steps = (1,) * 24
+    exact, bound = exact_and_its_spread(llama, steps)
+    n_read, errors, klds = [], [], []
+    for resolution in (30, 300, 3000):
+        before = llama.kv.selection()
+        found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"resolution": resolution, "error_every": 1}))
+        seen = llama.kv.selection().since(before)
+        assert seen.n_errors == seen.n_selections * 2, "each query head of the two that share a KV head"
+        n_read.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
+    assert n_read[0] < n_read[1] < n_read[2] <= N_PROMPT + 24
+    assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0 and klds[0] > klds[1] > klds[2]
+
+
+def test_rows_and_weights_are_those_of_the_specification(synthetic):
+    """Weights are the inverse of a probability: while a page's number goes once round (draw.h), they add up to about the number of cells in every
+    page. Fewer tokens see a part of the circle only, and with four heads in all that is chance."""
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    options = llama.kv.options.with_(**SAMPLED, keep_rows=True)
+    logits_of(llama, (1,) * 3, options)
+    sums, n = np.zeros(N_PROMPT), 0
+    rng = np.random.default_rng(1)
+    for token in rng.integers(260, 350, 513).tolist():
+        before = llama.kv.layer_selection()
+        llama.eval([token])
+        read = llama.kv.layer_selection()["n_read"] - before["n_read"]
+        certain = llama.kv.layer_selection()["n_certain"] - before["n_certain"]
+        for row in range(2):
+            for head in range(2):
+                cells, weights = llama.kv.last_rows(row, head)
+                assert len(cells) == len(weights) == read[row, head] and (np.diff(cells) > 0).all() and cells[-1] == llama.n_tokens - 1
+                assert (weights >= 1).all() and np.count_nonzero(weights == 1) == certain[row, head]
+                sums += np.bincount(cells, weights, minlength=N_PROMPT)[:N_PROMPT]
+                n += 1
+    means = (sums / n)[16:512].reshape(31, 16).mean(axis=1)
+    assert (np.abs(means - 1) < 0.25).all()  # the worst page: 0.07 to 0.19 with twenty prompts and each instruction set
+    assert np.mean(means) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize("sketch", ["b3", "none"])
+def test_what_is_always_read(synthetic, sketch: str):
+    llama = open_model(synthetic("llama"))
+    options = llama.kv.options.with_(**SAMPLED | {"resolution": 20, "recent_tokens": 40, "sink_tokens": 20}, sketch=sketch, attend="64",
+                                    keep_rows=True)
+    logits_of(llama, (1,), options)
+    assert llama.kv.pin(300, 335) == 3
+    assert llama.kv.pins == [(300, 335)]
+    for token in range(20):
+        llama.eval([260 + token])
+    wanted = {0, 1, 18, 19, 20} | set(range((llama.n_tokens - 40) // 16, (llama.n_tokens - 1) // 16 + 1))
+    for row in range(2):
+        for head in range(2):
+            assert whole_pages(llama, row, head) >= wanted
+    llama.kv.unpin_all()
+    for token in range(20):
+        llama.eval([260 + token])
+    assert not {18, 19, 20} & whole_pages(llama, 0, 0)
+    with pytest.raises(ConfigError, match="there are no tokens at positions"):
+        llama.kv.pin(900, 950)
+
+
+def test_without_sketches_the_best_pages_are_attended_whole(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    options = llama.kv.options.with_(**SAMPLED | {"recent_tokens": 16}, sketch="none", keep_rows=True)
+    for attend, n_pages in (("25%", None), ("160", 10)):
+        logits_of(llama, (1,) * 24, options.with_(attend=attend))
+        before = llama.kv.selection()
+        for token in range(20):
+            llama.eval([260 + token])
+        seen = llama.kv.selection().since(before)
+        expected = 0.25 if n_pages is None else 16 * n_pages / llama.n_tokens
+        assert seen.n_selections == 20 * 2 * 2 and seen.attended == pytest.approx(expected, abs=0.04)
+        assert seen.error is None, "nobody knows what was left out"
+        cells, weights = llama.kv.last_rows(1, 0)
+        assert (weights == 1).all()
+        assert set(cells // 16) == whole_pages(llama, 1, 0)
+    assert llama.kv.memory().sketch_bytes == 0
+
+
+def test_more_pins_than_budget_are_attended_and_nothing_else(synthetic):
+    llama = open_model(synthetic("llama"))
+    logits_of(llama, (1,) * 12, llama.kv.options.with_(**SAMPLED | {"recent_tokens": 16}, sketch="none", attend="10%", keep_rows=True))
+    n_pages = llama.kv.pin(0, 400)
+    for token in range(24):
+        llama.eval([260 + token])
+    pages = set((llama.kv.last_rows(1, 1)[0] // 16).tolist())
+    assert set(range(n_pages)) <= pages and len(pages) <= n_pages + 3
+    llama.kv.unpin_all()
+    for token in range(40):
+        llama.eval([260 + token])
+    assert len(set(llama.kv.last_rows(1, 1)[0] // 16)) < 10
+
+
+def test_the_error_is_estimated_now_and_then(synthetic):
+    llama = open_model(synthetic("llama"), n_ctx=2048)
+    for every in (0, 1, 4):
+        before = llama.kv.layer_selection()
+        logits_of(llama, (1,) * 16, llama.kv.options.with_(**SAMPLED, error_every=every))
+        n_errors = llama.kv.layer_selection()["n_errors"] - before["n_errors"]
+        assert (n_errors == (0 if not every else 2 * 16 // every)).all(), "the heads in turn, each two query heads"
+
+
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}], ids=["f16", "q8_0", "q4_0"])
+def test_rows_do_not_depend_on_runs_or_threads(synthetic, types):
+    llama = open_model(synthetic("llama", n_head=6), n_ctx=2048, **types)
+    options = llama.kv.options.with_(**SAMPLED, keep_rows=True, error_every=1)
+    found = []
+    for n_threads in (2, 2, 1, 3):
+        logits_of(llama, (), options)
+        llama_cpp.llama_set_n_threads(llama.ctx, n_threads, 2)
+        before, steps = llama.kv.layer_selection(), []
+        for n in (1, 1, 4, 1, 16, 1):
+            llama.eval(list(range(270, 270 + n)))
+            steps += [llama.kv.last_rows(row, head, n - 1) for row in range(2) for head in range(2)]
+        after = llama.kv.layer_selection()
+        sums = {name: after[name] - before[name] for name in after.dtype.names}
+        found.append((steps, np.array(llama.scores[N_PROMPT : llama.n_tokens]), sums))
+        llama_cpp.llama_set_n_threads(llama.ctx, 2, 2)
+    for steps, logits, sums in found[1:]:
+        for (cells, weights), (first_cells, first_weights) in zip(steps, found[0][0], strict=True):
+            np.testing.assert_array_equal(cells, first_cells)
+            np.testing.assert_array_equal(weights, first_weights)
+        np.testing.assert_array_equal(logits, found[0][1])
+        for name, values in sums.items():
+            np.testing.assert_allclose(values, found[0][2][name], rtol=1e-9, err_msg=name)
+
+
+def test_a_policy_that_there_is_not_is_refused(synthetic):
+    with pytest.raises(ConfigError, match="there is no policy 'emma'; choose one of: ema"):
+        Llama(str(synthetic("llama")), kv_options=KvOptions(policy="ema+emma"), n_ctx=256, verbose=False)
+    llama = open_model(synthetic("llama"))
+    with pytest.raises(ConfigError, match="there is no prefetch 'soon'"):
+        llama.kv.configure(llama.kv.options.with_(prefetch="soon"))
+
+
+def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
+    from edgekv.common.errors import DoesNotFit
+
+    def refuse(handle, n_slots):
+        if n_slots:
+            raise DoesNotFit("there is no memory for an arena")
+        return 0
+
+    monkeypatch.setattr(native_pages, "lib", SimpleNamespace(edgekv_set_arena=refuse))
+    with pytest.raises(DoesNotFit, match="no memory for an arena"):
+        Llama(str(synthetic("llama")), kv="sparse", kv_budget=1 << 16, n_ctx=256, verbose=False)
+    monkeypatch.undo()
+    assert Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False).kv.mode == "sparse"

@@ -147,8 +147,8 @@ def _measure(
     from edgekv.bench.speed import run
     from edgekv.bench.text import find_text
     from edgekv.common.machine import n_cores
-    from edgekv.rates.measuring.filling import Fill
-    from edgekv.rates.measuring.interrupts import Interrupts
+    from edgekv.measure.filling import Fill
+    from edgekv.measure.interrupts import Interrupts
 
     home = others["home"]
     found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}

@@ -128,7 +128,7 @@ def _print_gpu(gpu: dict[str, Any]) -> None:
     _line("device library", "libedgekv-cuda" if gpu["device_library"] else
           "none: attention runs on the processor (EDGEKV_CUDA=on builds the one for NVIDIA GPUs)")
     if gpu["devices"]:
-        from edgekv.memory.devices import cupy_install
+        from edgekv.planning.devices import cupy_install
 
         limit = gpu["pinned"]["limit"]
         _line("cupy", gpu["cupy"] or f"not installed; {cupy_install(None)}")

@@ -83,10 +83,10 @@ def list_models(output: str) -> None:
 
 def _row(local: LocalModel) -> dict[str, Any]:
     from edgekv.common.errors import ModelError
-    from edgekv.memory.available import available_bytes
-    from edgekv.memory.fit import sparse_layers
-    from edgekv.memory.plan import fitting_context
     from edgekv.models.geometry import open_model
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.fit import sparse_layers
+    from edgekv.planning.plan import fitting_context
 
     row: dict[str, Any] = {"name": local.name, "source": local.source, "path": str(local.path)}
     facts = ("architecture", "n_params", "file_type", "file_bytes", "n_layer", "n_ctx_train")
@@ -163,7 +163,7 @@ def _path_of(model: Path | None, only_names: bool = False) -> Path:
 
 def _facts(file: ModelFile) -> dict[str, Any]:
     from edgekv.common.enums import CacheType
-    from edgekv.memory.served import layers
+    from edgekv.planning.served import layers
 
     g = file.geometry
     by_type: dict[str, dict[str, Any]] = {}

@@ -19,7 +19,7 @@ from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
 from edgekv.common.units import MIB, gibibytes, mebibytes, size, tokens
 
 if TYPE_CHECKING:
-    from edgekv.memory.plan import Plan
+    from edgekv.planning.plan import Plan
 
 SPEED_COLUMNS = [
     Column("depth", "context", tokens),
@@ -52,7 +52,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     are measured at the first use, in a few seconds, and kept, unless other programs were busy at the time. The exit code is
     4 if the plan does not fit.
     """
-    from edgekv.rates.measuring.planned import Measuring, PlanQuestion, plan_here
+    from edgekv.measure.planned import Measuring, PlanQuestion, plan_here
     from edgekv.store.settings import StoreSettings
 
     path = model_path(model)
@@ -70,7 +70,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
 
 def _print(plan: Plan, given: Path | None) -> None:
     from edgekv.common.machine import stamp
-    from edgekv.memory.plan import LONGEST, USER_TOKENS
+    from edgekv.planning.plan import LONGEST, USER_TOKENS
 
     machine = stamp()
     _line("model", f"{Path(plan.model).name}: {plan.architecture}, {plan.n_params / 1e6:,.1f}M parameters, {plan.file_type}; "

@@ -15,11 +15,11 @@ from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.common.machine import n_cores
 from edgekv.config import CacheOptions, KvOptions, TypeErrors
-from edgekv.memory import devices
-from edgekv.memory.type_choice import check_by_layer, with_types
-from edgekv.memory.type_costs import TypeCost, type_cost
 from edgekv.models.geometry import Geometry, geometry
-from edgekv.rates.kept_type_errors import KeptTypeErrors, key_of
+from edgekv.planning import devices
+from edgekv.planning.kept_type_errors import KeptTypeErrors, key_of
+from edgekv.planning.type_choice import check_by_layer, with_types
+from edgekv.planning.type_costs import TypeCost, type_cost
 from edgekv.runtime import measured_heads, measured_types, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.store.digests import digest_of_model, known_digest
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv.common import machine
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import DoesNotFit, EdgeKVError, ModelError, NativeError
-from edgekv.memory import devices
+from edgekv.planning import devices
 
 if TYPE_CHECKING:
     from edgekv.models import Geometry
@@ -112,7 +112,7 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
 
 def _pinned() -> dict[str, int | None]:
     """Bytes that could be pinned: free host memory, and the limit of locked memory (None: no limit)."""
-    from edgekv.memory.available import available_bytes
+    from edgekv.planning.available import available_bytes
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {"available": available_bytes(), "limit": None if limit == resource.RLIM_INFINITY else limit}
@@ -127,8 +127,8 @@ def _devices(recalibrate: bool) -> list[dict[str, Any]]:
 
 
 def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
-    from edgekv.memory.available import available_bytes
-    from edgekv.rates.device import calibrate
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.device import calibrate
 
     if not info.usable:
         return {"rates": None, "rates_error": info.problem}
@@ -140,8 +140,8 @@ def _rates(info: Any, recalibrate: bool) -> dict[str, Any]:
 
 def _model(path: Path, usable: bool) -> dict[str, Any]:
     from edgekv.config import KvOptions
-    from edgekv.memory.fit import in_tokens, kv_bytes, plain_layers, sparse_layers
     from edgekv.models import geometry
+    from edgekv.planning.fit import in_tokens, kv_bytes, plain_layers, sparse_layers
 
     g = geometry(path)
     sparse = KvOptions(mode=KvMode.SPARSE)
@@ -164,8 +164,8 @@ def _device_plans(g: Geometry) -> list[dict[str, Any]]:
     """The plan of a context for each usable device, in each mode that runs there: bytes, hot tokens and what does not fit."""
     from edgekv.common.units import size
     from edgekv.config import KvOptions
-    from edgekv.memory.available import available_bytes
-    from edgekv.memory.device_fit import check_device, device_plan
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.device_fit import check_device, device_plan
 
     available, plans = available_bytes(), []
     for found in devices.devices(DeviceKind.CUDA):

@@ -15,15 +15,15 @@ from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions, option_names
-from edgekv.memory import device_mode, devices, fit
-from edgekv.memory.allocations import ContextRequest, Slots
-from edgekv.memory.available import available_bytes
-from edgekv.memory.context import check_context
-from edgekv.memory.device_fit import device_plan
-from edgekv.memory.home import no_home
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
-from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.planning import device_mode, devices, fit
+from edgekv.planning.allocations import ContextRequest, Slots
+from edgekv.planning.available import available_bytes
+from edgekv.planning.context import check_context
+from edgekv.planning.device_fit import device_plan
+from edgekv.planning.home import no_home
+from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.runtime import measured_heads, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
 from edgekv.store.digests import digest_of_model

@@ -9,7 +9,7 @@ import pytest
 from edgekv import _native
 from edgekv._native import weight_types
 from edgekv.config import SelectionOptions
-from edgekv.memory.roofline import rows_read
+from edgekv.planning.roofline import rows_read
 from edgekv.store.folder import FolderPlace
 from edgekv.store.remote import RedisPlace
 from edgekv.store.results import StoreStats

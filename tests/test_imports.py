@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
 GROUND = ["common", "config"]
-PACKAGES = ["models", "pages", "arrays", "policies", "tiering", "store", "_native", "rates", "memory", "runtime", "cache_types", "llama",
-            "rates.measuring", "diagnosis", "server", "bench", "lab", "cli", "lab.commands"]
+PACKAGES = ["models", "pages", "arrays", "policies", "tiering", "store", "_native", "planning", "runtime", "cache_types", "llama",
+            "measure", "diagnosis", "server", "bench", "lab", "cli", "lab.commands"]
 ORDER = [*GROUND, *PACKAGES]
 
 PURE = ("policies", "tiering", "store", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
@@ -96,7 +96,7 @@ def test_native_code_has_one_door():
             assert "cffi" not in roots and not compiled, f"edgekv.{name}: only edgekv._native touches ffi"
         # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
-        if layer(name) not in ("_native", "llama", "rates.measuring", "bench", "lab"):
+        if layer(name) not in ("_native", "llama", "measure", "bench", "lab"):
             assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring, bench and lab"
             assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is for llama, cache_types, rates.measuring, bench and lab"
 

@@ -214,7 +214,7 @@ def _key(key: str | None, file: Path | None) -> str | None:
 def _store(on_disk: bool) -> StoreSettings:
     """The prefix store, which spares reading a resumed conversation again; on disk too where the conversation is kept. On a small machine it
     leaves the memory to the model."""
-    from edgekv.memory.available import available_bytes
+    from edgekv.planning.available import available_bytes
     from edgekv.store.settings import StoreSettings, default_folder
 
     ram_bytes = min(StoreSettings.ram_bytes, int(_STORE_SHARE * available_bytes()))

@@ -275,8 +275,8 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.
     """
     from edgekv import policies
-    from edgekv.memory.device_mode import chosen_mode
-    from edgekv.memory.devices import measured_mode, place
+    from edgekv.planning.device_mode import chosen_mode
+    from edgekv.planning.devices import measured_mode, place
     from edgekv.tiering.prefetch import PREFETCHERS
 
     given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}

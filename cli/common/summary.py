@@ -10,7 +10,7 @@ from edgekv.common.units import size
 
 if TYPE_CHECKING:
     from edgekv.common.reports import MemoryReport
-    from edgekv.memory.allocations import MemoryPart
+    from edgekv.planning.allocations import MemoryPart
     from edgekv.runtime.runtime import Runtime
     from edgekv.server.server import Server
 
@@ -25,7 +25,7 @@ def summary_line(server: Server, runtime: Runtime | None = None) -> str:
 
     "needs 366.7 MiB (weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB, arena 36.0 MiB, buffers 40.1 MiB), 20.9 GiB are free"
     """
-    from edgekv.memory.allocations import HOST
+    from edgekv.planning.allocations import HOST
 
     parts, request, verb = server.parts(), server.request, "needs"
     if runtime is not None:

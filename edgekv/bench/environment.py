@@ -13,8 +13,8 @@ from edgekv import _native
 from edgekv.common.enums import DeviceKind
 from edgekv.common.machine import cpu_family, cpu_name, n_cores, stamp
 from edgekv.config import KvOptions
-from edgekv.memory import devices
-from edgekv.rates.host import KeptRates
+from edgekv.planning import devices
+from edgekv.planning.host import KeptRates
 
 _SECONDS = 5.0
 """Time for a program to answer a question about the machine."""
@@ -50,8 +50,8 @@ def _read_rate(n_threads: int, isa: str) -> float:
     kept = KeptRates(n_threads, isa)
     known = kept.read()
     if known is None:
-        from edgekv.rates.measuring.busy import Others
-        from edgekv.rates.measuring.weights import read_rate
+        from edgekv.measure.busy import Others
+        from edgekv.measure.weights import read_rate
 
         others = Others()
         known = read_rate(n_threads)
@@ -64,8 +64,8 @@ def _gpu() -> dict[str, Any]:
     placement = devices.place(KvOptions.from_env())
     if placement.kind is not DeviceKind.CUDA or placement.info is None:
         return {"gpu": None, "driver": None, "link": None}
-    from edgekv.memory.available import available_bytes
-    from edgekv.rates.device import calibrate
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.device import calibrate
 
     rates = calibrate(placement.kind, placement.index, available=available_bytes())
     return {"gpu": placement.info.name, "driver": _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),

@@ -22,11 +22,11 @@ from edgekv.common.enums import CacheCodec, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.machine import n_cores, stamp
 from edgekv.llama import Llama
-from edgekv.memory.fit import rounded
+from edgekv.measure.contexts import BATCH_TOKENS
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.steps import rotated, set_mode
 from edgekv.models.geometry import geometry
-from edgekv.rates.measuring.contexts import BATCH_TOKENS
-from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.steps import rotated, set_mode
+from edgekv.planning.fit import rounded
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.prefixes import Prefixes
 from edgekv.store.settings import StoreSettings

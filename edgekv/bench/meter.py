@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from edgekv.common.effort import Effort, Work
-from edgekv.rates.measuring import interrupts
+from edgekv.measure import interrupts
 
 Show = Callable[[str, int, int, float | None], None]
 """Called with the current activity, the tokens done and planned, and the seconds left if known."""
@@ -24,7 +24,7 @@ class Meter:
         self._effort = Effort(works)
 
     def say(self, what: str) -> None:
-        """Show the progress. Raises KeyboardInterrupt after Ctrl-C (`edgekv.rates.measuring.interrupts`)."""
+        """Show the progress. Raises KeyboardInterrupt after Ctrl-C (`edgekv.measure.interrupts`)."""
         interrupts.check()
         self._show(what, self._effort.n_done, max(1, self._effort.n_tokens), self._effort.seconds_left())
 

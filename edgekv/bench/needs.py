@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from edgekv.common.enums import KvMode
 from edgekv.common.units import size
 from edgekv.config import CacheOptions, KvOptions
-from edgekv.memory.allocations import by_head_bytes, home_bytes
-from edgekv.memory.compute import compute_bytes
-from edgekv.memory.fit import KvBytes, kv_bytes, rounded
-from edgekv.memory.home import check_space, hot_rows_bytes
 from edgekv.models.geometry import ModelFile
+from edgekv.planning.allocations import by_head_bytes, home_bytes
+from edgekv.planning.compute import compute_bytes
+from edgekv.planning.fit import KvBytes, kv_bytes, rounded
+from edgekv.planning.home import check_space, hot_rows_bytes
 
 _F32 = 4
 

@@ -21,12 +21,12 @@ from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.reports import SelectionReport
 from edgekv.common.units import size
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.memory.available import available_bytes
-from edgekv.memory.fit import COMPUTE_BYTES
+from edgekv.measure.contexts import BATCH_TOKENS, Contexts, decoder_of
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.steps import set_mode
 from edgekv.models import Geometry
-from edgekv.rates.measuring.contexts import BATCH_TOKENS, Contexts, decoder_of
-from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.steps import set_mode
+from edgekv.planning.available import available_bytes
+from edgekv.planning.fit import COMPUTE_BYTES
 from edgekv.runtime.runtime import Runtime
 from edgekv.tiering.stats import Stats
 

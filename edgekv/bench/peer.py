@@ -11,7 +11,7 @@ from typing import Any
 from edgekv.bench.request import BenchTest
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError
-from edgekv.rates.measuring import interrupts
+from edgekv.measure import interrupts
 
 _LOOKS_EVERY = 0.5  # seconds
 

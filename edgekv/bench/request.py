@@ -8,7 +8,7 @@ from edgekv.bench.text import Text
 from edgekv.common.enums import FULL, STOCK, CacheType, KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.rates.measuring.filling import Fill
+from edgekv.measure.filling import Fill
 
 _SPELLED = {"home": "--home", "mode": "--modes", "kv_budget": "--kv-budget"}
 

@@ -6,8 +6,8 @@ from typing import Any
 from edgekv.bench.environment import llama_cpp_commit
 from edgekv.bench.fields import FIGURES
 from edgekv.bench.request import BenchTest
+from edgekv.measure.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.models import Geometry
-from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
 
 import llama_cpp
 

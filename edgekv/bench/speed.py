@@ -30,12 +30,12 @@ from edgekv.common.errors import ConfigError, ModelError
 from edgekv.common.units import MIB
 from edgekv.config import CacheOptions, HeadErrors, KvOptions
 from edgekv.llama import with_layer_types
-from edgekv.memory.available import available_bytes
-from edgekv.memory.fit import rounded
-from edgekv.memory.home import free_on_disk
+from edgekv.measure.contexts import ContextError, Contexts, Opening, contexts
+from edgekv.measure.steps import rotated
 from edgekv.models.geometry import ModelFile, open_model
-from edgekv.rates.measuring.contexts import ContextError, Contexts, Opening, contexts
-from edgekv.rates.measuring.steps import rotated
+from edgekv.planning.available import available_bytes
+from edgekv.planning.fit import rounded
+from edgekv.planning.home import free_on_disk
 
 _WAKING = 24
 """Tokens of an unmeasured prompt: more than the decode kernels serve in one step."""

@@ -126,7 +126,7 @@ class KvOptions:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that mode evict keeps. Raises ConfigError if `keep` is in bytes: convert it first (`memory.fit.in_tokens`)."""
+        """Tokens that mode evict keeps. Raises ConfigError if `keep` is in bytes: convert it first (`planning.fit.in_tokens`)."""
         keep = self.eviction.keep
         if keep.bytes and self.mode is KvMode.EVICT:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")

@@ -54,7 +54,7 @@ class Keep:
 
     tokens: int = 4096
     bytes: int = 0
-    """Counts instead of the tokens where it is not 0, until `memory.fit.in_tokens` converts it."""
+    """Counts instead of the tokens where it is not 0, until `planning.fit.in_tokens` converts it."""
 
     @classmethod
     def parse(cls, value: Keep | str | int) -> Keep:

@@ -16,8 +16,8 @@ from edgekv._native import core, device_calls, token_rows
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.memory.available import available_bytes
-from edgekv.rates import device as calibration
+from edgekv.planning import device as calibration
+from edgekv.planning.available import available_bytes
 from edgekv.tiering import prefetch
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ STEPS = 64
 _TURN = 4
 """Tokens at one resolution before the next one takes its turn, so that all resolutions meet the same parts of the text."""
 
-_FOLDERS = ("arrays", "config", "memory", "pages", "policies", "tiering")
+_FOLDERS = ("arrays", "config", "pages", "planning", "policies", "tiering")
 _TEXT_BYTES = 1 << 17
 """More than READ_TOKENS tokens in any vocabulary with pieces of words."""
 

@@ -14,11 +14,11 @@ from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, DoesNotFit, TierError
 from edgekv.common.reports import LayerReport, SelectionReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
-from edgekv.memory.fit import arena_bytes
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
-from edgekv.rates.device import ColdPage, ship_or_read
+from edgekv.planning.device import ColdPage, ship_or_read
+from edgekv.planning.fit import arena_bytes
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekv import _native
-from edgekv.memory.correction import correct
-from edgekv.rates.host import KeptRates, kept_for
+from edgekv.planning.correction import correct
+from edgekv.planning.host import KeptRates, kept_for
 
 if TYPE_CHECKING:
-    from edgekv.memory.allocations import ContextRequest
+    from edgekv.planning.allocations import ContextRequest
     from edgekv.runtime.observers import UbatchReport
     from edgekv.runtime.runtime import Runtime
 

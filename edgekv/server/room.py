@@ -5,11 +5,11 @@ from dataclasses import replace
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
-from edgekv.memory import devices
-from edgekv.memory.allocations import ContextRequest, Slots
-from edgekv.memory.available import available_bytes
-from edgekv.memory.home import no_home
 from edgekv.models.geometry import ModelFile
+from edgekv.planning import devices
+from edgekv.planning.allocations import ContextRequest, Slots
+from edgekv.planning.available import available_bytes
+from edgekv.planning.home import no_home
 from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells
 
 

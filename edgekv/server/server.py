@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.common.enums import DeviceKind, Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.memory.allocations import MemoryPart
-from edgekv.memory.context import choose_context
-from edgekv.memory.fit import ContextChoice, kept, rounded
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
+from edgekv.planning.allocations import MemoryPart
+from edgekv.planning.context import choose_context
+from edgekv.planning.fit import ContextChoice, kept, rounded
 from edgekv.server import first_tokens
 from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.server.errands import Result

@@ -16,9 +16,9 @@ from typing import Any
 from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
-from edgekv.memory.fit import in_tokens, unifies
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
+from edgekv.planning.fit import in_tokens, unifies
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.server.log import bare_message
 from edgekv.server.sites import parse_origin
@@ -90,7 +90,7 @@ class ServerOptions:
 
     model: Path
     kv: KvOptions = field(default_factory=KvOptions)
-    n_ctx: int | None = None  # tokens; None: see edgekv.memory.context.choose_context
+    n_ctx: int | None = None  # tokens; None: see edgekv.planning.context.choose_context
     n_threads: int | None = None  # None: one for each core
     n_gpu_layers: int | None = None  # layers in GPU memory; None: all, if there is a GPU
     weights_from_disk: bool = False  # weights larger than the free memory are read again for every token instead of being refused

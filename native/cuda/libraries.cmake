@@ -35,7 +35,7 @@ function(edgekv_cuda_rpath version toolkit out)
 endfunction()
 
 # edgekv_cuda_compression(VERSION OUT): nvcc's -compress-mode for a toolkit; empty: it has none. Kernels in mode size, by Zstandard, need the
-# driver of CUDA 12.4 (550); CUDA 13 needs a newer one in any case, and a build with CUDA 12 must run on 525 (edgekv/memory/devices.py).
+# driver of CUDA 12.4 (550); CUDA 13 needs a newer one in any case, and a build with CUDA 12 must run on 525 (edgekv/planning/devices.py).
 function(edgekv_cuda_compression version out)
     if(version VERSION_GREATER_EQUAL 13)
         set(${out} size PARENT_SCOPE)

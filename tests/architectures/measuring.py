@@ -24,10 +24,10 @@ from support.prefix_server import EXACT, ask, n_read, serve
 
 from edgekv.common.errors import EdgeKVError, ModelError
 from edgekv.config import KvOptions
-from edgekv.memory import served
 from edgekv.models import geometry
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
+from edgekv.planning import served
 from edgekv.runtime import runtime
 from edgekv.runtime.runtime import Runtime
 from edgekv.store.settings import StoreSettings

@@ -22,12 +22,12 @@ from edgekv.cli.common.ranges import numbers, pair
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import CacheOptions, KvOptions
-from edgekv.memory import home
+from edgekv.measure.contexts import COMPUTED, Contexts, Opening, contexts
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
-from edgekv.rates.measuring.contexts import COMPUTED, Contexts, Opening, contexts
-from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.filling import Bank, Fill, TokenLayout, put, taken
+from edgekv.planning import home
 
 MODES = ["off-flash", "off-noflash", "exact", "sparse"]
 

@@ -11,9 +11,9 @@ from edgekv.bench.text import Text, standard_text
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.lab.questions import typed
-from edgekv.rates.measuring.contexts import beside, read
-from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.filling import Fill
+from edgekv.measure.contexts import beside, read
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.filling import Fill
 from edgekv.runtime import measured_types
 
 STOCKS = ["off-flash", "off-noflash"]

@@ -14,7 +14,7 @@ from edgekv.common.enums import KvMode, SketchKind
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.assignments import split_modes
-from edgekv.rates.measuring.steps import rotated
+from edgekv.measure.steps import rotated
 
 
 def test_modes_can_be_changed():

@@ -19,7 +19,7 @@ from edgekv.cli.doctor import doctor
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import EXIT_LIBRARY, ModelError, NativeError
 from edgekv.common.machine import CPUINFO, cpu_family
-from edgekv.memory import devices
+from edgekv.planning import devices
 
 
 def flags() -> set[str]:
@@ -264,7 +264,7 @@ def test_device_plans(machine, synthetic, monkeypatch):
 
 
 def test_pages_need_host_memory(machine, synthetic, monkeypatch):
-    monkeypatch.setattr("edgekv.memory.available.available_bytes", lambda: 16 << 20)
+    monkeypatch.setattr("edgekv.planning.available.available_bytes", lambda: 16 << 20)
     plans = json.loads(run(str(synthetic(n_ctx_train=8192)), "-o", "json").stdout)["model"]["device_plans"]
     assert [plan["problem"] for plan in plans][:2] == [None, "the pages take 32.0 MiB of host memory, and 16.0 MiB are free"]
 

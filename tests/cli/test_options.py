@@ -11,7 +11,7 @@ from edgekv.cli.common.shared_options import kv_options, recall_option, split_kv
 from edgekv.common.enums import CacheType, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, CudaUnavailable
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
-from edgekv.memory import devices
+from edgekv.planning import devices
 from edgekv.policies import POLICIES
 from edgekv.store.settings import RecallSettings
 from edgekv.tiering.prefetch import PREFETCHERS

@@ -18,13 +18,13 @@ from edgekv.cli.plan import plan
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, ModelError
 from edgekv.common.units import size
 from edgekv.config import KvOptions
-from edgekv.memory import devices
-from edgekv.memory.device_fit import DeviceRoom
+from edgekv.measure.busy import Others
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.rates.host import WeightRates
-from edgekv.rates.measuring.busy import Others
+from edgekv.planning import devices
+from edgekv.planning.device_fit import DeviceRoom
+from edgekv.planning.host import WeightRates
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
 from edgekv.store.settings import StoreSettings

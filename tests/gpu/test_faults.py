@@ -10,7 +10,7 @@ from support.decoding import kld
 from support.opening import check, logits_behind, open_model
 
 from edgekv.common.errors import EdgeKVError
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 MIB = 1 << 20
 

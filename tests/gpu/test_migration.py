@@ -8,7 +8,7 @@ import pytest
 from support.decoding import kld
 from support.opening import check, logits_behind, open_model
 
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 import llama_cpp
 

@@ -29,9 +29,9 @@ from edgekv.common.machine import n_cores, stamp
 from edgekv.common.reports import SelectionReport
 from edgekv.common.units import size
 from edgekv.config import KvOptions
+from edgekv.measure.contexts import ContextError, decoder_of
+from edgekv.measure.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.models import geometry
-from edgekv.rates.measuring.contexts import ContextError, decoder_of
-from edgekv.rates.measuring.decoder import Decoder  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
 
 import llama_cpp

@@ -9,9 +9,9 @@ from pathlib import Path
 def main() -> int:
     from edgekv.common.enums import DeviceKind
     from edgekv.common.errors import EdgeKVError
-    from edgekv.memory.available import available_bytes
-    from edgekv.memory.devices import devices
-    from edgekv.rates.device import calibrate
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.device import calibrate
+    from edgekv.planning.devices import devices
 
     kind = DeviceKind(sys.argv[1])
     try:

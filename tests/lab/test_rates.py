@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgekv.rates.measuring import busy, steps
-from edgekv.rates.measuring.busy import Others
+from edgekv.measure import busy, steps
+from edgekv.measure.busy import Others
 from edgekv.server.first_tokens import N_TOKENS, FirstTokens
 
 

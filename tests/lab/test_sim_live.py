@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 from edgekv.lab.traces.record import Recording, record
 from edgekv.lab.traces.sim import Replay, Scenario
 from edgekv.lab.traces.trace import Trace
-from edgekv.rates.measuring.contexts import decoder_of, read
+from edgekv.measure.contexts import decoder_of, read
 
 DEPTH, N_WARMUP, N_STEPS = 400, 16, 80
 

@@ -14,7 +14,7 @@ from edgekv.lab.questions.answers import Answers, QuestionPlan
 from edgekv.lab.questions.likeness import compare
 from edgekv.lab.questions.start import Start
 from edgekv.lab.tasks import Blank, Question
-from edgekv.rates.measuring.contexts import read
+from edgekv.measure.contexts import read
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgekv._native.libraries import load_problem
-from edgekv.memory.devices import DRIVER_NEEDED
+from edgekv.planning.devices import DRIVER_NEEDED
 
 CMAKE = Path(__file__).resolve().parents[2] / "native" / "cuda" / "libraries.cmake"
 PACKAGES = {"13.0": ("nvidia/cu13", "nvidia/cu13"), "12.4": ("nvidia/cuda_runtime", "nvidia/cublas")}

@@ -15,7 +15,7 @@ from support.decoding import N_PROMPT, kld, open_model, step_logits, tokens_and_
 from edgekv import Llama
 from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 
 def compare(path, **options) -> Llama:

@@ -13,7 +13,7 @@ from support.contexts import attached
 
 from edgekv._native import core
 from edgekv.common.errors import DoesNotFit
-from edgekv.memory.available import available_bytes
+from edgekv.planning.available import available_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere llama.cpp allocates the cache")
 

@@ -12,7 +12,7 @@ from edgekv._native import paging
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import HeadErrors, KvOptions
-from edgekv.rates.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.runtime import measured_heads
 from edgekv.runtime.runtime import Runtime
 from edgekv.runtime.sampling import sampled_with, sparse_with

@@ -16,10 +16,10 @@ from support.homes import files_of_homes, homes, in_process, n_resident, page_ou
 from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.memory import allocations
-from edgekv.memory.allocations import ContextRequest, Slots
-from edgekv.memory.context import check_context, choose_context
 from edgekv.models.geometry import open_model
+from edgekv.planning import allocations
+from edgekv.planning.allocations import ContextRequest, Slots
+from edgekv.planning.context import check_context, choose_context
 
 import llama_cpp
 

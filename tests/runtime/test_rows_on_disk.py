@@ -10,10 +10,10 @@ from support.homes import at_random, files_of_homes, homes, in_process, n_reside
 
 from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
-from edgekv.memory import allocations
-from edgekv.memory.allocations import ContextRequest, Slots
-from edgekv.memory.context import check_context
 from edgekv.models.geometry import open_model
+from edgekv.planning import allocations
+from edgekv.planning.allocations import ContextRequest, Slots
+from edgekv.planning.context import check_context
 
 import llama_cpp
 

@@ -14,7 +14,7 @@ from support.serve_process import serving
 
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.rates.measuring.contexts import decoder_of
+from edgekv.measure.contexts import decoder_of
 from edgekv.server.server import Server, ServerOptions
 
 import llama_cpp

@@ -8,7 +8,7 @@ from edgekv.cli.chat.kv_status import KvWatch, memory_rows, mode_summary
 from edgekv.cli.chat.render import _kv_parts
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
-from edgekv.memory.context import ENDLESS
+from edgekv.planning.context import ENDLESS
 from edgekv.runtime import runtime
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server

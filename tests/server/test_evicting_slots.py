@@ -9,8 +9,8 @@ from support.prefix_server import ask, conversation, n_read, serve
 from support.resident import resident_bytes
 
 from edgekv.common.errors import ConfigError
-from edgekv.memory.context import ENDLESS
 from edgekv.models.synth_file import SyntheticShape
+from edgekv.planning.context import ENDLESS
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
 from edgekv.store.settings import StoreSettings

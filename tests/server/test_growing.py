@@ -8,7 +8,7 @@ from support.clients import Stream, answering, drained, send
 
 from edgekv._native import core
 from edgekv.config import KvOptions
-from edgekv.memory.available import available_bytes
+from edgekv.planning.available import available_bytes
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
 

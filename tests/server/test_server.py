@@ -22,8 +22,8 @@ from support.contexts import Context
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
-from edgekv.memory import devices
-from edgekv.memory.device_fit import DeviceRoom
+from edgekv.planning import devices
+from edgekv.planning.device_fit import DeviceRoom
 from edgekv.runtime import runtime
 from edgekv.server import server_options
 from edgekv.server.log import ServerLog

@@ -30,7 +30,7 @@ def main() -> int:
     from opening import check, open_model  # beside this file
 
     from edgekv.common.errors import EdgeKVError
-    from edgekv.rates.measuring.decoder import Decoder
+    from edgekv.measure.decoder import Decoder
 
     try:
         llama = open_model(given.model, given.device, given.mode, given.vram, given.prompt + given.steps + 64, type_k=given.type,

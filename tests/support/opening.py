@@ -8,7 +8,7 @@ import numpy as np
 
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 from edgekv.runtime.runtime import Runtime
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edgekv.rates.host import AttentionRates, KernelRates, WeightRates
-from edgekv.rates.measuring import weights as measuring
-from edgekv.rates.measuring.busy import Others
+from edgekv.measure import weights as measuring
+from edgekv.measure.busy import Others
+from edgekv.planning.host import AttentionRates, KernelRates, WeightRates
 
 ATTENTION = AttentionRates(exact=KernelRates(1e-5, 30e-9, 30e-9, 30e-9, 20e-9), flash=KernelRates(2e-5, 40e-9, 160e-9, 160e-9, 90e-9),
                            plain=KernelRates(3e-5, 60e-9, 60e-9, 60e-9, 80e-9), row=40e-9, scan=5e-9)

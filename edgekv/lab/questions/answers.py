@@ -21,7 +21,7 @@ from edgekv.lab.tasks import TASKS, Context, Question, TaskSample
 from edgekv.lab.texts.frame import Frame, plain
 from edgekv.lab.texts.haystack import sentences
 from edgekv.llama import Llama
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 GAP_TOKENS = 32
 """Tokens of further text before each question but the first of a cold context, so that the previous question's pages cool down."""

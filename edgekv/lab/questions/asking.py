@@ -8,7 +8,7 @@ import numpy as np
 from edgekv.lab.tasks import Question
 from edgekv.lab.texts.frame import plain
 from edgekv.llama import Llama
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 CLAUSE_ENDS = '.,;\n"<>(){}[]='
 """A gap that is not empty ends before the first of these."""

@@ -13,7 +13,7 @@ from edgekv.bench.passes import WARMUP_TOKENS, decode, warm_up
 from edgekv.bench.tally import Tally
 from edgekv.lab.questions.sparsity import was_sparse
 from edgekv.lab.questions.start import Start
-from edgekv.rates.measuring.decoder import Decoder
+from edgekv.measure.decoder import Decoder
 
 REFERENCES = {STOCK: "stock", FULL: "exact"}
 """The modes whose predictions are references, with their names in the figures."""

@@ -28,9 +28,9 @@ from edgekv.lab.questions.sparsity import ATTENDED_EVERYTHING
 from edgekv.lab.questions.start import Start
 from edgekv.lab.questions.task_rows import ALL, AskedInModes
 from edgekv.lab.tasks import TASKS, default_tasks
+from edgekv.measure.contexts import BATCH_TOKENS, ContextError
+from edgekv.measure.decoder import Decoder
 from edgekv.models import geometry
-from edgekv.rates.measuring.contexts import BATCH_TOKENS, ContextError
-from edgekv.rates.measuring.decoder import Decoder
 
 DEPTH = 7680
 LENGTHS = (1024, 2048, 4096)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgekv.bench.modes import STOCK, BenchMode, find_mode
 from edgekv.config import KvOptions
-from edgekv.rates.measuring.contexts import read
-from edgekv.rates.measuring.decoder import Decoder, Snapshot
+from edgekv.measure.contexts import read
+from edgekv.measure.decoder import Decoder, Snapshot
 
 
 class Start:

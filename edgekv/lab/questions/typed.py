@@ -12,8 +12,8 @@ from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.config.layer_types import NOISE_FACTOR
 from edgekv.llama import Llama  # noqa: F401 (it hears llama.cpp's messages)
-from edgekv.memory.type_choice import check_by_layer, least_near, with_types
 from edgekv.models import geometry
+from edgekv.planning.type_choice import check_by_layer, least_near, with_types
 
 Row = dict[str, Any]
 

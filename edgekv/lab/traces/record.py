@@ -21,11 +21,11 @@ from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions, SelectionOptions, parse_resolution
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
+from edgekv.measure import interrupts
+from edgekv.measure.contexts import BATCH_TOKENS, decoder_of, read
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.interrupts import Interrupts
 from edgekv.models import geometry
-from edgekv.rates.measuring import interrupts
-from edgekv.rates.measuring.contexts import BATCH_TOKENS, decoder_of, read
-from edgekv.rates.measuring.decoder import Decoder
-from edgekv.rates.measuring.interrupts import Interrupts
 from edgekv.runtime.observers import UbatchReport
 from edgekv.runtime.runtime import Runtime
 

@@ -1,0 +1,161 @@
+"""Measures what `edgekv plan` reckons with: rates of weights and of attention on this processor, in less than a second for each. Files of
+zeros and of a few heads represent the model: the time of a multiplication does not depend on the values."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import gguf
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES
+
+from edgekv import _native
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import EdgeKVError
+from edgekv.common.units import MIB
+from edgekv.config import KvOptions
+from edgekv.measure.attention import attention_rates
+from edgekv.measure.busy import Others
+from edgekv.measure.contexts import decoder_of
+from edgekv.measure.decoder import Decoder
+from edgekv.measure.steps import best_step, fastest, set_mode, timed
+from edgekv.models.geometry import ModelFile
+from edgekv.models.model_shape import ModelShape
+from edgekv.models.model_writer import write_empty
+from edgekv.models.shape_weights import row_bytes
+from edgekv.planning.host import (
+    AttentionRates,
+    HostRates,
+    KeptRates,
+    MatrixShape,
+    WeightRates,
+    attention_shape,
+    matrix_shape,
+    measured_types,
+    memory_gain,
+)
+
+T = TypeVar("T")
+
+Show = Callable[[str, int, int], None]
+"""Called before each measurement with (what is done, finished measurements, all of them)."""
+
+WHAT = "measuring this machine once"
+
+_WEIGHT_BYTES = 64 * MIB  # well above the caches of most processors
+_PROMPT_BYTES = 8 * MIB  # a prompt computes for so long on what it read that caches do not matter
+_PROMPT_TOKENS = 64
+_EMPTY_LAYERS = 16
+_MOST_LAYERS = 128  # llama.cpp refuses many more, and a model of such small matrices lies in a cache itself
+_HEAD_DIM = 32  # of the file of weights
+_TINY = MatrixShape(32, 32)
+_LOOK_S = 0.1  # to see what other programs do
+
+
+def host_rates(model: ModelFile, kv: KvOptions, n_threads: int, show: Show = lambda what, done, total: None, again: bool = False) -> HostRates:
+    """The rates for a model: from the file of this machine's, and measured where it has none, which `show` is told. `again` measures all.
+
+    While other programs are busy, threads that wait for each other wait for those programs too, up to hundreds of times as long. Then one thread
+    is measured by its processor time, the others are guessed from it, and nothing is kept. Raises EdgeKVError if EdgeKV is off.
+    """
+    if not _native.info()["enabled"]:
+        raise EdgeKVError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
+    kept = KeptRates(n_threads, _native.isa())
+    shape, matrices = attention_shape(model.geometry, kv), matrix_shape(model)
+    known_read, known_attention = (None, None) if again else (kept.read(), kept.attention(shape))
+    known_weights = {kind: None if again else kept.weights(kind, matrices) for kind in measured_types(model)}
+    n_missing, n_done = [known_read, known_attention, *known_weights.values()].count(None), 0
+    most_busy, look = 0.0, n_threads > 1
+
+    def found(name: str, known: T | None, measure: Callable[[int], T], spread: Callable[[T, int], T]) -> T:
+        """measure: with n threads. spread: guesses what n threads do from what one does."""
+        nonlocal most_busy, look, n_done
+        if known is not None:
+            return known
+        show(WHAT, n_done, n_missing)
+        busy = _busy_now() if look else 0.0
+        if not busy:
+            others = Others()
+            measured = measure(n_threads)
+            busy = others.busy()
+            if not busy:
+                kept.keep(name, measured)
+        if busy and n_threads > 1:
+            measured = spread(measure(1), n_threads)
+        most_busy, look, n_done = max(busy, most_busy), n_threads > 1 and busy > 0, n_done + 1
+        return measured
+
+    read = found("read", known_read, read_rate, lambda rate, n: rate * memory_gain(n))
+    attention = found(f"attention {shape.name}", known_attention,
+                      lambda n: attention_rates(shape, n, read * memory_gain(n) / memory_gain(n_threads)), AttentionRates.spread)
+    weights = {kind: found(f"weights {kind} {matrices.name}", known, partial(weight_rates, kind, matrices), WeightRates.spread)
+               for kind, known in known_weights.items()}
+    return HostRates(n_threads, read, weights, attention, most_busy)
+
+
+def _busy_now() -> float:
+    """Cores that other programs keep busy; 0.0 on a quiet machine."""
+    others = Others()
+    time.sleep(_LOOK_S)
+    return others.busy()
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------------------
+
+
+def read_rate(n_threads: int) -> float:
+    """Bytes a second that n_threads read, each a part of memory in sequence."""
+    parts = [np.ones(64 * MIB // 8, np.uint64) for _ in range(n_threads)]
+    with ThreadPoolExecutor(n_threads) as pool:
+        seconds = fastest(lambda: timed(lambda: list(pool.map(np.max, parts))), n_threads)
+        return sum(part.nbytes for part in parts) / seconds
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------------------
+
+
+def weight_rates(kind: str, matrices: MatrixShape, n_threads: int) -> WeightRates:
+    """Of files of weights: a token reads a large one, less what layers of next to no weights take, and a prompt computes with a small one."""
+    large, small = (_weights_shape(_layers(n_bytes, kind, matrices), kind, matrices) for n_bytes in (_WEIGHT_BYTES, _PROMPT_BYTES))
+    with _decoder(_weights_shape(_EMPTY_LAYERS, "f32", _TINY), "f32", n_threads) as decoder:
+        empty = best_step(decoder, 1, 0) / _EMPTY_LAYERS * large.n_layer
+    with _decoder(large, kind, n_threads) as decoder:
+        step = best_step(decoder, 1, 0)
+    with _decoder(small, kind, n_threads) as decoder:
+        stock = best_step(decoder, _PROMPT_TOKENS, 0)
+        set_mode(decoder, KvMode.EXACT)
+        exact = best_step(decoder, _PROMPT_TOKENS, 0)
+    last = f"blk.{small.n_layer - 1}.ffn_"  # which the last token of a prompt alone goes through
+    weights = sum(tensor.n_elements for tensor in small.weights()
+                  if tensor.name.startswith("blk.") and not tensor.name.startswith(last) and not tensor.is_vector)
+    n_bytes = large.file_bytes(kind) - row_bytes(large.n_vocab * large.n_embd, kind)
+    prompts = weights * _PROMPT_TOKENS
+    return WeightRates(n_bytes / max(step - empty, step / 2), prompts / stock, prompts / min(exact, stock))  # the faster kernels serve
+
+
+@contextmanager
+def _decoder(shape: ModelShape, kind: str, n_threads: int) -> Iterator[Decoder]:
+    """With stock attention and nothing in its cache."""
+    with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
+        path = write_empty(shape, Path(folder) / "weights.gguf", kind)
+        with decoder_of(path, kv=KvMode.OFF, n_ctx=256, n_batch=_PROMPT_TOKENS, n_ubatch=_PROMPT_TOKENS, n_threads=n_threads,
+                        n_threads_batch=n_threads, n_gpu_layers=0) as decoder:
+            yield decoder
+
+
+def _layers(n_bytes: int, kind: str, matrices: MatrixShape) -> int:
+    """Layers with about so many bytes of weights, up to _MOST_LAYERS."""
+    shape = _weights_shape(1, kind, matrices)
+    return min(_MOST_LAYERS, max(2, round(n_bytes / (shape.file_bytes(kind) - 2 * row_bytes(shape.n_vocab * shape.n_embd, kind)))))
+
+
+def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:
+    """With rows as long as the model's, in whole blocks of the type, and next to no attention."""
+    block = max(32, GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0])
+    n_embd, n_ff = (-(-n // block) * block for n in (matrices.n_embd, matrices.n_ff))
+    return ModelShape("weights", "llama", n_layer, n_embd, n_ff, n_embd // _HEAD_DIM, 1, _HEAD_DIM, 512, 4096, 10_000.0)

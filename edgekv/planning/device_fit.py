@@ -1,0 +1,238 @@
+"""The GPU memory of a context, before a model is loaded: EdgeKV's part as the native library allocates it, llama.cpp's estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekv.common.enums import CacheType, KvMode
+from edgekv.common.errors import DoesNotFit
+from edgekv.common.units import MIB, size
+from edgekv.config import KvOptions
+from edgekv.models import Geometry
+from edgekv.planning.available import available_bytes
+from edgekv.planning.fit import (
+    COMPUTE_BYTES,
+    CONTEXT_STEP,
+    ContextChoice,
+    DevicePlan,
+    KvBytes,
+    head_row_bytes,
+    kv_bytes,
+    largest_context,
+    page_bytes,
+    plain_layers,
+    rounded,
+)
+
+if TYPE_CHECKING:
+    from edgekv._native.sizes import DeviceBytes
+
+UBATCH_TOKENS = (2048, 1024, 512)
+"""Prompt tokens that are computed at once; the largest that fits is taken. Pages without a slot cross the link for each ubatch, so twice as
+many tokens halve a prompt's cost there, and double llama.cpp's work buffers. The last is llama.cpp's default."""
+
+COMPUTE_SHARE = 1 / 8
+"""Longer ubatches than the shortest may take this share of the memory beside the weights for work buffers."""
+
+DRAFT_TOKENS = 16
+"""Most tokens of a sequence that get logits at once."""
+
+LEAST_HOT_TOKENS = 768
+"""Least tokens in the arena of an automatic context: about as many as a head reads."""
+
+
+@dataclass(frozen=True)
+class DeviceRoom:
+    """The memory of a device before a model is loaded, in bytes."""
+
+    name: str
+    total: int
+    free: int
+    holds_model: bool = True
+    """Weights and work buffers lie there too; an emulated device has pages only."""
+    n_sm: int = 128
+    """Multiprocessors: scratch grows with them."""
+
+
+def margin_bytes(total: int) -> int:
+    """Bytes that an automatic budget leaves free for the driver, CUDA graphs and other programs."""
+    from edgekv._native import sizes
+
+    return sizes.device_margin(total)
+
+
+def compute_bytes(model: Geometry, n_ctx: int, n_tokens: int, n_outputs: int, kv: KvOptions) -> int:
+    """Bytes of llama.cpp's work buffers for `n_tokens` prompt tokens at `n_ctx` tokens of context: for each token its f16 mask and about twelve
+    f32 activations as wide as the residual stream; for `n_outputs` tokens f32 logits of the vocabulary; and the f16 copies of quantised K and V that
+    its CUDA backend's flash attention makes for more than two tokens, of all heads of a layer or of a piece."""
+    copies = copied_bytes(model, n_ctx, kv)
+    return n_tokens * (2 * n_ctx + 12 * 4 * model.n_embd) + min(n_tokens, n_outputs) * 4 * model.n_vocab + copies
+
+
+def copied_bytes(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
+    """Of `compute_bytes`, the f16 copies of K and V."""
+    from edgekv._native import sizes
+
+    cache = kv.cache
+    dims = sum(dim for dim, kind in ((model.head_dim_k, cache.type_k), (model.head_dim_v, cache.type_v)) if kind is not CacheType.F16)
+    served = set(plain_layers(model)) if kv.mode is not KvMode.OFF else set()
+    n_heads = max((n for il, n in enumerate(model.n_head_kv) if il not in served), default=0)
+    if widest := max((model.n_head_kv[il] for il in served), default=0):
+        n_heads = max(n_heads, sizes.piece_heads(n_ctx * widest * head_row_bytes(model, cache), widest))
+    return n_ctx * n_heads * dims * 2
+
+
+def device_plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, all_logits: bool = False) -> DevicePlan:
+    """The plan for `n_sequences` sequences of `n_ctx` tokens, with the longest ubatch that fits. It may not fit: see `DevicePlan.missing` and
+    `room`. all_logits: every token of a batch may get logits, as in llama_cpp; llama.cpp's server gives them to the last ones."""
+    copies = copied_bytes(model, n_ctx * n_sequences, kv)
+    for n_ubatch in UBATCH_TOKENS if kv.mode is not KvMode.OFF else UBATCH_TOKENS[-1:]:
+        plan = _plan(model, n_ctx, kv, room, n_sequences, n_ubatch, n_ubatch if all_logits else DRAFT_TOKENS * n_sequences)
+        fits = not plan.missing and plan.room >= (kv.placement.kv_vram or 0)
+        if fits and plan.compute - copies <= COMPUTE_SHARE * (room.free - plan.weights):
+            break
+    return plan
+
+
+def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, n_ubatch: int, n_outputs: int) -> DevicePlan:
+    layers = plain_layers(model) if kv.mode is not KvMode.OFF else []
+    n_heads = sum(model.n_head_kv[il] for il in layers)
+    n_cells = n_ctx * n_sequences
+    home = n_cells * n_heads * head_row_bytes(model, kv.cache) if layers else 0
+    compute = compute_bytes(model, n_cells, min(n_ubatch, n_cells), n_outputs, kv) if room.holds_model else 0
+    weights = model.tensor_bytes if room.holds_model else 0
+    others = kv_bytes(model, n_ctx, kv, n_sequences).home - home if room.holds_model else 0
+    ours = _device_bytes(model, layers, n_ctx, kv, room, n_sequences, room.free - weights - others, compute)
+    return DevicePlan(
+        n_ctx, n_sequences, room.free, weights, compute, others, ours.budget,
+        sketches=ours.sketches,
+        tables=ours.tables,
+        scratch=ours.scratch,
+        staging=ours.staging,
+        n_staged=ours.n_staged,
+        ring=ours.ring,
+        arena=ours.arena,
+        home=home,
+        slot_bytes=page_bytes(model, kv.cache) if layers else 0,
+        n_heads=n_heads,
+        page_tokens=kv.cache.page_tokens,
+        n_ubatch=n_ubatch,
+    )
+
+
+def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int, left: int,
+                  compute: int) -> DeviceBytes:
+    """What these layers take, where weights and caches leave `left` bytes, and work buffers take `compute` of them."""
+    from edgekv._native import sizes
+
+    k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
+    heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
+    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_tokens, room.n_sm, room.total,
+                                               max(0, left), compute, kv.placement.kv_vram or 0, heads))
+
+
+def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1) -> DevicePlan:
+    """The plan of a context. Raises DoesNotFit, which says how much is missing and which options fit."""
+    plan = device_plan(model, n_ctx, kv, room, n_sequences)
+    beside = f"beside the weights ({size(plan.weights)}) and work buffers ({size(plan.compute)})"
+    if plan.room < 0:
+        raise DoesNotFit(f"the weights ({size(plan.weights)}), work buffers ({size(plan.compute)}) and the caches that stay "
+                         f"on the GPU ({size(plan.others)}) need more than the {size(room.free)} that are free on "
+                         f"{room.name}: {size(-plan.room)} are missing; {_fewer_layers(model, plan, room)}")
+    if kv.placement.kv_vram is not None and kv.placement.kv_vram > plan.room:
+        raise DoesNotFit(f"--kv-vram {size(kv.placement.kv_vram)} is more than {room.name} has free {beside}: "
+                         f"{size(kv.placement.kv_vram - plan.room)} are missing; use --kv-vram {plan.room // MIB}MiB or less, or auto")
+    if plan.missing:
+        has = (f"--kv-vram is {size(kv.placement.kv_vram)}" if kv.placement.kv_vram is not None
+               else f"{size(plan.budget)} of {room.name} are to be had {beside}")
+        least = least_budget(model, plan, kv, room)
+        what = "tables, staging, and a ring for cold pages" if kv.mode is KvMode.EXACT else "sketches, tables and staging"
+        ways = ", or ".join(_remedies(model, plan, least, kv, room)) or "--device cpu"
+        raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(least)} of GPU memory for its {what}, and {has}: "
+                         f"{size(least - plan.budget)} are missing; use {ways}")
+    return plan
+
+
+def choose_device_context(
+    model: Geometry, n_ctx: int | None, kv: KvOptions, room: DeviceRoom, n_sequences: int = 1, available: int | None = None
+) -> ContextChoice:
+    """As `context.choose_context`, for pages in host memory, and sketches and arena on a device.
+
+    n_ctx None: the trained context, or as much of it as half of the free host memory has pages for and the device holds with an arena for
+    `LEAST_HOT_TOKENS`. Raises DoesNotFit, which says what is missing on the host or on the device.
+    """
+    available = available_bytes() if available is None else available
+
+    def plan(n: int) -> DevicePlan:
+        return device_plan(model, n, kv, room, n_sequences)
+
+    def fits(n: int, host: int) -> bool:
+        found = plan(n)
+        return found.home <= host and found.room >= 0 and not found.missing
+
+    def comfortable(n: int) -> bool:
+        found = plan(n)
+        return fits(n, max(0, available - COMPUTE_BYTES) // 2) and found.hot_tokens >= min(n * n_sequences, LEAST_HOT_TOKENS)
+
+    n_train = model.n_ctx_train
+    if n_ctx is None:
+        n = min(n_train, largest_context(comfortable, n_train))
+        if n < min(n_train, CONTEXT_STEP):
+            check_device(model, CONTEXT_STEP, kv, room, n_sequences)
+            raise DoesNotFit(f"there is no memory for a context: {size(available)} are free on the host and "
+                             f"{size(room.free)} on {room.name}; close other programs, or give --ctx")
+        note = None if n == n_train else (
+            f"the context is {n:,} tokens of the {n_train:,} the model was trained for: more does not fit in half of the free "
+            f"{size(available)} and {size(plan(n).budget)} on {room.name} (--ctx sets another)")
+    else:
+        room_host = max(0, available - COMPUTE_BYTES)
+        home = plan(rounded(n_ctx)).home
+        if home > room_host:
+            best = min(n_train, largest_context(lambda n: fits(n, room_host), n_train))
+            raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(home)} of host memory for its pages, and "
+                             f"{size(available)} are free; " + (f"use --ctx {best} or less" if best else "close other programs"))
+        check_device(model, n_ctx, kv, room, n_sequences)
+        n = min(n_ctx, n_train)
+        note = None if n == n_ctx else f"the model was trained for {n:,} tokens; the context is that, not {n_ctx:,}"
+    chosen = check_device(model, n, kv, room, n_sequences)
+    return ContextChoice(n, KvBytes(chosen.home + chosen.others, chosen.sketches, chosen.tables, chosen.arena), note, chosen)
+
+
+def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
+    n = int(max(0, room.free - plan.compute - margin_bytes(room.total)) / (plan.weights / (model.n_layer + 1)))
+    fewer = f"--gpu-layers {n} leaves the other layers, and EdgeKV's attention, to the processor; "
+    return (fewer if 0 < n <= model.n_layer else "") + "--device cpu does without the GPU"
+
+
+def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceRoom) -> int:
+    """The smallest budget for the context of a plan with `missing` bytes, in bytes of whole MiB. Ring and staging grow with the budget, and a
+    longer ring needs less scratch."""
+    def fits(n: int) -> bool:
+        return not device_plan(model, plan.n_ctx, kv.with_(kv_vram=n * MIB), room, plan.n_sequences).missing
+
+    low, high = plan.budget // MIB, -(-(plan.budget + plan.missing) // MIB)  # the first does not fit
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high * MIB
+
+
+def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room: DeviceRoom) -> Iterator[str]:
+    """Options that each make a plan with `missing` bytes fit."""
+    def fits(n_ctx: int, options: KvOptions) -> bool:
+        found = device_plan(model, n_ctx, options, room, plan.n_sequences)
+        return found.room >= 0 and not found.missing and found.budget <= found.room
+
+    if fits(plan.n_ctx, kv.with_(kv_vram=least)):
+        yield f"--kv-vram {least // MIB}MiB or more"
+    if best := largest_context(lambda n: fits(n, kv), plan.n_ctx - 1):
+        yield f"--ctx {best} or less"
+    for kind in (CacheType.Q8_0, CacheType.Q4_0):
+        small = kv.with_(type_k=kind, type_v=kind)
+        if small != kv and model.holds(kind.value) and fits(plan.n_ctx, small):
+            yield f"--type-k {kind.value} --type-v {kind.value}"
+            break

@@ -1,0 +1,259 @@
+"""The memory of a context's KV cache, from the shape of a model alone."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError
+from edgekv.common.units import MIB, size
+from edgekv.config import CacheOptions, Keep, KvOptions
+from edgekv.models import Geometry
+from edgekv.models.geometry import block_numbers
+from edgekv.models.stock_layers import ALIBI
+from edgekv.planning.workspace import kept_cells, serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
+
+CONTEXT_STEP = 256
+"""llama.cpp rounds a context up to a multiple of this many tokens."""
+
+COMPUTE_BYTES = 256 * MIB
+"""Bytes set aside for llama.cpp's work buffers on the host, where `planning.compute` does not count them."""
+
+PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
+"""Bytes for one page of one layer and KV head besides the library's tables: its state and slot in Python, its scores if pages are ranked,
+and data about a slot."""
+
+
+@dataclass(frozen=True)
+class KvBytes:
+    """Bytes of the KV cache: home for every layer, the rest for the layers that modes sparse and evict serve."""
+
+    home: int
+    sketches: int = 0
+    tables: int = 0
+    arena: int = 0
+    workspace: int = 0
+    """Work space of a step, which all layers use in turn; it grows with the context."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes without the arena, whose size a person chooses."""
+        return self.home + self.sketches + self.tables + self.workspace
+
+    @property
+    def total(self) -> int:
+        return self.fixed + self.arena
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Estimated bytes of a context in a device's memory, before anything is loaded."""
+
+    n_ctx: int
+    """Tokens of each of `n_sequences` sequences."""
+    n_sequences: int
+    free: int
+    """Free bytes before the model is loaded."""
+    weights: int
+    compute: int
+    """llama.cpp's work buffers."""
+    others: int
+    """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
+    budget: int
+    """Bytes for the parts that follow, home excepted."""
+    sketches: int
+    tables: int
+    """Page table, priority, pins, attention mass."""
+    scratch: int
+    """Scratch of selection and attention, which all layers share."""
+    staging: int
+    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
+    n_staged: int
+    ring: int
+    """Mode exact streams cold pages through it."""
+    arena: int
+    home: int
+    """Bytes of the pages, in host memory."""
+    slot_bytes: int
+    n_heads: int
+    """KV heads with pages on the device, of all layers."""
+    page_tokens: int
+    n_ubatch: int
+    """Prompt tokens that are computed at once."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that the model leaves free; negative if the model itself does not fit."""
+        return self.free - self.weights - self.compute - self.others
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of the budget's parts without the arena."""
+        return self.sketches + self.tables + self.scratch + self.staging + self.ring
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the budget lacks for `fixed` and one page of each head."""
+        return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
+
+    @property
+    def hot_tokens(self) -> int:
+        """Tokens whose pages fit into the arena, shared evenly by all layers and heads."""
+        if not self.n_heads:
+            return 0
+        return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
+
+
+@dataclass(frozen=True)
+class ContextChoice:
+    """The context of one sequence in tokens, the KV bytes of all sequences, and a note if it is not the requested context."""
+
+    n_ctx: int
+    bytes: KvBytes
+    note: str | None = None
+    device: DevicePlan | None = None
+    """None: everything is in host memory."""
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V alone."""
+        return self.bytes.home
+
+
+def sparse_layers(model: Geometry) -> list[int]:
+    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and
+    layers that attend the cells of an index are served on the processor."""
+    if model.stock:
+        return []
+    return [il for il in range(model.n_layer - model.n_layer_shared)
+            if model.n_head_kv[il] and not model.swa[il] and _served(model, il, model.head_dim_k, model.head_dim_v)]
+
+
+def unifies(model: Geometry, kv: KvOptions, n_slots: int, on_gpu: bool) -> bool:
+    """Whether the slots of a server share one cache unless told otherwise: what their tokens begin with in common lies there once, and no token
+    reads another slot's. That holds for layers of pages on the processor; stock nodes would read the cells of all slots."""
+    caches = model.n_layer_kv - sum(n > 0 for n in model.n_head_kv[model.n_layer - model.n_layer_shared:])
+    return (n_slots > 1 and kv.mode in (KvMode.EXACT, KvMode.SPARSE) and not on_gpu and not model.mla and not model.index_rows
+            and not model.recurrent_bytes and 0 < caches == len(sparse_layers(model)))
+
+
+def whole_layers(model: Geometry) -> list[int]:
+    """Layers that EdgeKV attends whole in every mode, on the processor: their windows slide, or they have ALiBi."""
+    if model.mla or model.stock not in ("", ALIBI):
+        return []
+    found = []
+    for il in range(model.n_layer):
+        dims = (model.head_dim_swa,) * 2 if model.swa[il] and model.head_dim_swa else (model.head_dim_k, model.head_dim_v)
+        if model.n_head_kv[il] and (model.swa[il] or model.stock) and _served(model, il, *dims):
+            found.append(il)
+    return found
+
+
+def _served(model: Geometry, il: int, head_dim_k: int, head_dim_v: int) -> bool:
+    return serves_heads(model.n_head[il], model.n_head_kv[il], head_dim_k, head_dim_v, model.mla)
+
+
+def plain_layers(model: Geometry) -> list[int]:
+    """Those of `sparse_layers` whose V has rows of its own, and which attend without an index: mode evict and a GPU serve only
+    these."""
+    return [] if model.mla or model.index_rows else sparse_layers(model)
+
+
+def check_types(model: Geometry, cache: CacheOptions) -> None:
+    """Raise ConfigError where a head's row of K or of V is not whole blocks of its type."""
+    for name, kind in (("K", cache.type_k.value), ("V", cache.type_v.value)):
+        if odd := model.not_held(kind, name == "V"):
+            raise ConfigError(f"{kind} keeps {name} in blocks of {block_numbers(kind)} numbers, and a head of {model.path.name} has {odd}; "
+                              f"use --type-{name.lower()} f16")
+
+
+def page_bytes(model: Geometry, cache: CacheOptions) -> int:
+    """Bytes of one page in the arena. The model must have `sparse_layers`."""
+    return slot_bytes(head_row_bytes(model, cache), cache.page_tokens)
+
+
+def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
+    """Bytes of K and V of one token in one KV head, the same in all layers. The model must have KV heads."""
+    layers = range(model.n_layer)
+    return sum(model.layer_kv_bytes(il, *cache.kinds) for il in layers) // sum(model.n_head_kv)
+
+
+def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
+    """The options with `keep` in tokens: mode evict keeps as many as the bytes hold, in multiples of 256. Raises ConfigError."""
+    if kv.mode is not KvMode.EVICT or not kv.eviction.keep.bytes:
+        return kv
+    per_token = model.kv_bytes_per_token(*kv.cache.kinds)
+    n_tokens = kv.eviction.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
+    if n_tokens < CONTEXT_STEP:
+        raise ConfigError(f"{size(kv.eviction.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
+                          f"keep at least {size(CONTEXT_STEP * per_token)}")
+    return kv.with_(keep=Keep(n_tokens))
+
+
+def kept(n_ctx: int, kv: KvOptions) -> int:
+    """Tokens of a context of `n_ctx` whose K and V have memory, with these options, whose `keep` is in tokens."""
+    return min(rounded(n_ctx), rounded(kv.keep_tokens)) if kv.mode is KvMode.EVICT else n_ctx
+
+
+def cells(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
+    """Cells of a context of `n_ctx` tokens: in mode evict more than are `kept`, where each layer keeps its own tokens."""
+    if kv.mode is not KvMode.EVICT:
+        return n_ctx
+    return kept_cells(rounded(n_ctx), kv.keep_tokens, gives_back(model), model.n_ctx_train)
+
+
+def gives_back(model: Geometry) -> bool:
+    """Whether each layer can give the memory of its rows back to the system: all have rows of their own, in growing memory (Linux)."""
+    return sys.platform.startswith("linux") and not model.n_layer_shared and not model.stock
+
+
+def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_threads: int = 1) -> KvBytes:
+    """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
+    home = n_sequences * model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds)
+    n_ctx = cells(model, n_ctx, kv)
+    layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
+    if not layers:
+        return KvBytes(home)
+    tables = paging_bytes(model, layers, n_ctx, kv, n_sequences)
+    if kv.mode is KvMode.EVICT and not kv.samples_kept:
+        return KvBytes(home, tables=tables)
+    n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
+    return KvBytes(
+        home,
+        sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_tokens, kv),
+        tables=tables,
+        arena=0 if kv.mode is KvMode.EVICT else _arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
+        workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
+    )
+
+
+def paging_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_sequences: int) -> int:
+    """Bytes of the tables of these layers' pages, in the library and in Python, for `n_sequences` caches of `n_cells` cells."""
+    n_pages = n_sequences * -(-n_cells // kv.cache.page_tokens)
+    beside = PAGE_BYTES[kv.mode] * n_pages * sum(model.n_head_kv[il] for il in layers)
+    return table_bytes(model, layers, n_sequences, n_cells, kv.cache.page_tokens) + beside
+
+
+def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
+    """Bytes of an arena of whole slots, for `n_pages` pages of all sequences in each of `n_heads` KV heads."""
+    page = page_bytes(model, kv.cache)
+    return arena_bytes(kv.placement.kv_budget, n_pages * n_heads * page) // page * page
+
+
+def arena_bytes(kv_budget: int | None, kv_bytes: int) -> int:
+    """Bytes of the arena in host memory of a context whose K and V take `kv_bytes`. kv_budget: None: no arena."""
+    return min(kv_budget or 0, kv_bytes)
+
+
+def largest_context(fits: Callable[[int], bool], most: int) -> int:
+    """The largest context in tokens, up to `most` rounded, for which `fits(n)` is true; 0: none. `fits` must hold for all smaller ones too."""
+    low, high = 0, rounded(most) // CONTEXT_STEP
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle - 1)
+    return low * CONTEXT_STEP
+
+
+def rounded(n: int) -> int:
+    """The length to which llama.cpp rounds a context of `n` tokens."""
+    return -(-n // CONTEXT_STEP) * CONTEXT_STEP

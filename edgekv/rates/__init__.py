@@ -1,1 +1,0 @@
-"""The speed of this machine: rates that were measured once and are kept."""

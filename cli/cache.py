@@ -16,10 +16,10 @@ from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import long_duration, mebibytes, parse_duration, size, tokens
-from edgekv.store.settings import default_folder
+from edgekv.prefix_cache.settings import default_folder
 
 if TYPE_CHECKING:
-    from edgekv.store.listing import Chain
+    from edgekv.prefix_cache.listing import Chain
 
 LIST_COLUMNS = [
     Column("id", "ID", right=False),
@@ -92,7 +92,7 @@ def list_(folder: Path | None, output: str) -> None:
 @output_option("json", "csv", "md")
 def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its name on the command line
     """Show the blocks of a conversation, and its first tokens by their numbers: their text is known only to the model's tokenizer."""
-    from edgekv.store.listing import find_chain, first_tokens
+    from edgekv.prefix_cache.listing import find_chain, first_tokens
 
     chain = find_chain(_chains(folder), id)
     shown = {file.path for file in chain.own}
@@ -126,8 +126,8 @@ def show(id: str, folder: Path | None, output: str) -> None:  # noqa: A002 - its
 @folder_option
 def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: str | None, folder: Path | None) -> None:
     """Remove conversations. Shared blocks and pinned conversations stay."""
-    from edgekv.store.conversations import forget_all
-    from edgekv.store.listing import find_chain, remove_chains, remove_loose_snapshots
+    from edgekv.prefix_cache.conversations import forget_all
+    from edgekv.prefix_cache.listing import find_chain, remove_chains, remove_loose_snapshots
 
     if bool(ids) + everything + (model is not None) + (conversation is not None) != 1:
         raise ConfigError("name the IDs to remove, or --all, or --model NAME, or --conversation NAME, and only one of these")
@@ -162,8 +162,8 @@ def rm(ids: Sequence[str], everything: bool, model: str | None, conversation: st
 @folder_option
 def verify(remove: bool, folder: Path | None) -> None:
     """Read every block and snapshot and check them against their checksums. The exit code is 1 if one is damaged."""
-    from edgekv.store.files import remove_file
-    from edgekv.store.listing import check_files
+    from edgekv.prefix_cache.files import remove_file
+    from edgekv.prefix_cache.listing import check_files
 
     n = n_bytes = n_damaged = 0
     with progress_bar() as show_progress:
@@ -192,8 +192,8 @@ def verify(remove: bool, folder: Path | None) -> None:
 @folder_option
 def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A002 - its name on the command line
     """Keep a conversation under a name until its time is over, even if the folder is full."""
-    from edgekv.store.listing import find_chain
-    from edgekv.store.named import Pin, write_pin
+    from edgekv.prefix_cache.listing import find_chain
+    from edgekv.prefix_cache.named import Pin, write_pin
 
     chain = find_chain(_chains(folder), id)
     try:
@@ -211,7 +211,7 @@ def pin(id: str, name: str, ttl: float, folder: Path | None) -> None:  # noqa: A
 @folder_option
 def unpin(name: str, folder: Path | None) -> None:
     """Take the name from a conversation, which then stays as long as others do."""
-    from edgekv.store.named import read_pins, remove_pin
+    from edgekv.prefix_cache.named import read_pins, remove_pin
 
     if not remove_pin(_folder(folder), name):
         names = ", ".join(one.name for one in read_pins(_folder(folder))) or "none"
@@ -259,7 +259,7 @@ def warm(files: Sequence[Path], url: str, api_key: str | None, role: str, cache_
 def _forget(name: str, folder: Path) -> int:
     """Remove a kept chat's prefixes; return their bytes. Raises ConfigError if the chat does not name them."""
     from edgekv.cli.chat.kept import KeptChats, kept_folder
-    from edgekv.store.conversations import forget, knows
+    from edgekv.prefix_cache.conversations import forget, knows
 
     conversation = KeptChats(kept_folder()).id_of(name)
     if conversation is None or not knows(folder, conversation):
@@ -272,7 +272,7 @@ def _folder(folder: Path | None) -> Path:
 
 
 def _chains(folder: Path | None) -> list[Chain]:
-    from edgekv.store.listing import list_chains
+    from edgekv.prefix_cache.listing import list_chains
 
     return list_chains(_folder(folder))
 

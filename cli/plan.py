@@ -53,7 +53,7 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     4 if the plan does not fit.
     """
     from edgekv.measure.planned import Measuring, PlanQuestion, plan_here
-    from edgekv.store.settings import StoreSettings
+    from edgekv.prefix_cache.settings import StoreSettings
 
     path = model_path(model)
     chosen = split_kv_options(settings, path, slots)

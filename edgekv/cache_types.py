@@ -20,8 +20,8 @@ from edgekv.planning import devices
 from edgekv.planning.kept_type_errors import KeptTypeErrors, key_of
 from edgekv.planning.type_choice import check_by_layer, with_types
 from edgekv.planning.type_costs import TypeCost, type_cost
+from edgekv.prefix_cache.digests import digest_of_model, known_digest
 from edgekv.runtime import measured_heads, measured_types, runtime  # first: it puts llama_cpp on our libraries
-from edgekv.store.digests import digest_of_model, known_digest
 
 import llama_cpp
 

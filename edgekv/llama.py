@@ -24,9 +24,9 @@ from edgekv.planning.context import check_context
 from edgekv.planning.device_fit import device_plan
 from edgekv.planning.home import no_home
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
+from edgekv.prefix_cache.digests import digest_of_model
 from edgekv.runtime import measured_heads, runtime  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
-from edgekv.store.digests import digest_of_model
 from edgekv.tiering import eviction
 
 import llama_cpp

@@ -22,7 +22,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _R
 pytest_plugins = ("support.arithmetic", "support.fake_cupy", "support.fake_gpus", "support.serve_process")
 
 
-QUICK = ("arrays", "config", "models", "planning", "policies", "store", "tiering", "test_house.py", "test_imports.py")
+QUICK = ("arrays", "config", "models", "planning", "policies", "prefix_cache", "tiering", "test_house.py", "test_imports.py")
 """Folders and files of `pytest -m quick`: pure packages, and the house rules."""
 
 NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_device_fit.py", "test_device_tier.py", "test_digests.py", "test_faults.py",

@@ -10,9 +10,9 @@ from edgekv import _native
 from edgekv._native import weight_types
 from edgekv.config import SelectionOptions
 from edgekv.planning.roofline import rows_read
-from edgekv.store.folder import FolderPlace
-from edgekv.store.remote import RedisPlace
-from edgekv.store.results import StoreStats
+from edgekv.prefix_cache.folder import FolderPlace
+from edgekv.prefix_cache.remote import RedisPlace
+from edgekv.prefix_cache.results import StoreStats
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = {"a tenth": 0.1, "a fifth": 0.2, "twice": 2.0, "nearly three times": 2.83, "about twice": 2.0}

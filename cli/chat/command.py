@@ -29,7 +29,7 @@ from edgekv.common.enums import KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
-    from edgekv.store.settings import StoreSettings
+    from edgekv.prefix_cache.settings import StoreSettings
 
 _MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 
@@ -215,7 +215,7 @@ def _store(on_disk: bool) -> StoreSettings:
     """The prefix store, which spares reading a resumed conversation again; on disk too where the conversation is kept. On a small machine it
     leaves the memory to the model."""
     from edgekv.planning.available import available_bytes
-    from edgekv.store.settings import StoreSettings, default_folder
+    from edgekv.prefix_cache.settings import StoreSettings, default_folder
 
     ram_bytes = min(StoreSettings.ram_bytes, int(_STORE_SHARE * available_bytes()))
     return StoreSettings(ram_bytes, folder=default_folder() if on_disk else None)

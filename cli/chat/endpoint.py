@@ -12,8 +12,8 @@ from edgekv.cli.chat.client import ChatClient
 from edgekv.cli.chat.kv_status import KvStatus, Row, size_column
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.common.units import size
-from edgekv.store import conversations
-from edgekv.store.settings import default_folder
+from edgekv.prefix_cache import conversations
+from edgekv.prefix_cache.settings import default_folder
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.views import Span

@@ -9,7 +9,7 @@ from edgekv.cli.chat.kept import Keeper, KeptChats
 from edgekv.cli.chat.saved import read_messages
 from edgekv.cli.chat.session import Conversation
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, ContextOverflow, EdgeKVError
-from edgekv.store.settings import default_folder
+from edgekv.prefix_cache.settings import default_folder
 
 if TYPE_CHECKING:  # they take long to import, which `edgekv chat` does while the model is loaded
     from edgekv.cli.chat.client import ChatClient

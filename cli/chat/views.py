@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
 from edgekv.common.enums import WhenFull
+from edgekv.prefix_cache import conversations
+from edgekv.prefix_cache.settings import default_folder
 from edgekv.server.server import Server
-from edgekv.store import conversations
-from edgekv.store.settings import default_folder
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime

@@ -11,7 +11,7 @@ from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import parse_bytes, parse_duration, size
-from edgekv.store.settings import StoreSettings
+from edgekv.prefix_cache.settings import StoreSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +28,7 @@ def _size(noun: str) -> Callable[[str], int]:
 
 def parse_address(text: str) -> str:
     """The address of a shared server. Raises ConfigError."""
-    from edgekv.store.places import shared_scheme
+    from edgekv.prefix_cache.places import shared_scheme
 
     shared_scheme(text)
     return text

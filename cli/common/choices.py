@@ -62,8 +62,8 @@ def conversations(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """IDs of the conversations in the folder of --cache-dir."""
-    from edgekv.store.listing import list_chains
-    from edgekv.store.settings import default_folder
+    from edgekv.prefix_cache.listing import list_chains
+    from edgekv.prefix_cache.settings import default_folder
 
     chains = list_chains(ctx.params.get("folder") or default_folder())
     return items({chain.id: f"{chain.name}, {chain.n_tokens:,} tokens" for chain in chains}, incomplete)
@@ -71,16 +71,16 @@ def stored(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 def stored_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the models of the stored conversations."""
-    from edgekv.store.listing import list_chains
-    from edgekv.store.settings import default_folder
+    from edgekv.prefix_cache.listing import list_chains
+    from edgekv.prefix_cache.settings import default_folder
 
     return items(sorted({chain.name for chain in list_chains(ctx.params.get("folder") or default_folder())}), incomplete)
 
 
 def pins(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names that pin stored conversations."""
-    from edgekv.store.named import read_pins
-    from edgekv.store.settings import default_folder
+    from edgekv.prefix_cache.named import read_pins
+    from edgekv.prefix_cache.settings import default_folder
 
     return items([pin.name for pin in read_pins(ctx.params.get("folder") or default_folder())], incomplete)
 

@@ -82,7 +82,7 @@ def when_full_option(default: str) -> Callable[[F], F]:
 
 
 def _recall(text: str) -> Any:
-    from edgekv.store.settings import RecallSettings
+    from edgekv.prefix_cache.settings import RecallSettings
 
     return RecallSettings(None if text.lower() == "ram" else Path(text).expanduser())
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
-from edgekv.store.results import Miss
+from edgekv.prefix_cache.results import Miss
 
 log = logging.getLogger("edgekv")
 

@@ -27,9 +27,9 @@ from edgekv.measure.decoder import Decoder
 from edgekv.measure.steps import rotated, set_mode
 from edgekv.models.geometry import geometry
 from edgekv.planning.fit import rounded
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.prefixes import Prefixes
-from edgekv.store.settings import StoreSettings
 
 QUESTION_TOKENS = 32
 """Tokens that are read behind the kept ones: the first token follows them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import parse_duration
-from edgekv.store.kept_prompts import Kept, KeptPrompt, find_prompt
+from edgekv.prefix_cache.kept_prompts import Kept, KeptPrompt, find_prompt
 
 log = logging.getLogger("edgekv")
 

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future, wait
 from pathlib import Path
 
-from edgekv.store.digests import digest_of_model, stamps_of_model
+from edgekv.prefix_cache.digests import digest_of_model, stamps_of_model
 
 
 class Digesting:

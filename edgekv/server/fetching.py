@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgekv.store.blocks import BLOCK_TOKENS, n_common
-from edgekv.store.results import PrefixHit
-from edgekv.store.store import PrefixStore
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, n_common
+from edgekv.prefix_cache.results import PrefixHit
+from edgekv.prefix_cache.store import PrefixStore
 
 log = logging.getLogger("edgekv")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import CachedTokens, Medium
 from edgekv.common.enums import MissReason
+from edgekv.prefix_cache.results import BlockPiece, Miss, PrefixHit, pieces_up_to
 from edgekv.server.media import whole_media
-from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
 
 log = logging.getLogger("edgekv")
 

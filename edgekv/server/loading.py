@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime.tokens import Tokens
-from edgekv.store.results import BlockPiece
 
 log = logging.getLogger("edgekv")
 

@@ -18,6 +18,16 @@ from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
 from edgekv.models.geometry import Geometry
+from edgekv.prefix_cache import conversations
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS
+from edgekv.prefix_cache.coming import layer_groups
+from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.kept_prompts import Kept
+from edgekv.prefix_cache.places import unreadable
+from edgekv.prefix_cache.results import BlockPiece, Miss, PrefixHit, pieces_up_to
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.cache_requests import CacheRequests
@@ -29,16 +39,6 @@ from edgekv.server.media import Media, whole_media
 from edgekv.server.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
 from edgekv.server.saving import Saver
 from edgekv.server.snapshot_keeper import SnapshotKeeper
-from edgekv.store import conversations
-from edgekv.store.blocks import BLOCK_TOKENS
-from edgekv.store.coming import layer_groups
-from edgekv.store.identity import ModelIdentity
-from edgekv.store.kept_prompts import Kept
-from edgekv.store.places import unreadable
-from edgekv.store.results import BlockPiece, Miss, PrefixHit, pieces_up_to
-from edgekv.store.settings import StoreSettings
-from edgekv.store.shared_ram import SharedRam
-from edgekv.store.store import PrefixStore, StoreStats
 
 if TYPE_CHECKING:
     from edgekv.server.shown import StoreFigures

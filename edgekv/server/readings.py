@@ -9,11 +9,11 @@ import numpy as np
 
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.common.enums import CacheCodec, KvMode, PromptReading
+from edgekv.prefix_cache.blocks import Reading, ReadWith
+from edgekv.prefix_cache.results import BlockPiece
 from edgekv.runtime import cells
 from edgekv.runtime.runtime import Runtime
 from edgekv.runtime.sampling import sampled_with, sparse_with
-from edgekv.store.blocks import Reading, ReadWith
-from edgekv.store.results import BlockPiece
 
 _LABELS = {Reading.EXACT: 0, Reading.ROUNDED: cells.ROUNDED, Reading.SAMPLED: cells.SAMPLED, Reading.SPARSE: cells.SPARSE_PROMPT}
 

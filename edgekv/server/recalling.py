@@ -14,16 +14,16 @@ from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import CacheOptions
 from edgekv.models.geometry import Geometry
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS
+from edgekv.prefix_cache.exchanges import Exchanges, Record, names
+from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
+from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
+from edgekv.prefix_cache.store import PrefixStore
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.identities import Built, Identities
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.readings import accepted, kept_tokens, label_of, read_with
-from edgekv.store.blocks import BLOCK_TOKENS
-from edgekv.store.exchanges import Exchanges, Record, names
-from edgekv.store.identity import ModelIdentity, RowLayout
-from edgekv.store.settings import RecallSettings, StoreSettings
-from edgekv.store.store import PrefixStore
 
 FIRST_LAYER, END_LAYER = 1 / 10, 1 / 5
 """The layers whose values tell what an exchange is about, as shares of all: of the tried means they find the most (LOG.md, recall)."""

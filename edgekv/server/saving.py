@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv.store.blocks import n_common
+from edgekv.prefix_cache.blocks import n_common
 
 log = logging.getLogger("edgekv")
 

@@ -19,10 +19,10 @@ from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.planning.fit import in_tokens, unifies
+from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.server.log import bare_message
 from edgekv.server.sites import parse_origin
-from edgekv.store.settings import RecallSettings, StoreSettings
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16

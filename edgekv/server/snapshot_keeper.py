@@ -9,12 +9,12 @@ import numpy as np
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.models.geometry import Geometry
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, ReadWith
+from edgekv.prefix_cache.coming import layer_groups
+from edgekv.prefix_cache.results import BlockPiece, PrefixHit
+from edgekv.prefix_cache.store import PrefixStore
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.loading import Loading
-from edgekv.store.blocks import BLOCK_TOKENS, ReadWith
-from edgekv.store.coming import layer_groups
-from edgekv.store.results import BlockPiece, PrefixHit
-from edgekv.store.store import PrefixStore
 
 LEAST_SPACING = 512
 """Fewest tokens between two snapshots in the middle of a prompt."""

@@ -28,9 +28,9 @@ from edgekv.models import geometry
 from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.planning import served
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime import runtime
 from edgekv.runtime.runtime import Runtime
-from edgekv.store.settings import StoreSettings
 
 import llama_cpp
 

@@ -15,8 +15,8 @@ from edgekv.cli.main import cli
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError
 from edgekv.models import geometry
+from edgekv.prefix_cache.coming import BlockReader
 from edgekv.server.prefixes import Prefixes
-from edgekv.store.coming import BlockReader
 
 N = 600
 SMALL = {"n_tokens": N, "n_predicted": 4, "n_turns": 2, "n_threads": 1}

@@ -12,10 +12,10 @@ from support.stores import n_restored, open_store
 
 from edgekv.cli.cache import cache
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.store.blocks import Reading
-from edgekv.store.conversations import add_blocks
-from edgekv.store.files import scan
-from edgekv.store.settings import default_folder
+from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.conversations import add_blocks
+from edgekv.prefix_cache.files import scan
+from edgekv.prefix_cache.settings import default_folder
 
 SYSTEM = conversation(512, 0)
 TALKS = [conversation(100 * n, n, after=SYSTEM) for n in (1, 2, 3)]

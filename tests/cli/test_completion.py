@@ -22,8 +22,8 @@ from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.choices import OF_OPTION, TEXTS
 from edgekv.cli.main import COMMANDS, cli
 from edgekv.policies import POLICIES
-from edgekv.store.listing import list_chains
-from edgekv.store.named import Pin, write_pin
+from edgekv.prefix_cache.listing import list_chains
+from edgekv.prefix_cache.named import Pin, write_pin
 from edgekv.tiering.prefetch import PREFETCHERS
 
 SHELLS = ("bash", "zsh", "fish")

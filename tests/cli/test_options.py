@@ -13,7 +13,7 @@ from edgekv.common.errors import ConfigError, CudaUnavailable
 from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
 from edgekv.planning import devices
 from edgekv.policies import POLICIES
-from edgekv.store.settings import RecallSettings
+from edgekv.prefix_cache.settings import RecallSettings
 from edgekv.tiering.prefetch import PREFETCHERS
 
 pytestmark = pytest.mark.usefixtures("no_variables")

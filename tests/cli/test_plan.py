@@ -25,9 +25,9 @@ from edgekv.models.shapes import SHAPES
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.host import WeightRates
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
-from edgekv.store.settings import StoreSettings
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ from edgekv.cli.serve import _announce
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_USAGE, ConfigError, DoesNotFit
 from edgekv.models import geometry
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
-from edgekv.store.settings import StoreSettings
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 

@@ -2,7 +2,7 @@
 
 from .fault import Fault
 
-POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/tiering/", "edgekv/store/", "edgekv/server/"
+POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/tiering/", "edgekv/prefix_cache/", "edgekv/server/"
 
 PYTHON = [
     Fault("lru-older-is-worth-more", "policies", POLICIES + "caches/lru.py", "scores /= aged", "scores *= aged"),

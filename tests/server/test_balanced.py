@@ -15,7 +15,7 @@ from support.clients import post, send, until
 from support.redis_server import RedisServer, free_port
 from support.serve_process import Served, serving
 
-README = Path(__file__).resolve().parents[2] / "edgekv/store/README.md"
+README = Path(__file__).resolve().parents[2] / "edgekv/prefix_cache/README.md"
 N_TOKENS = 600
 
 

@@ -10,10 +10,10 @@ import pytest
 from support.clients import post
 from support.prefix_server import EXACT, SPARSE, ask, conversation, n_read, serve
 
+from edgekv.prefix_cache.results import KeptSnapshot
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import snapshot_keeper
 from edgekv.server.server import Server
-from edgekv.store.results import KeptSnapshot
-from edgekv.store.settings import StoreSettings
 
 KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
 OPENING = 4

@@ -8,10 +8,10 @@ from support import prefix_server
 from support.clients import Reply, post, send
 from support.prefix_server import ask, n_read, serve
 
+from edgekv.prefix_cache.files import scan
+from edgekv.prefix_cache.named import Pin, read_pins, write_pin
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
-from edgekv.store.files import scan
-from edgekv.store.named import Pin, read_pins, write_pin
-from edgekv.store.settings import StoreSettings
 
 ANNA, BERT = "key-of-anna", "key-of-bert"
 CACHE = "/edgekv/cache"

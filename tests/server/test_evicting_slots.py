@@ -11,9 +11,9 @@ from support.resident import resident_bytes
 from edgekv.common.errors import ConfigError
 from edgekv.models.synth_file import SyntheticShape
 from edgekv.planning.context import ENDLESS
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
-from edgekv.store.settings import StoreSettings
 
 KEEP = 256
 EVICT = {"mode": "evict", "keep": KEEP, "plan_every": 1, "recent_tokens": 32}

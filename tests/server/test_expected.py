@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
+from edgekv.prefix_cache.results import PrefixHit
 from edgekv.server import fetching
 from edgekv.server.fetching import Expected, Fetch, WantedPrefix
-from edgekv.store.results import PrefixHit
 
 ASKED = WantedPrefix(b"root", np.arange(64, dtype=np.int32))
 

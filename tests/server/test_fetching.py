@@ -17,10 +17,10 @@ from support.clients import send, until
 from support.prefix_server import EXACT, ask, n_read
 from support.redis_server import RedisServer
 
+from edgekv.prefix_cache.remote import RedisPlace
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.server import Server
-from edgekv.store.remote import RedisPlace
-from edgekv.store.settings import StoreSettings
 
 pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
 OFF = {"mode": "off"}

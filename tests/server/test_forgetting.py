@@ -7,9 +7,9 @@ import pytest
 from support import prefix_server
 from support.clients import post
 
+from edgekv.prefix_cache.files import scan
+from edgekv.prefix_cache.settings import StoreSettings, default_folder
 from edgekv.server.server import Server
-from edgekv.store.files import scan
-from edgekv.store.settings import StoreSettings, default_folder
 
 N = 600
 conversation = partial(prefix_server.conversation, n=N)

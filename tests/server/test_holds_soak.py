@@ -14,8 +14,8 @@ import psutil
 from support.clients import Endpoint
 from support.local_server import exposed, options
 
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
-from edgekv.store.settings import StoreSettings
 
 N_SLOTS, N_STREAMS = 4, 16
 SOAK_MINUTES = float(os.environ.get("EDGEKV_SOAK_MINUTES", "0"))

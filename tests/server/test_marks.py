@@ -8,9 +8,9 @@ import pytest
 from support.clients import CHAT, Reply, Stream, drained, post, send
 from support.prefix_server import serve
 
+from edgekv.prefix_cache.named import read_pins
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
-from edgekv.store.named import read_pins
-from edgekv.store.settings import StoreSettings
 
 TOOLS_TEMPLATE = Path(__file__).parents[1] / "support" / "tools.jinja"
 DOCUMENT = "All cats of the house sleep on the warm roof until the evening comes. " * 40

@@ -17,12 +17,12 @@ from support.vision import assistant, picture, request, text, user
 from edgekv._native.prefix_callbacks import Medium, SequenceTokens
 from edgekv.common.errors import EdgeKVError
 from edgekv.models import synth
+from edgekv.prefix_cache import coming
+from edgekv.prefix_cache.files import read_header
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import digesting
 from edgekv.server.media import Media, media_numbers, whole_media
 from edgekv.server.server import Server
-from edgekv.store import coming
-from edgekv.store.files import read_header
-from edgekv.store.settings import StoreSettings
 
 OPENING = 4
 """Tokens of a prompt's end behind its newest snapshot."""

@@ -11,13 +11,13 @@ from support.prefix_server import SPARSE, ask, conversation, serve
 
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit
+from edgekv.prefix_cache.results import PrefixHit
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.store import PrefixStore
 from edgekv.runtime.tokens import Tokens
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server.digesting import Digesting
 from edgekv.server.server import Server
-from edgekv.store.results import PrefixHit
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
 
 STORE = StoreSettings(ram_bytes=64 << 20)
 
@@ -92,7 +92,7 @@ def _damage(full, monkeypatch):
 
 
 def _down(full, monkeypatch):
-    monkeypatch.setattr("edgekv.store.place.Outage.working", property(lambda _: False))
+    monkeypatch.setattr("edgekv.prefix_cache.place.Outage.working", property(lambda _: False))
 
 
 def _cheaper(full, monkeypatch):

@@ -8,8 +8,8 @@ import pytest
 from support import prefix_server
 from support.clients import CHAT, Reply, send
 
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
-from edgekv.store.settings import StoreSettings
 
 ANNA, BERT = "key-of-anna", "key-of-bert"
 N = 600

@@ -9,7 +9,7 @@ from support.prefix_server import EXACT, ask, conversation, from_disk, n_read, s
 
 from edgekv.models.reader import open_gguf
 from edgekv.models.synth_file import SyntheticShape
-from edgekv.store.settings import StoreSettings
+from edgekv.prefix_cache.settings import StoreSettings
 
 SHAPE = SyntheticShape(n_layer=4, n_head=6)
 PROMPT = conversation(1, 300)

@@ -16,11 +16,11 @@ from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
+from edgekv.prefix_cache import bound, store
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime import attachments
 from edgekv.server import digesting, identities
 from edgekv.server.prefixes import Prefixes
-from edgekv.store import bound, store
-from edgekv.store.settings import StoreSettings
 
 N_SCALES = 1000
 

@@ -10,9 +10,9 @@ from support.prefix_server import EXACT, ask, conversation, serve
 
 from edgekv._native import http_server as native
 from edgekv._native.token_rows import HeldTokens
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import saving
 from edgekv.server.saving import PAUSE_S, POLL_S, STILL_GAPS, STILL_S, Saver
-from edgekv.store.settings import StoreSettings
 
 
 class Clock(threading.Condition):

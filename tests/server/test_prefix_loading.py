@@ -21,12 +21,12 @@ from support.clients import send
 from support.prefix_server import EXACT, SPARSE
 
 from edgekv._native import testing
+from edgekv.prefix_cache import coming
+from edgekv.prefix_cache.coming import BlockReader
+from edgekv.prefix_cache.files import read_header
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.tokens import Tokens
 from edgekv.server.server import Server
-from edgekv.store import coming
-from edgekv.store.coming import BlockReader
-from edgekv.store.files import read_header
-from edgekv.store.settings import StoreSettings
 
 MODES = pytest.mark.parametrize("kv", [EXACT, SPARSE], ids=["exact", "sparse"])
 N, N_LAYERS = 700, 6

@@ -11,8 +11,8 @@ from support.prefix_server import EXACT, SPARSE, ask, conversation, from_disk, n
 
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED
-from edgekv.store.settings import StoreSettings
 
 # ---- conversations that come back ---------------------------------------------------------------------------------------------
 

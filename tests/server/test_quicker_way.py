@@ -8,8 +8,8 @@ import pytest
 from support import prefix_server
 from support.prefix_server import ask, n_read, serve
 
-from edgekv.store.coming import BlockReader
-from edgekv.store.settings import StoreSettings
+from edgekv.prefix_cache.coming import BlockReader
+from edgekv.prefix_cache.settings import StoreSettings
 
 
 def conversation(seed: int) -> list[int]:

@@ -10,9 +10,9 @@ from support.prefix_server import EXACT, SPARSE, serve
 
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.prefix_cache.exchanges import Exchanges, Record
+from edgekv.prefix_cache.settings import RecallSettings
 from edgekv.server import recalling
-from edgekv.store.exchanges import Exchanges, Record
-from edgekv.store.settings import RecallSettings
 
 SYSTEM = {"role": "system", "content": "You always answer at length."}
 N_CTX = 512

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support import prefix_server
 
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
-from edgekv.store.settings import StoreSettings
 
 EXACT = {"mode": "exact"}
 SPARSE = {"mode": "sparse", "exact_tokens": 256, "resolution": 30.0}

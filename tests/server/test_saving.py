@@ -10,7 +10,7 @@ import pytest
 from support.prefix_server import EXACT, SPARSE, ask, conversation, serve
 
 from edgekv._native.token_rows import HeldTokens
-from edgekv.store.settings import StoreSettings
+from edgekv.prefix_cache.settings import StoreSettings
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from support.arithmetic import of_stock
 from support.clients import post
 
 from edgekv.config import KvOptions
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server, ServerOptions
-from edgekv.store.settings import StoreSettings
 
 MODES = {
     "off": {"mode": "off"},

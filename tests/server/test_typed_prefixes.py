@@ -6,9 +6,9 @@ from support.prefix_server import EXACT, conversation, from_disk
 
 from edgekv.common.enums import CacheType
 from edgekv.config import CacheOptions, LayerTypes
+from edgekv.prefix_cache.listing import list_chains
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.identities import named
-from edgekv.store.listing import list_chains
-from edgekv.store.settings import StoreSettings
 
 Q8, Q4 = CacheType.Q8_0, CacheType.Q4_0
 PROMPT = conversation(1, 300)

@@ -8,11 +8,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.clients import send, until
 from support.local_server import ask, complete, exposed, options, settled
 
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import metrics
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerLimits
 from edgekv.server.shown import Served, Shown, StoreFigures
-from edgekv.store.settings import StoreSettings
 
 TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_requests_waiting": "edgekv_requests_waiting",
          "vllm:request_queue_time_seconds": "edgekv_queue_time_seconds", "vllm:time_to_first_token_seconds": "edgekv_time_to_first_token_seconds",

@@ -10,10 +10,10 @@ from support.prefix_server import serve
 
 from edgekv.cli.cache import cache
 from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server import warming
 from edgekv.server.server import Server
 from edgekv.server.warming import Warmer, texts_of
-from edgekv.store.settings import StoreSettings
 
 TEXT = "All cats of the house sleep on the warm roof until the evening comes. " * 60
 

@@ -7,9 +7,9 @@ from itertools import accumulate
 import numpy as np
 from hypothesis import strategies as st
 
-from edgekv.store.blocks import BLOCK_TOKENS, Reading
-from edgekv.store.identity import ModelIdentity, RowLayout
-from edgekv.store.results import PrefixHit
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
+from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
+from edgekv.prefix_cache.results import PrefixHit
 
 LAYOUT = RowLayout(k_bytes=(8, 16), v_bytes=(4, 8))
 """36 bytes of each token, in two layers."""

@@ -6,8 +6,8 @@ import numpy as np
 from support.clients import post
 
 from edgekv.config import KvOptions
+from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server, ServerOptions
-from edgekv.store.settings import StoreSettings
 
 EXACT = {"mode": "exact", "policy": "none", "kv_budget": 0}
 SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "resolution": 16.0}

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from support.prefix_rows import check_rows, exact, identity, reader
 
-from edgekv.store.blocks import Reading
-from edgekv.store.identity import ModelIdentity
-from edgekv.store.results import Saved
-from edgekv.store.settings import StoreSettings
-from edgekv.store.store import PrefixStore
+from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.results import Saved
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.store import PrefixStore
 
 
 def open_store(folder: Path | None = None, ram_bytes: int = 1 << 30, who: ModelIdentity | None = None, **settings) -> PrefixStore:

@@ -1,0 +1,97 @@
+"""Notes which blocks of a folder a conversation uses, so that deleting it deletes them.
+
+    FOLDER/conversations/NAME.json    keys of blocks, hexadecimal
+"""
+
+import contextlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgekv.common.errors import EdgeKVError
+from edgekv.prefix_cache.files import BlockFile, remove_file, scan, temporary_name
+from edgekv.prefix_cache.named import pinned_paths, read_pins, snapshots_on
+
+_NAME = re.compile(r"[0-9a-z]{1,64}")
+_ENDING = ".json"
+
+
+def add_blocks(folder: Path, name: str, keys: Iterable[bytes]) -> None:
+    """The conversation has these blocks too; `name`: small letters and digits. Raises OSError."""
+    path = _path(folder, name)
+    had = _keys(path)
+    if had.issuperset(keys := set(keys)):
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(temporary_name())
+    temporary.touch(mode=0o600)
+    temporary.write_text(json.dumps(sorted(key.hex() for key in had | keys)))
+    temporary.replace(path)
+
+
+def knows(folder: Path, name: str) -> bool:
+    """Whether blocks of the conversation were ever kept in the folder."""
+    return _path(folder, name).exists()
+
+
+def blocks_alone(folder: Path, name: str) -> set[bytes]:
+    """Keys of the blocks that only this conversation uses."""
+    keys = _keys(own := _path(folder, name))
+    for path in own.parent.glob(f"*{_ENDING}"):
+        if path != own:
+            keys -= _keys(path)
+    return keys
+
+
+def forget(folder: Path, name: str) -> int:
+    """Remove the blocks that the conversation has and no other one, with all that goes on from them; what is pinned stays. Bytes removed.
+    Raises EdgeKVError."""
+    try:
+        files = list(scan(folder))
+        doomed = {file.link.key for file in _with_followers(blocks_alone(folder, name), files)}
+        doomed |= {file.link.key for file in snapshots_on((file for file in files if file.link.key in doomed), files)}
+        pinned = pinned_paths(read_pins(folder), files)
+        n_bytes = sum(file.n_bytes for file in files if file.link.key in doomed and file.path not in pinned and remove_file(file.path))
+        _path(folder, name).unlink(missing_ok=True)
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+    return n_bytes
+
+
+def forget_all(folder: Path) -> None:
+    """Forget the blocks of every conversation, because the folder has none left. Raises EdgeKVError."""
+    try:
+        for path in (folder / "conversations").glob(f"*{_ENDING}"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+
+
+def _with_followers(keys: set[bytes], files: list[BlockFile]) -> list[BlockFile]:
+    """The files of these blocks and of all blocks that follow: only these conversations lead there."""
+    below: dict[bytes, list[BlockFile]] = defaultdict(list)
+    for file in files:
+        below[file.link.parent].append(file)
+    pending = [file for file in files if file.link.key in keys]
+    found: dict[Path, BlockFile] = {}
+    while pending:
+        file = pending.pop()
+        if file.path not in found:
+            found[file.path] = file
+            pending += below[file.link.key]
+    return list(found.values())
+
+
+def _keys(path: Path) -> set[bytes]:
+    """None if the file is missing or not ours."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return {bytes.fromhex(key) for key in json.loads(path.read_text())}
+    return set()
+
+
+def _path(folder: Path, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a conversation")
+    return folder / "conversations" / f"{name}{_ENDING}"

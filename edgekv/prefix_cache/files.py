@@ -1,0 +1,194 @@
+"""The files of blocks in a folder, without an index, so that several processes can share it.
+
+    FOLDER/ROOT/PARENT/KEY-READING-N.kv    a block; all names are in hexadecimal, ROOT is that of the model identity
+    FOLDER/ROOT/PARENT/KEY-READING-N.kvr   the same block, rounded
+    FOLDER/ROOT/PARENT/KEY-READING-N.snap  a snapshot
+    FOLDER/ROOT/PARENT/.tmp-RANDOM         one that is being written, by the process that has it locked
+    FOLDER/pins/NAME.json                  a chain that is kept until the pin expires
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+
+from edgekv.prefix_cache.blocks import KEY_BYTES, Link, Reading
+from edgekv.prefix_cache.format import BlockHeader, Refused, decode_header, header_bytes
+
+TEMPORARY = ".tmp-"
+_HEX = rf"[0-9a-f]{{{2 * KEY_BYTES}}}"
+_NAME = re.compile(rf"({_HEX})-([0-9])-([0-9]{{1,3}})\.(kv|kvr|snap)")
+_FOLDER = re.compile(_HEX)
+_FIRST_READ = 8192
+"""Most headers are shorter."""
+_OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE}
+
+
+@dataclass(frozen=True)
+class BlockFile:
+    """A file with a block's name, not yet opened."""
+
+    path: Path
+    root: bytes
+    link: Link
+    n_bytes: int
+    used_ns: int
+    """When it was last used: its modification time."""
+
+
+def path_of(folder: Path, root: bytes, link: Link) -> Path:
+    """Of the copy that is rounded, if the link is."""
+    ending = "snap" if link.snapshot else "kvr" if link.rounded else "kv"
+    return folder / root.hex() / link.parent.hex() / f"{link.key.hex()}-{int(link.reading)}-{link.n}.{ending}"
+
+
+def path_of_raw(copy: BlockFile) -> Path:
+    """The name beside a rounded copy's that its block has as it was read."""
+    return copy.path.with_suffix(".kv")
+
+
+def temporary_name() -> str:
+    """A new name each time, unique also among containers whose processes share numbers."""
+    return TEMPORARY + secrets.token_hex(8)
+
+
+def open_file(path: Path) -> FileIO:
+    """Open a file for reading, unbuffered and without waiting. Raises Refused for anything but a plain file, OSError."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # a pipe would wait for a writer
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Refused("it is not a file", damaged=False)
+    return file
+
+
+def of_one_file(error: OSError, folder: Path) -> bool:
+    """Whether an error is about one file or folder in `folder`, such as another user's, and not about all that is there."""
+    return error.errno in _OF_ONE_FILE and os.access(folder, os.R_OK | os.X_OK)
+
+
+def link_of(parent: bytes, name: str) -> Link | None:
+    """The link that a file's name tells; None for other names."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[2]) > max(Reading):
+        return None
+    return Link(bytes.fromhex(match[1]), parent, Reading(int(match[2])), int(match[3]), snapshot=match[4] == "snap", rounded=match[4] == "kvr")
+
+
+def links_below(folder: Path, root: bytes, parent: bytes) -> list[Link]:
+    """The files of all blocks, with both copies of some, and of all snapshots that follow `parent`; none if there is no folder. Raises OSError."""
+    try:
+        names = os.listdir(folder / root.hex() / parent.hex())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [link for link in (link_of(parent, name) for name in sorted(names)) if link is not None]
+
+
+def scan(folder: Path) -> Iterator[BlockFile]:
+    """Every file of a block or snapshot of every model, but those that vanish meanwhile, and those in folders of other users. Raises OSError where
+    `folder` cannot be read."""
+    for root in _folders(folder):
+        for parent in _folders_in(root):
+            for entry in _entries_in(parent):
+                link = link_of(bytes.fromhex(parent.name), entry.name)
+                if link is not None:
+                    with contextlib.suppress(FileNotFoundError, PermissionError):
+                        found = entry.stat(follow_symlinks=False)
+                        yield BlockFile(Path(entry.path), bytes.fromhex(root.name), link, found.st_size, found.st_mtime_ns)
+
+
+def read_header(path: Path) -> BlockHeader:
+    """Raises Refused, OSError."""
+    with open_file(path) as file:
+        return decode_header(first_bytes(file))
+
+
+def first_bytes(file: FileIO) -> bytes:
+    """A file's header, as far as it goes, and maybe more. Raises Refused, OSError."""
+    data = file.read(_FIRST_READ)
+    return data + file.read(max(0, header_bytes(data) - len(data)))
+
+
+def read_whole(path: Path) -> np.ndarray:
+    """uint8 [n]. Not mapped: a file that another process cuts short must not end this one. Raises Refused if it is no plain file,
+    OSError."""
+    with open_file(path) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        at = 0
+        while at < len(data):
+            n = file.readinto(data.data[at:])
+            if not n:
+                return data[:at]
+            at += n
+    return data
+
+
+def remove_file(path: Path) -> bool:
+    """Remove a block's file, and its folder if it was the last one; False if it was gone. Raises OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(OSError):  # it is not empty
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+    return True
+
+
+def remove_temporaries(folder: Path) -> int:
+    """Remove the unlocked temporary files, whose processes were killed while they wrote. Returns their number. Raises OSError."""
+    n = 0
+    for root in _folders(folder):
+        for parent in _folders_in(root):
+            for entry in _entries_in(parent):
+                if entry.name.startswith(TEMPORARY):
+                    n += _remove_unlocked(Path(entry.path))
+    return n
+
+
+def _remove_unlocked(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (Refused, BlockingIOError, FileNotFoundError, PermissionError, IsADirectoryError):
+        return False
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    return True
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries(folder) if _is_folder(entry)]
+
+
+def _folders_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries_in(folder) if _is_folder(entry)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return _FOLDER.fullmatch(entry.name) is not None and entry.is_dir(follow_symlinks=False)
+
+
+def _entries_in(folder: os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    """None for another user's file."""
+    try:
+        return _entries(folder.path)
+    except PermissionError:
+        return []
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,385 @@
+"""A place below RAM: a folder, which survives the process and which several processes share."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from edgekv.common.enums import CacheCodec
+from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.bound import FolderBound
+from edgekv.prefix_cache.coming import ComingBlock, open_block
+from edgekv.prefix_cache.files import links_below, of_one_file, path_of, read_header, remove_file, remove_temporaries, temporary_name
+from edgekv.prefix_cache.format import Refused, encode
+from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.named import Pin, asked_name, extend_pin, read_pins, remove_pin
+from edgekv.prefix_cache.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.prefix_cache.place_rates import Rate, rounds
+from edgekv.prefix_cache.results import PlaceStats
+
+T = TypeVar("T")
+
+BACK_OFF_S = 30.0
+"""Seconds until a folder that was not writable is tried again."""
+
+N_READERS = 2
+"""Threads that open and read files."""
+
+REMEMBERED = 4096
+"""Blocks whose tokens are kept in memory, so that their files need not be opened to be compared."""
+
+MOST_ATTEMPTS = 9
+
+
+class FolderPlace:
+    """One model identity's part of a folder. The bound is that of the whole folder."""
+
+    name = "disk"
+    ahead = 1
+
+    def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None,
+                 codec: CacheCodec = CacheCodec.NONE):
+        self.stats = PlaceStats()
+        self._identity, self._root, self._folder = identity, identity.root_key(), Path(folder)
+        self._reading = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._writing = Outage(f"the folder {folder}", back_off_s, self.stats)
+        self._codec, self._rate, self._ttl_s = codec, Rate(), ttl_s
+        self._bound = FolderBound(self._folder, most_bytes)
+        self._latest: dict[bytes, int] = {}  # keys of the chain used last, and its times in ns
+        self._lock = threading.Lock()  # of the three below
+        self._tokens: OrderedDict[bytes, np.ndarray] = OrderedDict()
+        self._refused: set[Path] = set()
+        self._theirs: set[Path] = set()  # files of other users or programs among these, which are never written over
+        self._pool = ThreadPoolExecutor(N_READERS, thread_name_prefix="edgekv-read")
+        self._made = self._said_full = False
+        try:
+            self._make_folder()
+            remove_temporaries(self._folder)
+            self.tidy()
+            self._look()
+        except OSError as error:
+            self._writing.failed(_why(error))
+
+    @property
+    def working(self) -> bool:
+        return self._reading.working
+
+    @property
+    def writable(self) -> bool:
+        return self._writing.working
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------------------
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        return [self._copy(link) is not None for link in links]
+
+    def _copy(self, link: Link) -> Link | None:
+        """The copy that will do, the better one if there are two."""
+        return next((copy for copy in link.copies() if os.path.exists(path := self._path(copy)) and path not in self._refused), None)
+
+    def children(self, parent: bytes) -> list[Child]:
+        return self._below(parent, snapshots=False)
+
+    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
+        return [self._below(parent, snapshots=True) for parent in parents]
+
+    def _below(self, parent: bytes, snapshots: bool) -> list[Child]:
+        if not self.working:
+            return []
+        folder = self._folder / self._root.hex() / parent.hex()
+        links = self._read(folder, lambda _: links_below(self._folder, self._root, parent)) if folder not in self._refused else None
+        found = ((link, self._tokens_of(link)) for link in links or () if link.snapshot is snapshots)
+        return [Child(link, tokens) for link, tokens in found if tokens is not None]
+
+    def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
+        try:
+            return list(self._pool.map(self._open_one, links))
+        except RuntimeError:  # closed meanwhile
+            return [None] * len(links)
+
+    def _open_one(self, link: Link) -> ComingBlock | None:
+        copy = self._copy(link)
+        if copy is None:
+            return None
+        path = self._path(copy)
+        reader = self._read(path, lambda path: open_block(path, self._root, copy, self._identity.layout, self._rate))
+        if reader is None:
+            return None
+
+        def fill(layers: range, out: np.ndarray) -> bool:
+            n_bytes = self._read(path, lambda _: reader.read(layers, out))
+            self.stats.n_loaded_bytes += n_bytes or 0
+            return n_bytes is not None
+
+        self._reading.succeeded()
+        self._remember(link.key, reader.header.tokens)
+        return ComingBlock(reader.header.link, reader.header.tokens, reader.header.layout, fill, self._rate)
+
+    def _read(self, path: Path, read: Callable[[Path], T]) -> T | None:
+        """The result of `read` on a file; None if it is gone, refused or unreadable."""
+        try:
+            return read(path)
+        except FileNotFoundError:
+            return None
+        except Refused as refused:
+            self._refuse(path, refused)
+        except OSError as error:
+            if of_one_file(error, self._folder):
+                self._skip(path, error)
+            else:
+                self._reading.failed(_why(error))
+        return None
+
+    def _tokens_of(self, link: Link) -> np.ndarray | None:
+        with self._lock:
+            if link.key in self._tokens:
+                self._tokens.move_to_end(link.key)
+                return self._tokens[link.key]
+        path = self._path(link)
+        if path in self._refused:
+            return None
+
+        def read(path: Path) -> np.ndarray:
+            header = read_header(path)
+            if header.link != link or header.root != self._root:
+                raise Refused("it is another block than its name says", damaged=True)
+            return header.tokens
+
+        tokens = self._read(path, read)
+        if tokens is not None:
+            self._remember(link.key, tokens)
+        return tokens
+
+    def _remember(self, key: bytes, tokens: np.ndarray) -> None:
+        with self._lock:
+            self._tokens[key] = tokens
+            if len(self._tokens) > REMEMBERED:
+                self._tokens.popitem(last=False)
+
+    def _skip(self, path: Path, error: OSError) -> None:
+        with self._lock:
+            self._theirs.add(path)
+        self._refuse(path, Refused(f"it cannot be used ({error.strerror})", damaged=False))
+
+    def _refuse(self, path: Path, refused: Refused) -> None:
+        """Skip a file from now on, and remove it if it is a damaged block of ours. The log reports the first one."""
+        with self._lock:
+            if path in self._refused:
+                return
+            first = not self._refused
+            self._refused.add(path)
+            self.stats.n_refused += 1
+        if first:
+            then = "removed" if refused.damaged else "left alone"
+            log.warning("%s is not used and %s: %s; more such files in this folder are not reported", path, then, refused)
+        if refused.damaged:
+            with contextlib.suppress(OSError):
+                remove_file(path)
+                self._refused.discard(path)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------------------------
+
+    def touch(self, chain: Sequence[Link]) -> list[Link]:
+        now, lacking = time.time_ns(), []
+        # Children are evicted before their parents.
+        self._latest = {link.key: now - depth * 1_000_000 for depth, link in enumerate(chain)}
+        for link in chain:
+            there = [self._touch_one(replace(link, rounded=rounded)) for rounded in ((False,) if link.snapshot else (False, True))]
+            if not (there[0] or link.rounded and there[-1]):
+                lacking.append(link)
+        return lacking
+
+    def _touch_one(self, copy: Link) -> bool:
+        try:
+            os.utime(self._path(copy), ns=(self._latest[copy.key],) * 2)
+        except FileNotFoundError:
+            return False
+        except OSError:  # it can be read all the same
+            pass
+        return True
+
+    def pass_over(self, links: Sequence[Link]) -> None:
+        for link in links:
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                os.utime(self._path(link), ns=(0, 0))
+
+    def pin(self, key: bytes, expires: float) -> None:
+        name = asked_name(key)
+        try:
+            if expires:
+                self._make_folder()
+                extend_pin(self._folder, Pin(name, self._root, key, expires))
+            else:
+                remove_pin(self._folder, name)
+        except OSError as error:
+            self._writing.failed(_why(error))
+
+    def tidy(self) -> None:
+        if self._ttl_s is not None:
+            try:
+                self.stats.n_evicted += self._bound.expire(self._ttl_s)
+                self._counted()
+            except OSError as error:
+                self._writing.failed(_why(error))
+
+    def write(self, block: Block) -> Outcome:
+        rounded = block.may_round and self._identity.in_f16 and rounds(self._codec, self._rate, far=False)
+        if block.link.rounded or rounded:
+            copy = replace(block.link, rounded=True)
+            if self._copy(copy) is not None:
+                self._used_again(copy)
+                return Outcome.WRITTEN
+            if block.link.rounded:
+                return Outcome.DECLINED
+        copy = replace(block.link, rounded=rounded)
+        path = self._path(copy)
+        if path in self._theirs:
+            return Outcome.DECLINED
+        try:
+            if self._made and not self._folder.is_dir():
+                log.warning("the folder %s vanished with its prefixes; it is created again, and blocks in RAM are written again when they are used",
+                            self._folder)
+            self._make_folder()
+            if path in self._refused or not path.exists():
+                header, payload = encode(block, self._identity, rounded)
+                n_bytes = len(header) + len(payload)
+                fits, n_evicted = self._bound.make_room(copy, n_bytes, lambda link: link.key in self._latest)
+                self.stats.n_evicted += n_evicted
+                if not fits:
+                    self._say_full()
+                    self._counted()
+                    return Outcome.DECLINED
+                self._write_anyhow(path, header, payload, self._used_ns(copy))
+                self._bound.added(n_bytes)
+                self.stats.n_written += 1
+                self.stats.n_written_bytes += n_bytes
+            else:
+                self._used_again(copy)
+            self._remember(block.link.key, block.tokens)
+            if not block.link.snapshot:
+                self._drop_tails(block, rounded)
+        except OSError as error:
+            if of_one_file(error, self._folder) and self._is_theirs(path):
+                self._skip(path, error)
+                return Outcome.DECLINED
+            self._writing.failed(_why(error))
+            return Outcome.LATER
+        self._counted()
+        self._refused.discard(path)
+        self._writing.succeeded()
+        return Outcome.WRITTEN
+
+    def _used_ns(self, link: Link) -> int:
+        return self._latest.get(link.key, time.time_ns())
+
+    def _used_again(self, copy: Link) -> None:
+        """What is written and there already counts as used, or eviction takes it for as old as its file."""
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            os.utime(self._path(copy), ns=(self._used_ns(copy),) * 2)
+
+    def _say_full(self) -> None:
+        if self._bound.pinned and not self._said_full:
+            self._said_full = True
+            log.warning("pinned prompts fill the folder %s; others are not written until the time of these is over", self._folder)
+
+    @staticmethod
+    def _is_theirs(path: Path) -> bool:
+        """Whether a file in the block's place, or in its folder's, may not be written over by this user."""
+        return os.path.lexists(path) or (os.path.lexists(path.parent) and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)))
+
+    def _write_anyhow(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
+        """Write, and try again: other processes remove empty folders, and temporaries that look abandoned, while this one is about to write; and a
+        name may be taken."""
+        for _ in range(MOST_ATTEMPTS - 1):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._write_file(path, header, payload, used_ns)
+                return
+        self._write_file(path, header, payload, used_ns)
+
+    def _write_file(self, path: Path, header: bytes, payload: memoryview, used_ns: int) -> None:
+        """Write everything to disk under another name, then rename it."""
+        made = not path.parent.is_dir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / temporary_name()
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            write_all(descriptor, memoryview(header))
+            write_all(descriptor, payload)
+            os.utime(descriptor, ns=(used_ns, used_ns))
+            os.fsync(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        _sync_folder(path.parent)
+        if made:
+            _sync_folder(path.parent.parent)
+
+    def _drop_tails(self, block: Block, rounded: bool) -> None:
+        tails = [child.link for child in covered_tails(self.children(block.link.parent), block, rounded)]
+        pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
+        for link in tails:
+            path = self._path(link)
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # another process was quicker, or it is another user's
+                n_bytes = path.stat().st_size
+                if link.key not in pinned and remove_file(path):
+                    self._bound.removed(n_bytes)
+
+    def _make_folder(self) -> None:
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._made = True
+
+    def _look(self) -> None:
+        self._bound.look()
+        self._counted()
+
+    def _counted(self) -> None:
+        self.stats.n_blocks, self.stats.n_bytes = self._bound.n_blocks, self._bound.n_bytes
+
+    def _path(self, link: Link) -> Path:
+        return path_of(self._folder, self._root, link)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Raises OSError."""
+    while len(data):
+        data = data[os.write(descriptor, data) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:  # it was evicted again already
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _why(error: OSError) -> str:
+    """The cause of an error, as the end of a sentence that begins with the folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "is on a disk that is full"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"cannot be used ({os.strerror(error.errno).lower()}: may this user write there?)"
+    return f"cannot be used ({error.strerror or error})"

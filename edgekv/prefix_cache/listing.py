@@ -1,0 +1,182 @@
+"""Lists a folder of prefixes for people: conversations, their models, the blocks that they share, and their snapshots."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.files import BlockFile, path_of_raw, read_header, read_whole, remove_file, scan
+from edgekv.prefix_cache.format import Refused, decode
+from edgekv.prefix_cache.identity import begins_chain
+from edgekv.prefix_cache.named import Pin, chain_to, read_pins, snapshots_on
+
+ID_DIGITS = 12
+UNREADABLE = "(unreadable)"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The blocks of one conversation, from the first to one that nothing follows."""
+
+    files: tuple[BlockFile, ...]
+    name: str
+    """Of the model."""
+    own: tuple[BlockFile, ...]
+    """Blocks of this chain alone."""
+    pins: tuple[Pin, ...]
+    snapshots: tuple[BlockFile, ...] = ()
+    """Of models that keep more than rows; other chains with the same beginning may have them too."""
+    copies: tuple[BlockFile, ...] = ()
+    """Rounded copies of blocks that are also there as they were read."""
+
+    @property
+    def leaf(self) -> BlockFile:
+        return self.files[-1]
+
+    @property
+    def id(self) -> str:
+        return self.leaf.link.key.hex()[:ID_DIGITS]
+
+    @property
+    def whole(self) -> bool:
+        """Whether the chain has its beginning; without that it is never found, and goes when room is needed."""
+        return begins_chain(self.leaf.root, self.files[0].link.parent)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(file.link.n for file in self.files)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(file.n_bytes for file in (*self.files, *self.copies))
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.snapshots)
+
+    @property
+    def own_bytes(self) -> int:
+        return sum(file.n_bytes for file in self.own)
+
+    @property
+    def reading(self) -> Reading:
+        return self.leaf.link.label
+
+    def unused_s(self, now_ns: int | None = None) -> float:
+        """Seconds since it was last used."""
+        return max(0, (time.time_ns() if now_ns is None else now_ns) - self.leaf.used_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A block's file and its fault, if any."""
+
+    file: BlockFile
+    refused: Refused | None
+
+
+def list_chains(folder: Path) -> list[Chain]:
+    """Every conversation in a folder, the one that was used last first. Raises EdgeKVError if the folder cannot be read."""
+    files, pins = _scan(folder), read_pins(folder)
+    names: dict[bytes, str] = {}
+    found: list[tuple[BlockFile, list[BlockFile]]] = []
+    uses: Counter[Path] = Counter()
+    for root in dict.fromkeys(file.root for file in files):
+        by_key = {file.link.key: file for file in sorted(files, key=lambda file: not file.link.rounded) if file.root == root and not file.link.snapshot}
+        parents = {file.link.parent for file in by_key.values()}
+        paths = [chain_to(key, by_key) for key in by_key if key not in parents]
+        found += [(path[-1], path) for path in paths]
+        uses.update(file.path for path in paths for file in path)
+        names[root] = next(filter(None, map(_name, by_key.values())), UNREADABLE)
+    snapshots = [file for file in files if file.link.snapshot]
+    rounded = {file.link.key: file for file in files if file.link.rounded}
+    chains = [Chain(tuple(chain), names[leaf.root], tuple(file for file in chain if uses[file.path] == 1), _pins_on(chain, pins),
+                    tuple(snapshots_on(chain, snapshots)), _copies_of(chain, rounded)) for leaf, chain in found]
+    return sorted(chains, key=lambda chain: -chain.leaf.used_ns)
+
+
+def _copies_of(chain: list[BlockFile], rounded: dict[bytes, BlockFile]) -> tuple[BlockFile, ...]:
+    return tuple(rounded[file.link.key] for file in chain if not file.link.rounded and file.link.key in rounded)
+
+
+def _pins_on(chain: list[BlockFile], pins: list[Pin]) -> tuple[Pin, ...]:
+    keys = {(file.root, file.link.key) for file in chain}
+    return tuple(pin for pin in pins if (pin.root, pin.key) in keys)
+
+
+def find_chain(chains: list[Chain], start: str) -> Chain:
+    """The chain whose ID begins with `start`. Raises ConfigError if there is none, or more than one."""
+    found = [chain for chain in chains if start and chain.leaf.link.key.hex().startswith(start.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{start!r} is the beginning of {len(found)} IDs; write more of it: {', '.join(chain.id for chain in found[:4])}")
+    raise ConfigError(f"no stored conversation has an ID that begins with {start!r}; `edgekv cache list` shows them")
+
+
+def remove_chains(doomed: Iterable[Chain], chains: Iterable[Chain]) -> int:
+    """Remove the blocks of `doomed` that no other of `chains` has, the last of each first, and every snapshot that may follow them; bytes removed.
+    Raises EdgeKVError."""
+    doomed = list(doomed)
+    leaves = {chain.leaf.path for chain in doomed}
+    kept = {file.path for chain in chains if chain.leaf.path not in leaves for file in chain.files}
+    files = {file.path: file for chain in doomed for file in reversed(chain.files) if file.path not in kept}
+    files |= {copy.path: copy for chain in doomed for copy in chain.copies if path_of_raw(copy) in files}
+    files |= {file.path: file for chain in doomed for file in snapshots_on(files.values(), chain.snapshots)}
+    try:
+        return sum(file.n_bytes for file in files.values() if remove_file(file.path))
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+
+
+def remove_loose_snapshots(folder: Path) -> int:
+    """Remove the snapshots that are behind no stored block; bytes removed. Raises EdgeKVError."""
+    files = _scan(folder)
+    blocks = [file for file in files if not file.link.snapshot]
+    of_some = {file.path for file in snapshots_on(blocks, files)}
+    try:
+        return sum(file.n_bytes for file in files if file.link.snapshot and file.path not in of_some and remove_file(file.path))
+    except OSError as error:
+        raise EdgeKVError(f"{error.filename} cannot be removed: {error.strerror}") from None
+
+
+def check_files(folder: Path) -> Iterator[tuple[int, int, Checked]]:
+    """Read and verify every block and snapshot. Yields the number done, the number of all, and the last one. Raises EdgeKVError."""
+    files = _scan(folder)
+    for i, file in enumerate(files, 1):
+        refused = None
+        try:
+            decode(read_whole(file.path), file.root, file.link)
+        except Refused as error:
+            refused = error
+        except FileNotFoundError:  # evicted meanwhile
+            pass
+        except OSError as error:
+            refused = Refused(f"it cannot be read ({error.strerror})", damaged=False)
+        yield i, len(files), Checked(file, refused)
+
+
+def first_tokens(chain: Chain, n: int) -> list[int]:
+    """The first tokens of a conversation. Raises EdgeKVError if its first block cannot be read."""
+    file = chain.files[0]
+    try:
+        return read_header(file.path).tokens[:n].tolist()
+    except (OSError, Refused) as error:
+        raise EdgeKVError(f"{file.path} cannot be used: {error}; `edgekv cache verify --remove` removes what is damaged") from None
+
+
+def _name(file: BlockFile) -> str | None:
+    with contextlib.suppress(OSError, Refused):
+        return read_header(file.path).name
+    return None
+
+
+def _scan(folder: Path) -> list[BlockFile]:
+    try:
+        return list(scan(folder))
+    except OSError as error:
+        raise EdgeKVError(f"the folder {folder} cannot be read: {error.strerror}") from None

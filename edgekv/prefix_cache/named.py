@@ -1,0 +1,111 @@
+"""Named prefixes of a folder: they stay until the name expires, even unused. A name is a person's, or says that a request asked for it."""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgekv.common.errors import ConfigError
+from edgekv.prefix_cache.files import BlockFile, temporary_name
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ASKED = "asked-"
+_KEY_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Every block on the chain to `key` stays."""
+
+    name: str
+    root: bytes
+    """Root key of the model identity."""
+    key: bytes
+    expires: float
+    """Seconds since 1970."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a request asked for it."""
+        return self.name == asked_name(self.key)
+
+
+def asked_name(key: bytes) -> str:
+    """The name of a pin that a request asked for."""
+    return _ASKED + key.hex()[:_KEY_DIGITS]
+
+
+def write_pin(folder: Path, pin: Pin) -> None:
+    """Raises ConfigError for a name that is none, OSError."""
+    if not _NAME.fullmatch(pin.name):
+        raise ConfigError(f"the name is {pin.name!r}; it must be 1 to 64 letters, digits, dots, dashes or underscores, the first a letter "
+                          "or digit")
+    path = _path(folder, pin.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(temporary_name())
+    temporary.write_text(json.dumps({**asdict(pin), "root": pin.root.hex(), "key": pin.key.hex()}))
+    temporary.replace(path)
+
+
+def remove_pin(folder: Path, name: str) -> bool:
+    """Remove a pin; False if there is none. Raises OSError."""
+    try:
+        _path(folder, name).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_pins(folder: Path, now: float | None = None) -> list[Pin]:
+    """The pins that have not expired, by name; other files are skipped."""
+    pins = []
+    for path in sorted((folder / "pins").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            said = json.loads(path.read_text())
+            pins.append(Pin(path.stem, bytes.fromhex(said["root"]), bytes.fromhex(said["key"]), float(said["expires"])))
+    return [pin for pin in pins if pin.expires > (time.time() if now is None else now)]
+
+
+def extend_pin(folder: Path, pin: Pin) -> None:
+    """Write a pin, unless it lasts longer already. Those whose time is over go. Raises OSError."""
+    written, now = read_pins(folder, now=0.0), time.time()
+    for one in written:
+        if one.expires <= now:
+            remove_pin(folder, one.name)
+    if all(one.name != pin.name or one.expires < pin.expires for one in written):
+        write_pin(folder, pin)
+
+
+def chain_to(key: bytes, by_key: dict[bytes, BlockFile]) -> list[BlockFile]:
+    """The files of a chain, from its root to `key`, as far as they are there."""
+    chain: list[BlockFile] = []
+    while key in by_key and len(chain) < len(by_key):
+        chain.append(by_key[key])
+        key = by_key[key].link.parent
+    return chain[::-1]
+
+
+def snapshots_on(chain: Iterable[BlockFile], files: Iterable[BlockFile]) -> list[BlockFile]:
+    """The snapshots among some files that may belong to a chain: they follow its blocks, or the parent of one of them."""
+    beside = {(file.root, key) for file in chain for key in (file.link.key, file.link.parent)}
+    return [file for file in files if file.link.snapshot and (file.root, file.link.parent) in beside]
+
+
+def pinned_paths(pins: Iterable[Pin], files: Iterable[BlockFile]) -> set[Path]:
+    """The files that may not be evicted."""
+    pins, files = list(pins), list(files) if pins else []
+    paths: set[Path] = set()
+    for pin in pins:
+        by_key = {file.link.key: file for file in files if file.root == pin.root and not file.link.snapshot}
+        chain = chain_to(pin.key, by_key)
+        keys = {file.link.key for file in chain}
+        paths |= {file.path for file in files if file.root == pin.root and file.link.key in keys}  # both copies of a block
+        paths |= {file.path for file in snapshots_on(chain, files)}
+    return paths
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / "pins" / f"{name}.json"

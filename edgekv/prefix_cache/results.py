@@ -1,0 +1,250 @@
+"""The answers of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from edgekv.common.enums import MissReason
+from edgekv.prefix_cache.blocks import Block, Link, Reading
+from edgekv.prefix_cache.coming import ComingBlock
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPiece:
+    """Rows of one block that continue what is in place."""
+
+    first: int
+    """Position of the first token that is used."""
+    n: int
+    """Tokens that are used."""
+    skip: int
+    """Rows of the block before `first`."""
+    n_block: int
+    """Tokens of the block: the payload is laid out for so many (RowLayout)."""
+    reading: Reading
+    source: str
+    """ram, disk or remote."""
+    read: Callable[[range], np.ndarray | None]
+    """Waits for the block's rows of some layers: uint8 [bytes], read-only; None if they cannot be used."""
+    block: Block | ComingBlock
+
+    @property
+    def coming(self) -> bool:
+        """Whether the rows still have to come into memory."""
+        return isinstance(self.block, ComingBlock) and not self.block.fetched
+
+    @property
+    def payload(self) -> np.ndarray:
+        """All rows, once they are in memory to stay: uint8 [layout.block_bytes(n_block)], read-only."""
+        assert self.block.payload is not None
+        return self.block.payload
+
+
+def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]:
+    """The part of the pieces that covers the first n tokens."""
+    return tuple(replace(piece, n=min(piece.n, n - piece.first)) for piece in pieces if piece.first < n)
+
+
+def _loading_s(block: Block | ComingBlock) -> float:
+    """Seconds until a block is in memory, by the measured rate of its place."""
+    return block.rate.takes_s(block.n_bytes) if isinstance(block, ComingBlock) and not block.fetched else 0.0
+
+
+class Miss(NamedTuple):
+    """Why the tokens from `at` on were not found."""
+
+    reason: MissReason
+    at: int
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A stored chain went on for `n_lost` (at least 256) tokens from the first token that differed."""
+
+    position: int
+    stored: int
+    """The chain's token there."""
+    asked: int
+    """The prompt's token there."""
+    n_lost: int
+    """At least: what is only on a remote server is not counted."""
+    goes_on_alike: bool
+    """After the difference both continue with the same tokens, so the difference is an insertion such as a date, and not a new question."""
+
+
+@dataclass(eq=False)
+class Holds:
+    """Protects blocks from eviction until their rows are in place."""
+
+    keys: list[bytes] = field(default_factory=list)
+    """Of blocks in RAM."""
+    n_bytes: int = 0
+    """Room in RAM for blocks that will stay there."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSnapshot:
+    """A sequence's data besides rows, after exactly `position` tokens."""
+
+    position: int
+    source: str
+    """ram, disk or remote."""
+    block: Block | ComingBlock
+
+    @property
+    def link(self) -> Link:
+        return self.block.link
+
+    def read(self) -> np.ndarray | None:
+        """Its bytes, uint8 [bytes], which are read and verified by the first call; None if they cannot be used."""
+        if isinstance(self.block, ComingBlock):
+            if self.block.payload is None:
+                self.block.stay()
+            if not self.block.fetch(None):
+                return None
+        return self.block.payload
+
+
+@dataclass(frozen=True)
+class PrefixHit:
+    """The rows that a store has of a prompt's beginning."""
+
+    pieces: tuple[BlockPiece, ...] = ()
+    """In order, without gaps, from `n_have` on."""
+    nearly: NearMiss | None = None
+    chain: tuple[Link, ...] = ()
+    """Every block that was found, from the root on."""
+    holds: Holds = field(default_factory=Holds)
+    n_asked: int = 0
+    """Tokens."""
+    snapshot: KeptSnapshot | None = None
+    """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
+    missed: Miss | None = None
+    """Why no more was found; None: all was."""
+
+    def cut(self, n: int, reason: MissReason) -> PrefixHit:
+        """The first n pieces, where the next cannot be used for a reason."""
+        at = self.pieces[n].first if n < len(self.pieces) else self.reaches
+        return self.first_pieces(n).because(Miss(reason, at))
+
+    def because(self, missed: Miss) -> PrefixHit:
+        return replace(self, missed=missed)
+
+    def first_pieces(self, n: int) -> PrefixHit:
+        """The first n pieces; no snapshot, and so no piece, if that leaves out rows before the snapshot."""
+        if self.snapshot is not None and n < len(self.pieces):
+            return replace(self, pieces=(), snapshot=None)
+        return replace(self, pieces=self.pieces[:n])
+
+    def worth(self, reading_s: Callable[[int, int], float]) -> int:
+        """The number of pieces, from the first, to load, so that loading them and computing the rest takes the least time: by the places' measured
+        rates, and by `reading_s(first, n)`, the seconds to compute n tokens behind the first `first`. All pieces where that is 0, unknown. A piece
+        in RAM takes no time. A place that was slow long ago is tried again, with one piece."""
+        if any(reading_s(piece.first, piece.n) <= 0 for piece in self.pieces):
+            return len(self.pieces)
+        # seconds, of loading so many pieces and not computing them
+        costs = [0.0 if self.snapshot is None else _loading_s(self.snapshot.block)]
+        for piece in self.pieces:
+            costs.append(costs[-1] + _loading_s(piece.block) - reading_s(piece.first, piece.n))
+        if self.snapshot is not None:  # its rows come whole or not at all
+            return len(self.pieces) if costs[-1] <= 0 else 0
+        best = max(range(len(costs)), key=lambda i: (-costs[i], i))
+        slow = self.pieces[best].block if best < len(self.pieces) else None
+        return best + (isinstance(slow, ComingBlock) and slow.rate.stale)
+
+    @property
+    def n_to_come(self) -> int:
+        """Pieces whose rows still have to come."""
+        return sum(piece.coming for piece in self.pieces)
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(piece.n for piece in self.pieces)
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token; 0 if there is none."""
+        return self.pieces[-1].first + self.pieces[-1].n if self.pieces else 0
+
+    @property
+    def reaches(self) -> int:
+        """The position at which a sequence continues with this hit; 0: the hit is empty."""
+        return self.end if self.snapshot is None else self.snapshot.position
+
+    def up_to(self, n: int) -> PrefixHit:
+        """The part that covers the first n tokens; empty if its snapshot lies after them."""
+        if self.snapshot is not None:
+            return self if self.snapshot.position <= n else replace(self, pieces=(), snapshot=None)
+        return replace(self, pieces=pieces_up_to(self.pieces, n))
+
+    def behind(self, n_have: int) -> PrefixHit:
+        """The part that continues the first n_have tokens; no piece if none continues them."""
+        rest = [piece for piece in self.pieces if piece.first + piece.n > n_have]
+        if rest and rest[0].first < n_have:
+            n_cut = n_have - rest[0].first
+            rest[0] = replace(rest[0], first=n_have, n=rest[0].n - n_cut, skip=rest[0].skip + n_cut)
+        follows = bool(rest) and rest[0].first == n_have
+        whole = self.snapshot is not None and (follows or self.snapshot.position <= n_have)
+        return replace(self, pieces=tuple(rest) if follows else (), snapshot=self.snapshot if whole else None)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Counts of tokens, each from the beginning of the conversation."""
+
+    n_known: int = 0
+    """Tokens that the store had before."""
+    n_new: int = 0
+    """Tokens that were read and kept now."""
+    n_left_out: int = 0
+    """Tokens that RAM had no room for, because the writer lagged behind."""
+    chain: tuple[Link, ...] = ()
+    """The links of all kept blocks, from the root on."""
+
+
+@dataclass
+class PlaceStats:
+    """Counts of one place since the store was opened; n_blocks and n_bytes as they are now, if the place knows them."""
+
+    n_blocks: int = 0
+    n_bytes: int = 0
+    hit_tokens: int = 0
+    n_loaded_bytes: int = 0
+    n_written: int = 0
+    n_written_bytes: int = 0
+    n_evicted: int = 0
+    n_refused: int = 0
+    """Damaged, truncated, foreign or of another version."""
+    n_errors: int = 0
+    """Times that the place could not be used: full, read-only, gone, unreachable, slow."""
+
+
+@dataclass
+class StoreStats:
+    """Counts since the store opened, and current bytes."""
+
+    ram: PlaceStats = field(default_factory=PlaceStats)
+    disk: PlaceStats = field(default_factory=PlaceStats)
+    remote: PlaceStats = field(default_factory=PlaceStats)
+    asked_tokens: int = 0
+    """Tokens that were not in place when `restore` was called."""
+    missed_tokens: int = 0
+    """Of these, tokens that no place had."""
+    n_restores: int = 0
+    n_saves: int = 0
+    n_unwritten: int = 0
+    """Blocks waiting for the writer."""
+    in_flight_bytes: int = 0
+    """Bytes of rows under way now, beside those that stay in RAM."""
+    n_snapshots: int = 0
+    """In RAM now; they count among its blocks too."""
+    snapshot_bytes: int = 0
+    """Of these, in RAM now; they count among its bytes too."""
+    n_snapshots_used: int = 0
+    """Hits with a snapshot."""
+    n_dropped: int = 0
+    """Blocks that RAM had no room for before they were written."""

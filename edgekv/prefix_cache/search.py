@@ -1,0 +1,170 @@
+"""Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgekv.common.enums import MissReason
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.place import Child
+from edgekv.prefix_cache.results import Miss, NearMiss
+
+MOST_BELOW = 512
+"""Blocks to look at for the length of a chain's rest."""
+
+
+class Holder(Protocol):
+    """A tier that can be asked; see Place."""
+
+    name: str
+    ahead: int
+
+    @property
+    def working(self) -> bool: ...
+    def have(self, links: Sequence[Link]) -> list[bool]: ...
+    def children(self, parent: bytes) -> list[Child]: ...
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A block of the chain that was found: the first `n` of its tokens are those asked for."""
+
+    link: Link
+    n: int
+    holder: Holder
+
+
+class Search:
+    """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`, of tokens that were read with the
+    settings `read_with`. It remembers the holders' answers."""
+
+    def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading, read_with: ReadWith = NOTHING_SAID):
+        self._holders = holders
+        self._tokens = tokens
+        self._accepts = accepts
+        self._read_with = read_with
+        self._had: list[dict[bytes, bool]] = [{} for _ in holders]
+
+    def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None, Miss | None]:
+        """The longest chain, whose steps except the last are whole blocks, the near miss after it, and why it goes no further (None: it has all)."""
+        ends = self._whole_blocks(root)
+        n_whole = BLOCK_TOKENS * len(ends[0])
+        rest = self._tokens[n_whole:]
+        best: tuple[ChainStep, ...] = ends[0]
+        n_best, n_refused, siblings = 0, 0, []
+        for path in ends if len(rest) else ():
+            parent = path[-1].link.key if path else root
+            for holder in self._holders:
+                if n_best == len(rest) or not holder.working:
+                    continue
+                children = holder.children(parent)
+                accepted = self._accepted(children, path)
+                n_refused = max([n_refused, *(n for child in children if (n := n_common(child.tokens, rest)) == min(len(child.tokens), len(rest)))])
+                for child in accepted:
+                    n = n_common(child.tokens, rest)
+                    siblings.append((n, child))
+                    if n > n_best or (n == n_best and n and child.link.label < best[-1].link.label):
+                        n_best, best = n, (*path, ChainStep(child.link, n, holder))
+        position = n_whole + n_best
+        if position == len(self._tokens):
+            return best, None, None
+        nearly = self._nearly(position, n_best, siblings)
+        alike = nearly is not None and nearly.goes_on_alike
+        why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if alike else MissReason.COLD
+        return best, nearly, Miss(why, position)
+
+    def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
+        least = path[-1].link.reading if path else Reading.EXACT
+        found = [known for child in children if least <= child.link.reading <= self._accepts and (self._read_with.takes_rounded or not child.link.rounded)
+                 if (known := read_with_these(child, self._read_with)) is not None]
+        return sorted(found, key=lambda child: (child.link.label, -child.link.n))
+
+    # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
+
+    def _whole_blocks(self, root: bytes) -> list[tuple[ChainStep, ...]]:
+        """Every longest chain of whole blocks, the one with the lowest labels first."""
+        ends: list[tuple[ChainStep, ...]] = [()]
+        for first in range(0, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            longer = []
+            for path in ends:
+                parent, least = (path[-1].link.key, path[-1].link.reading) if path else (root, Reading.EXACT)
+                for reading in range(least, self._accepts + 1):
+                    part = self._tokens[first : first + BLOCK_TOKENS]
+                    link = child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)
+                    holder = self._holder_of(link, first)
+                    if holder is not None:
+                        longer.append((*path, ChainStep(link, BLOCK_TOKENS, holder)))
+            if not longer:
+                break
+            ends = longer
+        return ends
+
+    def _holder_of(self, link: Link, first: int) -> Holder | None:
+        for holder, had in zip(self._holders, self._had):
+            if link.key not in had:
+                asked = self._ahead(link, first, holder.ahead)
+                had.update(zip((one.key for one in asked), holder.have(asked)))
+            if had[link.key]:
+                return holder
+        return None
+
+    def _ahead(self, link: Link, first: int, n: int) -> list[Link]:
+        """`link` and its followers with the same label: where calls are dear, one asks for many."""
+        links = [link]
+        for at in range(first + BLOCK_TOKENS, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            if len(links) == n:
+                break
+            links.append(child_link(links[-1].key, link.reading, self._tokens[at : at + BLOCK_TOKENS], link.read_with, self._read_with.takes_rounded))
+        return links
+
+    # ---- near misses -----------------------------------------------------------------------------------------------------------------
+
+    def _nearly(self, position: int, n_best: int, siblings: list[tuple[int, Child]]) -> NearMiss | None:
+        """The near miss: the chain that continues furthest after the first token that differs."""
+        asked, nearest = self._tokens[position:], None
+        seen: set[bytes] = set()
+        for n, child in siblings:
+            if n < n_best or len(child.tokens) == n or child.link.key in seen:
+                continue
+            seen.add(child.link.key)
+            below = self._longest_below(child)
+            n_lost = len(child.tokens) - n + sum(len(one.tokens) for one in below)
+            if n_lost >= BLOCK_TOKENS and (nearest is None or n_lost > nearest.n_lost):
+                stored = np.concatenate([child.tokens[n:], *(one.tokens for one in below[:1])])
+                nearest = NearMiss(position, int(stored[0]), int(asked[0]), n_lost, goes_on_alike(stored, asked))
+        return nearest
+
+    def _longest_below(self, child: Child) -> list[Child]:
+        """The longest chain that follows a block, in RAM and on disk, among the first MOST_BELOW blocks."""
+        n_left = MOST_BELOW
+        longest: list[Child] = []
+        pending: list[tuple[Child, list[Child]]] = [(child, [])] if child.link.n == BLOCK_TOKENS else []
+        while pending and n_left:
+            parent, path = pending.pop()
+            for one in _children_of(parent.link.key, self._holders):
+                n_left -= 1
+                longer = [*path, one]
+                if sum(len(c.tokens) for c in longer) > sum(len(c.tokens) for c in longest):
+                    longest = longer
+                if one.link.n == BLOCK_TOKENS:
+                    pending.append((one, longer))
+        return longest
+
+
+def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
+    """A child, with the settings that read its tokens in its link; None if those are other settings."""
+    link = child_link(child.link.parent, child.link.reading, child.tokens, read_with.of(child.link.reading), child.link.rounded)
+    return Child(link, child.tokens) if link == child.link else None
+
+
+def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
+    found = [child for holder in holders if holder.ahead == 1 and holder.working for child in holder.children(parent)]
+    return list({child.link.key: child for child in found}.values())
+
+
+def goes_on_alike(stored: np.ndarray, asked: np.ndarray, shift: int = 16, n: int = 24) -> bool:
+    """Whether both have the same `n` tokens again, at most `shift` tokens after the first."""
+    runs = {stored[i : i + n].tobytes() for i in range(1, shift + 1) if len(stored) >= i + n}
+    return any(asked[i : i + n].tobytes() in runs for i in range(1, shift + 1) if len(asked) >= i + n)

@@ -1,0 +1,131 @@
+"""The RAM that stores share: which block goes when there is no room, and which may not."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgekv.prefix_cache.blocks import Block, Link
+from edgekv.prefix_cache.place import Child, log
+from edgekv.prefix_cache.ram import Pins, Ram
+from edgekv.prefix_cache.results import StoreStats
+from edgekv.prefix_cache.writer import Writer
+
+
+class SharedRam:
+    """RAM of one store, or of several, which then evict the block that any of them used least recently. Keys of different model identities never
+    meet."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Condition()
+        """Of everything here; every method is called with it held."""
+        self.blocks = Ram()
+        self.pins = Pins(self.blocks)
+        self.in_use: Counter[bytes] = Counter()
+        """Keys of blocks whose rows are on their way into a sequence, and how often. To evict one would free no memory, so they stay and count."""
+        self.below: set[bytes] = set()
+        """Keys of blocks in RAM that a place keeps too."""
+        self.alone: set[bytes] = set()
+        """Keys of blocks that stay in RAM alone: no place gets them."""
+        self.writers: list[Writer] = []
+        """Of all stores."""
+        self._said = False
+
+    def put(self, block: Block) -> float:
+        """Keep a block. Pins of what it replaces are its own from now on: returns their time, 0 if there are none."""
+        replaced = self.blocks.put(block)
+        for link in replaced:
+            self.forget(link.key)
+        return max((self.pins.move(link.key, block.link.key) for link in replaced), default=0.0)
+
+    def write(self, key: bytes, writers: Sequence[Writer] | None) -> None:
+        """Let these writers have a block that was just kept; None: it stays in RAM alone."""
+        if writers is None:
+            self.alone.add(key)
+            return
+        self.alone.discard(key)
+        for writer in writers:
+            writer.add(key)
+
+    def pinned_like(self, link: Link, tokens: np.ndarray) -> bytes:
+        """A block beside this one that begins with these tokens, is read as well, and is pinned already; else this one. So many prompts with a common
+        beginning that stays pin it once."""
+        alike = (child.link.key for child in self.blocks.children(link.parent)
+                 if child.link.reading <= link.reading and self.pins.until(child.link.key) and np.array_equal(child.tokens[: len(tokens)], tokens))
+        return next(alike, link.key)
+
+    def remove(self, key: bytes) -> None:
+        """Evict a block."""
+        self.blocks.remove(key)
+        self.forget(key)
+
+    def forget(self, key: bytes) -> None:
+        """The block left RAM."""
+        self.below.discard(key)
+        self.alone.discard(key)
+        for writer in self.writers:
+            writer.discard(key)
+
+    def to_write(self, key: bytes) -> Block | None:
+        """A block for a place; None: it is gone, or no place may have it."""
+        return None if key in self.alone else self.blocks.get(key)
+
+    def unwritten(self, key: bytes) -> bool:
+        return any(key in writer for writer in self.writers)
+
+    def make_room(self, n_bytes: int, most_bytes: int, chain: set[bytes], deadline: float | None, stats: StoreStats) -> bool:
+        """Evict until `n_bytes` fit into `most_bytes`. Blocks in use stay, and blocks of `chain` unless they are safe below. Blocks that a place can
+        still write go last, and only where waiting until `deadline` did not help. What is pinned stays unless it is safe below."""
+        in_use, ram = self.in_use, self.blocks
+        if ram.n_bytes + n_bytes <= most_bytes:
+            return True
+        stay, pinned = chain | in_use.keys(), self.pins.keys()
+        while ram.n_bytes + n_bytes > most_bytes:
+            if n_bytes > most_bytes:
+                return False
+            key = ram.oldest(lambda key: key not in stay and key not in pinned and not self.unwritten(key))
+            key = key or ram.oldest(lambda key: key not in in_use and key not in pinned and key in self.below and not self.unwritten(key))
+            key = key or ram.oldest(lambda key: key not in in_use and key in self.below and not self.unwritten(key))
+            if key is None and deadline is not None and any(map(self.unwritten, self._keys())) and (left := deadline - time.monotonic()) > 0:
+                self.lock.wait(left)
+                pinned.update(self.pins.keys())
+                continue
+            if key is None:
+                key = ram.oldest(lambda key: key not in stay and key not in pinned)
+                if key is None:
+                    self._say_full(pinned)
+                    return False
+                stats.n_dropped += 1
+            self.remove(key)
+            stats.ram.n_evicted += 1
+        return True
+
+    def _say_full(self, pinned: set[bytes]) -> None:
+        if pinned and not self._said:
+            self._said = True
+            log.warning("pinned prompts fill the RAM of kept prompts; others are not kept there until the time of these is over")
+
+    def _keys(self) -> list[bytes]:
+        return [link.key for link in self.blocks.links()]
+
+
+class RamHolder:
+    """RAM, as a search asks it."""
+
+    name = Ram.name
+    ahead = 1
+    working = True
+
+    def __init__(self, ram: Ram, lock: threading.Condition):
+        self._ram, self._lock = ram, lock
+
+    def have(self, links: Sequence[Link]) -> list[bool]:
+        with self._lock:
+            found = [self._ram.get(link.key) for link in links]
+            return [block is not None and block.link.will_do(link) for link, block in zip(links, found)]
+
+    def children(self, parent: bytes) -> list[Child]:
+        with self._lock:
+            return self._ram.children(parent)

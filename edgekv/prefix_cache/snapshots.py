@@ -1,0 +1,166 @@
+"""Snapshots: what a sequence keeps besides rows, behind exactly so many tokens. They hang on chains of blocks, in RAM and below it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from edgekv.common.enums import MissReason
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.prefix_cache.coming import ComingBlock
+from edgekv.prefix_cache.place import Child, Place
+from edgekv.prefix_cache.ram import Ram
+from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
+from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.writer import Writer
+
+N_NEWEST = 3
+"""Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""
+
+
+class Candidate(NamedTuple):
+    """A snapshot on the way of some tokens."""
+
+    child: Child
+    place: Place | None
+    """None: RAM."""
+
+
+class Snapshots:
+    """The snapshots of one store. `known`: its link of a block that it has; `make_room` and `write`: as the store's, with the lock held."""
+
+    def __init__(self, shared: SharedRam, places: Sequence[Place], writers: Sequence[Writer],
+                 known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None], make_room: Callable[[int, set[bytes], float | None], bool],
+                 write: Callable[[bytes, bool], None]):
+        self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
+        self._known, self._make_room, self._write = known, make_room, write
+
+    def has(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
+        """Whether RAM or a near place has it."""
+        link = self._chain(tokens, readings, root, read_with)[-1]
+        with self._shared.lock:
+            in_ram = link.key in self._ram and link.key not in self._shared.alone
+        return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
+
+    def save(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes, read_with: ReadWith, in_memory: bool) -> bool:
+        if payload.dtype != np.uint8 or payload.ndim != 1:
+            raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
+        chain = self._chain(tokens, readings, root, read_with)
+        state = payload.view()
+        state.flags.writeable = False
+        block = Block(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), state)
+        with self._shared.lock:
+            if block.link.key not in self._ram:
+                passed = self._pass(chain, tokens, root)
+                if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
+                    return False
+                self._ram.put(block)
+                self._write(block.link.key, in_memory)
+                for writer in self._writers:
+                    writer.pass_over(passed)
+            elif not in_memory and block.link.key in self._shared.alone:
+                self._write(block.link.key, False)
+            self._ram.passed.discard(block.link.key)
+            self._ram.touch(link.key for link in chain)
+        return True
+
+    def cut(self, hit: PrefixHit, tokens: np.ndarray, n_have: int, goes_on: int, root: bytes, accepts: Reading,
+            read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
+        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
+        last = min(len(tokens) - 1, max(hit.end, n_have))
+        parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
+        places = [place for place in self._places if place.working and not (near and place.ahead > 1)]
+        found: dict[tuple[str, bytes], list[Child]] = {}
+        for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
+            first = i * BLOCK_TOKENS
+            for one in sorted(self._below(parents, i, places, found), key=lambda one: (-one.child.link.n, one.child.link.reading)):
+                link = one.child.link
+                fits = (goes_on < first + link.n <= last and link.reading <= accepts
+                        and np.array_equal(one.child.tokens, tokens[first : first + link.n])
+                        and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with.of(link.reading)))
+                block = self._open(one, hit) if fits else None
+                if block is not None:
+                    kept = KeptSnapshot(first + link.n, Ram.name if one.place is None else one.place.name, block)
+                    pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
+                                   for piece in hit.pieces if piece.first < kept.position)
+                    return replace(hit, pieces=pieces, snapshot=kept, missed=_without(hit.missed, kept.position, last, len(tokens)))
+        return replace(hit, pieces=(), missed=_without(hit.missed, goes_on, last, len(tokens)))
+
+    def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
+        """The snapshots of the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
+        with self._shared.lock:
+            below = [Candidate(Child(block.link, block.tokens), None) for block in self._ram.snapshots(parents[i])]
+        for place in places:
+            if (place.name, parents[i]) not in found:
+                asked = parents[max(0, i + 1 - place.ahead) : i + 1]
+                found.update(((place.name, parent), children) for parent, children in zip(asked, place.snapshots(asked)))
+            below += [Candidate(child, place) for child in found.get((place.name, parents[i]), [])]
+        return below
+
+    def _open(self, one: Candidate, hit: PrefixHit) -> Block | ComingBlock | None:
+        """None if it is gone, or cannot be used."""
+        if one.place is not None:
+            return one.place.open([one.child.link])[0]
+        with self._shared.lock:
+            block = self._ram.get(one.child.link.key)
+            if block is not None:
+                self._shared.in_use[block.link.key] += 1
+                hit.holds.keys.append(block.link.key)
+            return block
+
+    def without_rows(self) -> list[bytes]:
+        """Keys of those whose last tokens no block in RAM has, with the lock held."""
+        found = [block for link in self._ram.links() if link.snapshot and link.n and (block := self._ram.get(link.key)) is not None]
+        return [one.link.key for one in found
+                if not any(np.array_equal(child.tokens[: one.link.n], one.tokens) for child in self._ram.children(one.link.parent))]
+
+    def _chain(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> list[Link]:
+        """The links of the whole blocks before the snapshot, as a save of their rows gives them, and its own."""
+        if len(tokens) != len(readings) or not len(tokens):
+            raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
+        labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
+        chain: list[Link] = []
+        parent, least, n_whole = root, Reading.EXACT, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+        for first in range(0, n_whole, BLOCK_TOKENS):
+            part, reading = tokens[first : first + BLOCK_TOKENS], Reading(labels[first + BLOCK_TOKENS - 1])
+            link = self._known(parent, part, range(least, reading + 1), read_with) or child_link(parent, reading, part, read_with.of(reading))
+            chain.append(link)
+            parent, least = link.key, link.reading
+        worst = Reading(labels[-1])
+        return [*chain, snapshot_link(parent, worst, tokens[n_whole:], read_with.of(worst))]
+
+    def _parents(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes, n_have: int, read_with: ReadWith) -> list[bytes]:
+        """The root, and the keys of the whole blocks of `tokens`: those that were found, then those of rows that are in place."""
+        parents, reading = [root], Reading.EXACT
+        for i in range(len(tokens) // BLOCK_TOKENS):
+            part = tokens[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS]
+            reading = chain[i].reading if i < len(chain) else reading
+            link = child_link(parents[-1], reading, part, read_with.of(reading))
+            if (i + 1) * BLOCK_TOKENS > n_have and (i >= len(chain) or chain[i].key != link.key):  # the found block goes on otherwise
+                break
+            parents.append(link.key)
+        return parents
+
+    def _pass(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes) -> list[Link]:
+        """Note the snapshots of the chain in RAM that N_NEWEST others follow, counting the new one: they are the least useful. Returns those that
+        were not noted before."""
+        on_chain: dict[int, list[Link]] = defaultdict(list)
+        for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):
+            first = i * BLOCK_TOKENS
+            for one in self._ram.snapshots(parent):
+                if first + one.link.n < len(tokens) and np.array_equal(one.tokens, tokens[first : first + one.link.n]):
+                    on_chain[first + one.link.n].append(one.link)
+        passed = [link for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :] for link in on_chain[position]
+                  if link.key not in self._ram.passed]
+        self._ram.passed.update(link.key for link in passed)
+        return passed
+
+
+def _without(missed: Miss | None, reaches: int, n_rows: int, n: int) -> Miss | None:
+    """The miss of a hit that reaches so many of n tokens, with rows of n_rows: the larger part of the others names the reason."""
+    lacks = reaches < n_rows and (missed is None or missed.reason is MissReason.COLD and n_rows - reaches > n - n_rows)
+    return Miss(MissReason.NO_CHECKPOINT, reaches) if lacks else missed

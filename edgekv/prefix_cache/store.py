@@ -1,0 +1,400 @@
+"""The prefix store of one model: what was read once is found again by its tokens."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from edgekv.common.units import size
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link
+from edgekv.prefix_cache.coming import ComingBlock, InFlight
+from edgekv.prefix_cache.identity import ModelIdentity
+from edgekv.prefix_cache.place import Child, Outcome, Place, log
+from edgekv.prefix_cache.places import open_places, told, unreadable
+from edgekv.prefix_cache.ram import Ram
+from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
+from edgekv.prefix_cache.search import ChainStep, Holder, Search, read_with_these
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.shared_ram import RamHolder, SharedRam
+from edgekv.prefix_cache.snapshots import Snapshots
+from edgekv.prefix_cache.writer import Writer
+
+MOST_WAIT_S = 0.2
+"""The longest wait of a save for the writer, where RAM is full of unwritten blocks. Tokens without room are then left out."""
+
+MOST_FLUSH_S = 10.0
+"""The longest wait for writes that the next step would cut off."""
+
+UNDER_WAY_BYTES = 128 << 20
+"""Bytes that may wait in RAM for the writer if the bound of RAM is 0."""
+
+
+class PrefixStore:
+    """Thread-safe. Tokens are int32 [n], always from the beginning of a conversation."""
+
+    def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None):
+        """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
+        the same bound, by default its own. Raises ConfigError for an address that is none."""
+        self.identity, self.settings = identity, settings
+        self.places = tuple(open_places(identity, settings) if places is None else places)
+        self.most_ram_bytes = settings.ram_bytes or (UNDER_WAY_BYTES if self.places else 0)
+        """Never more than this is kept in RAM."""
+        self._root = identity.root_key()
+        self.shared = SharedRam() if ram is None else ram
+        self._lock, self._ram, self._below = self.shared.lock, self.shared.blocks, self.shared.below
+        self.in_flight = InFlight(identity.layout)
+        """Rows on their way into sequences."""
+        self._upper = RamHolder(self._ram, self._lock)
+        self._writers = [Writer(place, self._lock, self.shared.to_write, self._written) for place in self.places]
+        self._snapshots = Snapshots(self.shared, self.places, self._writers, self._known, self._make_room, self._write)
+        with self._lock:
+            self.shared.writers += self._writers
+        self._stats, self._closed = StoreStats(), False
+
+    # ---- restoring -------------------------------------------------------------------------------------------------------------------
+
+    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
+                read_with: ReadWith = NOTHING_SAID, near: bool = False, goes_on: int | None = None) -> PrefixHit:
+        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
+        read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
+        whose answer comes quickly are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the
+        sequence can go on by itself; then the hit ends at the last snapshot after them, and has no pieces if there is none.
+
+        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
+        are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
+        the end, whatever happens. Else all are in memory when this returns, however many they are.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        if self._closed or (len(tokens) <= n_have and goes_on is None):
+            return PrefixHit()
+        places = [place for place in self.places if not near or place.ahead == 1]
+        steps, nearly, missed = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
+        pieces: list[BlockPiece] = []
+        holds, at = Holds(), 0
+        for step, opened in zip(steps, self._open(steps, n_have, holds, places)):
+            first, at = max(at, n_have), at + step.n
+            if at <= n_have:
+                continue
+            if opened is None:
+                missed = Miss(unreadable(places), first)
+                break
+            block, source = opened
+            pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
+        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have), None,
+                        told(self.places, missed))
+        if goes_on is not None:
+            hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with, near)
+        self._let_stay(hit)
+        return hit if in_part else self._read_all(hit)
+
+    def _reads(self, block: Block | ComingBlock) -> Callable[[range], np.ndarray | None]:
+        if isinstance(block, ComingBlock):
+            return partial(block.read, flight=self.in_flight)
+        starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
+        return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
+
+    def _read_all(self, hit: PrefixHit) -> PrefixHit:
+        n_good = 0
+        for piece in hit.pieces:
+            if isinstance(piece.block, ComingBlock):
+                if piece.block.payload is None:
+                    piece.block.stay()
+                if piece.read(range(self.identity.layout.n_layers)) is None:
+                    break
+            n_good += 1
+        self.came(hit, n_good)
+        return hit.first_pieces(n_good)
+
+    @property
+    def has_far(self) -> bool:
+        """A place can be asked whose answer may take long."""
+        return any(place.ahead > 1 and place.working for place in self.places)
+
+    def _is_far(self, piece: BlockPiece | KeptSnapshot) -> bool:
+        return any(place.name == piece.source and place.ahead > 1 for place in self.places)
+
+    def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
+        """Read far pieces into memory, on the calling thread, as far as there is room and `worth()`, asked before each, says more pieces; the others
+        come when they are asked for. Returns the pieces before the first that could not be read."""
+        for i, piece in enumerate(hit.pieces):
+            block = piece.block
+            if isinstance(block, ComingBlock) and self._is_far(piece):
+                if block.payload is None or worth() <= i:
+                    break
+                if not block.fetch(self.in_flight):
+                    return hit.cut(i, unreadable(self.places))
+        kept = hit.snapshot
+        if kept is not None and self._is_far(kept) and worth() == len(hit.pieces) and kept.read() is None:
+            return hit.cut(0, unreadable(self.places))
+        return hit
+
+    def leave(self, hit: PrefixHit) -> None:
+        """Give a hit up, in place of `came`."""
+        with self._lock:
+            self._let_go(hit.holds)
+
+    def came(self, hit: PrefixHit, n_pieces: int) -> None:
+        """The rows of the first `n_pieces` are in place, and no more are needed. Blocks that were to stay in RAM do, and the chain counts as the
+        most recently used one everywhere. From any thread."""
+        keys = {link.key for link in hit.chain}
+        with self._lock:
+            self._let_go(hit.holds)
+            for piece in hit.pieces[:n_pieces]:
+                self._take_in(piece.block, keys)
+            chain = list(hit.chain)
+            if hit.snapshot is not None and n_pieces == len(hit.pieces):
+                self._take_in(hit.snapshot.block, keys)
+                self._ram.passed.discard(hit.snapshot.link.key)
+                self._stats.n_snapshots_used += 1
+                chain.append(hit.snapshot.link)
+            self._used(chain)
+            self._stats.n_restores += 1
+            self._stats.asked_tokens += hit.n_asked
+            self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_pieces])
+            for piece in hit.pieces[:n_pieces]:
+                if piece.source == Ram.name:
+                    self._stats.ram.hit_tokens += piece.n
+                    self._stats.ram.n_loaded_bytes += piece.payload.nbytes
+                else:
+                    next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
+
+    def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
+        """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
+        if not isinstance(block, ComingBlock) or block.payload is None or block.link.key in self._ram:
+            return
+        if self.settings.ram_bytes and self._make_room(block.n_bytes, chain, None):
+            self._put(block.block())
+            self._below.add(block.link.key)
+
+    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
+        """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
+        opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
+        ends = np.cumsum([step.n for step in steps])
+        needed = [i for i, end in enumerate(ends) if end > n_have]
+        with self._lock:
+            for i in needed:
+                if (block := self._ram.get(steps[i].link.key)) is not None and block.link.will_do(steps[i].link):
+                    opened[i] = block, Ram.name
+                    self.shared.in_use[block.link.key] += 1
+                    holds.keys.append(block.link.key)
+        # First from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
+        for place, found in [*((place, True) for place in places), *((place, False) for place in places)]:
+            wanted = [i for i in needed if opened[i] is None and (steps[i].holder is place) == found]
+            if wanted and place.working:
+                for i, coming in zip(wanted, place.open([steps[i].link for i in wanted])):
+                    opened[i] = None if coming is None else (coming, place.name)
+        return opened
+
+    def _let_stay(self, hit: PrefixHit) -> None:
+        """Make room in RAM for the blocks that are about to be read, from the first on, as far as there is any."""
+        keys = {link.key for link in hit.chain}
+        with self._lock:
+            for piece in hit.pieces if self.settings.ram_bytes else ():
+                if isinstance(block := piece.block, ComingBlock):
+                    if not self._make_room(block.n_bytes, keys, None):
+                        break
+                    block.stay()
+                    self._ram.n_bytes += block.n_bytes
+                    hit.holds.n_bytes += block.n_bytes
+
+    def _let_go(self, holds: Holds) -> None:
+        """With the lock held."""
+        self._ram.n_bytes -= holds.n_bytes
+        self.shared.in_use.subtract(holds.keys)
+        for key in holds.keys:
+            if not self.shared.in_use[key]:
+                del self.shared.in_use[key]
+        holds.keys, holds.n_bytes = [], 0
+
+    # ---- saving ----------------------------------------------------------------------------------------------------------------------
+
+    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None,
+             read_with: ReadWith = NOTHING_SAID, may_round: np.ndarray | None = None, in_memory: bool = False) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`. `may_round`: whether
+        places below RAM may round the rows of each token, bool [n]; None: none. `in_memory`: what the store lacks stays in RAM alone.
+
+        `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
+        the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
+        """
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
+        if len(tokens) != len(labels):
+            raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
+        if self._closed or (in_memory and not self.settings.ram_bytes):
+            return Saved(n_left_out=len(tokens))
+        deadline = time.monotonic() + MOST_WAIT_S
+        chain: list[Link] = []
+        parent, least, n_known, n_new = self._root if root is None else root, Reading.EXACT, 0, 0
+        for first in range(0, len(tokens), BLOCK_TOKENS):
+            part = tokens[first : first + BLOCK_TOKENS]
+            reading = Reading(labels[first + len(part) - 1])
+            rounded = may_round is not None and bool(may_round[first : first + len(part)].all())
+            link = self._known(parent, part, range(least, reading + 1), read_with, rounded)
+            if link is not None:
+                n_known += len(part)
+            else:
+                link = child_link(parent, reading, part, read_with.of(reading))
+                n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
+                with self._lock:
+                    if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
+                        break
+                    self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
+                began = time.monotonic()
+                try:
+                    block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)), rounded)
+                except BaseException:
+                    with self._lock:
+                        self._ram.n_bytes -= n_bytes
+                    raise
+                deadline += time.monotonic() - began  # a caller may wait there for something else than the writer
+                with self._lock:
+                    self._ram.n_bytes -= n_bytes
+                    if (had := self._ram.get(link.key)) is None or had.link.rounded:
+                        self._put(block)
+                        self._write(link.key, in_memory)
+                n_new += len(part)
+            chain.append(dataclasses.replace(link, rounded=rounded))
+            parent, least = link.key, link.reading
+        with self._lock:
+            self._stats.n_saves += 1
+            if not in_memory:
+                self.shared.alone.difference_update(link.key for link in chain)
+            self._used(chain)
+        return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
+
+    def save_snapshot(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes | None = None,
+                      read_with: ReadWith = NOTHING_SAID, in_memory: bool = False) -> bool:
+        """Keep what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
+        to the store; the others as in `save`, which keeps the rows, before this or afterwards."""
+        if self._closed or not (self.settings.ram_bytes if in_memory else self.most_ram_bytes):
+            return False
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with, in_memory)
+
+    def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
+        """Whether `save_snapshot` of these has nothing to do."""
+        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
+
+    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith, may_round: bool = False) -> Link | None:
+        """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
+        rows are to be rounded, or may have been."""
+        rounded = may_round or Reading.ROUNDED in readings
+        near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
+        if len(part) == BLOCK_TOKENS:
+            links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
+            had = [holder.have(links) for holder in near]
+            return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
+        children: list[Child] = [child for holder in near for child in holder.children(parent)]
+        found = [known.link for child in children
+                 if child.link.reading in readings and (rounded or not child.link.rounded) and np.array_equal(child.tokens[: len(part)], part)
+                 if (known := read_with_these(child, read_with)) is not None]
+        return min(found, key=lambda link: link.reading, default=None)
+
+    def _checked(self, payload: np.ndarray, n: int) -> np.ndarray:
+        expected = self.identity.layout.block_bytes(n)
+        if payload.dtype != np.uint8 or payload.shape != (expected,):
+            raise ValueError(f"the rows of {n} tokens are uint8 [{expected}], not {payload.dtype} {list(payload.shape)}")
+        rows = payload.view()
+        rows.flags.writeable = False
+        return rows
+
+    # ---- RAM, with the lock held -----------------------------------------------------------------------------------------------------
+
+    def _write(self, key: bytes, in_memory: bool) -> None:
+        self.shared.write(key, None if in_memory else self._writers)
+
+    def _put(self, block: Block) -> None:
+        if expires := self.shared.put(block):
+            for writer in self._writers:
+                writer.pin(block.link.key, expires)
+
+    def _make_room(self, n_bytes: int, chain: set[bytes], deadline: float | None) -> bool:
+        return self.shared.make_room(n_bytes, self.most_ram_bytes, chain, deadline, self._stats)
+
+    def _used(self, chain: Sequence[Link]) -> None:
+        self._ram.touch(link.key for link in chain)
+        for writer in self._writers if chain else ():
+            writer.used(chain)
+
+    def _written(self, link: Link, outcome: Outcome) -> None:
+        if link.key not in self._ram:
+            return
+        if outcome is Outcome.WRITTEN:
+            self._below.add(link.key)
+        if not self.settings.ram_bytes and not self.shared.unwritten(link.key):
+            self.shared.remove(link.key)
+
+    def forget(self, keys: set[bytes]) -> None:
+        """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
+        pending = list(keys)
+        with self._lock:
+            while pending:
+                key = pending.pop()
+                pending += [child.link.key for child in self._ram.children(key)] + [one.link.key for one in self._ram.snapshots(key)]
+                if key in self._ram:
+                    self.shared.remove(key)
+            for key in self._snapshots.without_rows():
+                self.shared.remove(key)
+        self.flush(MOST_FLUSH_S)
+
+    # ---- pins --------------------------------------------------------------------------------------------------------------------------
+
+    def pin_first(self, tokens: np.ndarray, chain: Sequence[Link], expires: float) -> bool:
+        """Pin the first blocks of a saved chain, as far as they hold these tokens; False: they do not hold them all."""
+        last = (len(tokens) - 1) // BLOCK_TOKENS
+        if not 0 <= last < len(chain):
+            return False
+        with self._lock:
+            self.pin(self.shared.pinned_like(chain[last], tokens[last * BLOCK_TOKENS :]), expires)
+        return True
+
+    def pin(self, key: bytes, expires: float) -> None:
+        """The chain to this block stays until then, in seconds since 1970, or longer if it does so already: in RAM, or in a folder that has it."""
+        with self._lock:
+            until = self.shared.pins.add(key, expires)
+            for writer in self._writers if key not in self.shared.alone else ():
+                writer.pin(key, until)
+
+    def unpin(self, key: bytes) -> None:
+        with self._lock:
+            self.shared.pins.remove(key)
+            for writer in self._writers:
+                writer.pin(key, 0.0)
+
+    # ---- the end, and figures --------------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until every block is written that can be; False if `timeout_s` was not enough."""
+        with self._lock:
+            return self._lock.wait_for(lambda: all(writer.idle for writer in self._writers), timeout_s)
+
+    def close(self, timeout_s: float = MOST_FLUSH_S) -> None:
+        """Write the waiting blocks, for so long, and stop. A closed store has nothing and keeps nothing."""
+        self.flush(timeout_s)
+        self._closed = True
+        for writer in self._writers:
+            writer.close()
+        self._say_what_is_lost()
+        for place in self.places:
+            place.close()
+
+    def _say_what_is_lost(self) -> None:
+        with self._lock:
+            for writer in self._writers:
+                blocks = [block for key in writer.pending() if (block := self._ram.get(key)) is not None]
+                if blocks:
+                    log.warning("%d block%s of prefixes (%s) were not written to %s before the end, and are lost there", len(blocks),
+                                "s" * (len(blocks) > 1), size(sum(block.n_bytes for block in blocks)), writer.place.name)
+
+    def stats(self) -> StoreStats:
+        """A copy; counts since the store was opened, bytes and blocks as they are now: in RAM those of all stores that share it."""
+        with self._lock:
+            ram = dataclasses.replace(self._stats.ram, n_blocks=len(self._ram), n_bytes=self._ram.n_bytes)
+            lower = {place.name: dataclasses.replace(place.stats) for place in self.places}
+            return dataclasses.replace(self._stats, ram=ram, disk=lower.get("disk", PlaceStats()), remote=lower.get("remote", PlaceStats()),
+                                       n_unwritten=len({key for writer in self._writers for key in writer.pending()}),
+                                       in_flight_bytes=self.in_flight.n_bytes, n_snapshots=self._ram.n_snapshots,
+                                       snapshot_bytes=self._ram.snapshot_bytes)

@@ -1,0 +1,191 @@
+"""The bound of RAM holds while a long chain is restored: its rows stream through."""
+
+import threading
+import time
+import tracemalloc
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from support import stores
+from support.prefix_rows import conversation, exact
+from support.redis_server import RedisServer
+
+from edgekv.prefix_cache import store as store_module
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
+from edgekv.prefix_cache.coming import InFlight, layer_groups, most_in_flight
+from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
+from edgekv.prefix_cache.results import PrefixHit, StoreStats
+from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.store import PrefixStore
+
+EXACT = Reading.EXACT
+WIDE = RowLayout((4096,) * 8, (4096,) * 8)
+"""64 KiB a token, 16 MiB a block."""
+N_BLOCKS = 12
+TOKENS = conversation(N_BLOCKS * BLOCK_TOKENS)
+BLOCK_BYTES = WIDE.block_bytes(BLOCK_TOKENS) + 4 * BLOCK_TOKENS
+"""Bytes of a block in RAM, with its tokens."""
+WHOLE = WIDE.block_bytes(len(TOKENS))
+BESIDE = 6 << 20
+"""Bytes of Python itself, and of the buffers of a server's client."""
+
+
+def open_store(ram_bytes: int, **where) -> PrefixStore:
+    return stores.open_store(who=ModelIdentity(b"wide", WIDE, "wide"), ram_bytes=ram_bytes, url_timeout_s=20.0, **where)
+
+
+def rows(first: int, n: int) -> np.ndarray:
+    return np.full(WIDE.block_bytes(n), first // BLOCK_TOKENS + 1, np.uint8)
+
+
+@pytest.fixture(params=["disk", "remote"])
+def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
+    """Stores with a bound of RAM, and a chain of 192 MiB below."""
+    server = None
+    where: dict = {"folder": tmp_path}
+    if request.param == "remote":
+        server = RedisServer(tmp_path)
+        where = {"url": server.url}
+    store = open_store(2 * WHOLE, **where)
+    store.save(TOKENS, exact(TOKENS), rows)
+    assert store.flush(60)
+    store.close()
+    yield lambda ram_bytes: open_store(ram_bytes, **where)
+    if server is not None:
+        server.kill()
+
+
+def stream(store: PrefixStore, restored: PrefixHit, check: Callable[[], None]) -> int:
+    """Read all rows as a loader does, the first layers of all blocks first. Returns the number of right pieces."""
+    right = np.zeros(len(restored.pieces), int)
+    groups = layer_groups(WIDE, BLOCK_TOKENS)
+    for layers in groups:
+        for i, piece in enumerate(restored.pieces):
+            found = piece.read(layers)
+            right[i] += found is not None and len(found) == WIDE.block_bytes(BLOCK_TOKENS) * len(layers) // 8 and bool(np.all(found == i + 1))
+            del found
+            check()
+    return int(np.count_nonzero(right == len(groups)))
+
+
+@pytest.mark.parametrize("n_ram", [0, 1, 4, 40], ids=lambda n: f"RAM for {n} blocks")
+def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
+    store = opens(n_ram * BLOCK_BYTES)
+    tracemalloc.start()
+    try:
+        restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+        assert restored.n_tokens == len(TOKENS)
+        bound = n_ram * BLOCK_BYTES
+
+        def check() -> None:
+            stats = store.stats()
+            assert stats.ram.n_bytes <= max(bound, 0), "RAM is over its bound"
+            assert stats.in_flight_bytes <= store.in_flight.most_bytes, "too many bytes are in flight"
+
+        assert stream(store, restored, check) == N_BLOCKS
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= bound + most_in_flight(WIDE.block_bytes(BLOCK_TOKENS)) + BESIDE
+    store.came(restored, N_BLOCKS)
+    stats = store.stats()
+    assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * BLOCK_BYTES
+    assert stats.in_flight_bytes == 0
+    again = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert [piece.coming for piece in again.pieces].count(False) == min(n_ram, N_BLOCKS) and not again.pieces[-1].coming or n_ram < N_BLOCKS
+    store.came(again, 0)
+
+
+def test_what_is_in_use_is_not_evicted(tmp_path):
+    """The rows of an evicted block in use would be in memory beside the bound."""
+    store = open_store(2 * BLOCK_BYTES)
+    store.save(TOKENS[:512], exact(TOKENS[:512]), rows)
+    restored = store.restore(TOKENS[:512], 0, EXACT, in_part=True)
+    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_left_out == 256
+    assert store.stats().ram.n_blocks == 2
+    store.came(restored, 2)
+    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_new == 256
+    assert store.restore(TOKENS[:512], 0, EXACT).n_tokens == 256
+
+
+def test_a_load_that_ends_in_the_middle_gives_its_room_back(opens):
+    store = opens(4 * BLOCK_BYTES)
+    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert restored.pieces[0].read(range(2)) is not None and store.stats().ram.n_bytes == 4 * BLOCK_BYTES
+    store.came(restored, 0)
+    assert store.stats().ram.n_bytes == store.stats().in_flight_bytes == 0
+    assert store.save(TOKENS[:1024], exact(TOKENS[:1024]), rows).n_left_out == 0
+
+
+def test_who_asks_for_more_than_may_be_in_flight_waits():
+    flight = InFlight(RowLayout((1 << 14,), (1 << 14,)))
+    held = [flight.array(flight.most_bytes // 2) for _ in range(2)]
+    came: list[int] = []
+    asks = threading.Thread(target=lambda: came.append(len(flight.array(1))))
+    asks.start()
+    asks.join(0.2)
+    assert asks.is_alive() and not came and flight.n_bytes == flight.most_bytes
+    held.pop()
+    asks.join(10)
+    assert came == [1] and flight.peak_bytes == flight.most_bytes
+    assert len(flight.array(0)) == 0
+
+
+def test_saves_at_the_same_time_share_the_bound():
+    """Each slot of a server saves on a thread of its own: rows that have no room are not even read."""
+    store = open_store(3 * BLOCK_BYTES)
+    reads, most, lock = set(), [0], threading.Lock()
+
+    def read(first: int, n: int) -> np.ndarray:
+        me = threading.get_ident()
+        with lock:
+            reads.add(me)
+            most.append(len(reads))
+        threading.Event().wait(0.3)  # for the others
+        with lock:
+            reads.remove(me)
+        return rows(first, n)
+
+    def save(seed: int) -> None:
+        tokens = conversation(2 * BLOCK_TOKENS, seed)
+        store.save(tokens, exact(tokens), read)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(save, range(6)))
+    assert 1 <= max(most) <= 3 and store.stats().ram.n_bytes <= 3 * BLOCK_BYTES
+    store.close()
+
+
+def test_rows_that_cannot_be_read_leave_their_room():
+    store = open_store(2 * WHOLE)
+
+    def fail(first: int, n: int) -> np.ndarray:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        store.save(TOKENS, exact(TOKENS), fail)
+    assert store.stats().ram.n_bytes == 0
+    store.close()
+
+
+def test_the_wait_for_a_writer_does_not_count_the_time_of_reads(monkeypatch):
+    """A server's rows are read between answers: that may take minutes, and each block may still wait for room."""
+    store, clock, left = open_store(WHOLE), types.SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=0.0), []
+    make_room = SharedRam.make_room
+
+    def noted(shared: SharedRam, n_bytes: int, most_bytes: int, chain: set[bytes], deadline: float, stats: StoreStats) -> bool:
+        left.append(deadline - clock.now)
+        return make_room(shared, n_bytes, most_bytes, chain, deadline, stats)
+
+    def read(first: int, n: int) -> np.ndarray:
+        clock.now += 64.0
+        return rows(first, n)
+
+    monkeypatch.setattr(store_module, "time", clock)
+    monkeypatch.setattr(SharedRam, "make_room", noted)
+    tokens = TOKENS[: 3 * BLOCK_TOKENS]
+    store.save(tokens, exact(tokens), read)
+    assert left == pytest.approx([store_module.MOST_WAIT_S] * 3)

@@ -1,0 +1,337 @@
+"""Snapshots below RAM: in a folder and on a server, as blocks are."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.prefix_rows import check_rows, conversation, exact, identity, state
+from support.redis_server import RedisServer
+from support.stores import open_store, save
+
+from edgekv.prefix_cache import conversations
+from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.files import TEMPORARY, BlockFile, remove_file, scan
+from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
+from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains, remove_loose_snapshots
+from edgekv.prefix_cache.named import Pin, write_pin
+from edgekv.prefix_cache.results import KeptSnapshot, PrefixHit
+from edgekv.prefix_cache.store import PrefixStore
+
+EXACT = Reading.EXACT
+N_BYTES = 5000
+
+
+def keep(store: PrefixStore, tokens: np.ndarray, *ends: int, n_bytes: int = N_BYTES) -> None:
+    """Rows of all tokens, and snapshots behind some, in all places."""
+    save(store, tokens)
+    for end in ends:
+        assert store.save_snapshot(tokens[:end], exact(tokens[:end]), state(tokens[:end], n_bytes)), f"the snapshot at {end} is not kept"
+    assert store.flush(20), "writing takes too long"
+
+
+def found(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, n_bytes: int = N_BYTES) -> tuple[int, str]:
+    """Where a prompt begins, and where the snapshot was; (0, "") where it has none. Rows and snapshot are the right ones."""
+    for _ in range(4):
+        hit = store.restore(tokens, n_have, EXACT, in_part=True, goes_on=0)
+        if hit.snapshot is None:
+            store.came(hit, 0)
+            return 0, ""
+        taken = read(store, hit)
+        if taken is not None:
+            assert np.array_equal(taken, state(tokens[: hit.snapshot.position], n_bytes))
+            return hit.snapshot.position, hit.snapshot.source
+    raise AssertionError("damaged snapshots do not go")
+
+
+def read(store: PrefixStore, hit: PrefixHit) -> np.ndarray | None:
+    assert isinstance(hit.snapshot, KeptSnapshot)
+    taken = hit.snapshot.read()
+    good = taken is not None and all(piece.read(range(store.identity.layout.n_layers)) is not None for piece in hit.pieces)
+    store.came(hit, len(hit.pieces)) if good else store.leave(hit)
+    return taken if good else None
+
+
+def snapshots(folder: Path) -> list[BlockFile]:
+    return [file for file in scan(folder) if file.link.snapshot]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["folder", "server"])
+def lower(request, tmp_path):
+    """Settings of a place below RAM, and its name."""
+    if request.param == "folder":
+        return {"folder": tmp_path / "prefixes"}, "disk"
+    server = request.getfixturevalue("redis")
+    server.client.flushall()
+    return {"url": server.url, "url_timeout_s": 20.0}, "remote"
+
+
+@pytest.mark.parametrize("end", [1, 255, 256, 300, 699])
+def test_they_survive_the_process(lower, end):
+    where, name = lower
+    tokens = conversation(700)
+    keep(open_store(**where), tokens, end)
+    store = open_store(**where)
+    assert found(store, tokens) == (end, name)
+    assert found(store, tokens) == (end, "ram") and store.stats().n_snapshots == 1
+    assert found(store, conversation(100, 1, after=tokens[: end - 1])) == (0, "")
+
+
+def test_the_furthest_of_all_places_is_taken(lower):
+    where, name = lower
+    tokens = conversation(1200)
+    keep(open_store(**where), tokens, 100, 500, 900)
+    store = open_store(**where)
+    keep(store, tokens, 300)
+    assert found(store, tokens) == (900, name)
+    assert found(store, tokens[:700]) == (500, name)
+    assert found(store, tokens[:450]) == (300, "ram")
+    assert found(store, tokens[:700], n_have=699) == (500, "ram")
+
+
+def test_without_ram_too(lower):
+    where, name = lower
+    tokens = conversation(700)
+    store = open_store(ram_bytes=0, **where)
+    keep(store, tokens, 600)
+    assert store.stats().n_snapshots == 0 and found(store, tokens) == (600, name)
+
+
+def test_a_model_without_rows_of_every_token_has_them_alone(lower):
+    """All of its layers slide, or keep a state: blocks are empty."""
+    where, name = lower
+    who, tokens = ModelIdentity(b"no rows", RowLayout((), ()), "no rows"), conversation(700)
+    store = open_store(who=who, **where)
+    store.save(tokens, exact(tokens), lambda first, n: np.empty(0, np.uint8))
+    assert store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES)) and store.flush(20)
+    assert found(open_store(who=who, **where), tokens) == (600, name)
+
+
+def test_models_that_keep_only_rows_never_ask(lower, monkeypatch: pytest.MonkeyPatch):
+    where, _ = lower
+    tokens = conversation(700)
+    keep(open_store(**where), tokens, 600)
+    store = open_store(**where)
+    monkeypatch.setattr(type(store.places[0]), "snapshots", lambda *_: pytest.fail("it asked"))
+    assert check_rows(store.restore(tokens, 0, EXACT), tokens, 0, EXACT) == 700
+
+
+def test_a_long_prompt_asks_a_far_server_once(redis, monkeypatch: pytest.MonkeyPatch):
+    redis.client.flushall()
+    tokens = conversation(20 * 256)
+    keep(open_store(url=redis.url, url_timeout_s=20.0), tokens, 300)
+    store, asked = open_store(url=redis.url, url_timeout_s=20.0), []
+    place = store.places[0]
+    works = place.snapshots
+    monkeypatch.setattr(place, "snapshots", lambda parents: asked.append(len(parents)) or works(parents))
+    assert found(store, tokens) == (300, "remote") and asked == [20]
+
+
+# ---- damage ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 40, 200, -1, -N_BYTES, -N_BYTES // 2])
+def test_a_damaged_file_is_removed_and_the_one_before_is_taken(tmp_path, caplog, at):
+    tokens = conversation(700)
+    keep(open_store(tmp_path), tokens, 300, 600)
+    last = next(file for file in snapshots(tmp_path) if file.link.n == 600 % 256)
+    data = bytearray(last.path.read_bytes())
+    data[at] ^= 1
+    last.path.write_bytes(data)
+    store = open_store(tmp_path)
+    assert found(store, tokens) == (300, "disk")
+    assert store.stats().disk.n_refused == 1 and sum("not used" in record.message for record in caplog.records) == 1
+    if not 0 <= at < 12:  # else it may be another program's, or another version's
+        assert not last.path.exists()
+        assert len([checked for _, _, checked in check_files(tmp_path) if checked.refused]) == 0
+
+
+@pytest.mark.parametrize("n", [0, 10, 100, -1, -N_BYTES])
+def test_a_truncated_file_is_removed(tmp_path, n):
+    tokens = conversation(700)
+    keep(open_store(tmp_path), tokens, 600)
+    (only,) = snapshots(tmp_path)
+    only.path.write_bytes(only.path.read_bytes()[: n or None] if n else b"")
+    assert found(open_store(tmp_path), tokens) == (0, "")
+
+
+def test_a_file_with_anothers_name_is_not_taken(tmp_path):
+    """Also a block that is named as a snapshot."""
+    tokens = conversation(700)
+    keep(open_store(tmp_path), tokens, 300, 600)
+    first, second = sorted(snapshots(tmp_path), key=lambda file: file.link.n)
+    shutil.copy(first.path, second.path)
+    assert found(open_store(tmp_path), tokens) == (300, "disk")
+    block = next(file for file in scan(tmp_path) if not file.link.snapshot)
+    shutil.copy(block.path, first.path)
+    assert found(open_store(tmp_path), tokens) == (0, "")
+
+
+def test_other_models_never_meet(tmp_path):
+    tokens = conversation(700)
+    keep(open_store(tmp_path), tokens, 600)
+    other = open_store(tmp_path, who=identity("another"))
+    assert found(other, tokens) == (0, "")
+
+
+def test_damage_while_it_is_read_is_told_by_its_reader(tmp_path):
+    tokens = conversation(700)
+    keep(open_store(tmp_path), tokens, 600)
+    store = open_store(tmp_path)
+    hit = store.restore(tokens, 0, EXACT, in_part=True, goes_on=0)
+    (only,) = snapshots(tmp_path)
+    data = bytearray(only.path.read_bytes())
+    data[-3] ^= 1
+    only.path.write_bytes(data)
+    assert hit.snapshot is not None and hit.snapshot.read() is None
+    store.leave(hit)
+    assert not only.path.exists() and found(store, tokens) == (0, "")
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+sys.path.insert(0, sys.argv[2] + "/prefix_cache")
+from support.prefix_rows import conversation
+from support.stores import open_store
+from test_kept_snapshots import keep
+store = open_store(Path(sys.argv[1]), folder_bytes=800_000)
+for seed in range(10**9):
+    keep(store, conversation(700 + seed % 99, seed), 300, 650)
+    print(seed, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_whole_files(tmp_path, caplog):
+    folder, chance = tmp_path / "prefixes", random.Random(3)
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for _ in range(4):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), tests], stdout=subprocess.PIPE, text=True)
+        seed = int(writer.stdout.readline())
+        time.sleep(chance.uniform(0, 0.3))
+        writer.send_signal(signal.SIGKILL)
+        finished = [seed, *map(int, writer.stdout.read().split())]
+        writer.wait()
+        store = open_store(folder)
+        assert not list(folder.rglob(f"{TEMPORARY}*")) and not [one for _, _, one in check_files(folder) if one.refused]
+        for seed in finished[-2:]:
+            assert found(store, conversation(700 + seed % 99, seed)) == (650, "disk")
+        store.close()
+    assert not caplog.records
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_kept_again_is_evicted_last(tmp_path):
+    """By a process that finds it in the folder already, as after a kill."""
+    first, second = conversation(400), conversation(400, 1)
+    for tokens in (first, second, first):
+        keep(open_store(folder=tmp_path), tokens, 300)
+        time.sleep(0.01)  # a chain's blocks are dated 1 ms apart, and all this took 1.1 ms
+    keep(open_store(folder=tmp_path, folder_bytes=sum(file.n_bytes for file in scan(tmp_path))), conversation(400, 2), 300)
+    assert found(open_store(folder=tmp_path), first) == (300, "disk") and found(open_store(folder=tmp_path), second) == (0, "")
+
+
+def test_200_turns_stay_within_both_bounds(tmp_path):
+    """A conversation that grows, and what came before it: passed snapshots go first."""
+    bound = 500_000
+    store, early = open_store(tmp_path, ram_bytes=bound, folder_bytes=bound), conversation(300, 99)
+    keep(store, early, 290)
+    tokens = conversation(200)
+    for turn in range(200):
+        tokens = conversation(12, turn, after=tokens)
+        keep(store, tokens, len(tokens) - 4, len(tokens), n_bytes=20_000)
+        assert store.stats().ram.n_bytes <= bound and sum(file.n_bytes for file in scan(tmp_path)) <= bound
+    store.close()
+    store = open_store(tmp_path)
+    assert found(store, conversation(3, 7, after=tokens), n_bytes=20_000) == (len(tokens), "disk")
+    assert found(store, early) == (290, "disk")  # its block and snapshot are older than all, and of use
+
+
+def test_two_processes_share_a_folder(tmp_path):
+    def work(seed: int) -> None:
+        store = open_store(tmp_path, folder_bytes=1 << 24)
+        for turn in range(12):
+            tokens = conversation(400, 100 * seed + turn)
+            keep(store, tokens, 390)
+            assert found(store, tokens) == (390, "ram")
+        store.close()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store = open_store(tmp_path)
+    assert all(found(store, conversation(400, 100 * seed + turn)) == (390, "disk") for seed in range(2) for turn in range(12))
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_ram(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    from edgekv.prefix_cache import folder
+
+    def full(descriptor, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "write_all", full)
+    store, tokens = open_store(tmp_path), conversation(700)
+    save(store, tokens)
+    store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES))
+    store.flush(20)
+    assert found(store, tokens) == (600, "ram") and not snapshots(tmp_path) and store.stats().disk.n_errors > 0
+
+
+# ---- for people --------------------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_listed_with_their_conversation_and_go_with_it(tmp_path):
+    one, two = conversation(700), conversation(300, 5)
+    keep(open_store(tmp_path), one, 300, 600)
+    keep(open_store(tmp_path), two, 290)
+    chains = list_chains(tmp_path)
+    assert sorted((chain.n_tokens, len(chain.snapshots)) for chain in chains) == [(300, 1), (700, 2)]
+    longest = max(chains, key=lambda chain: chain.n_tokens)
+    remove_chains([longest], chains)
+    assert [len(chain.snapshots) for chain in list_chains(tmp_path)] == [1] and len(snapshots(tmp_path)) == 1
+    for file in scan(tmp_path):
+        if not file.link.snapshot:
+            remove_file(file.path)
+    assert len(snapshots(tmp_path)) == 1 and remove_loose_snapshots(tmp_path) > N_BYTES and not snapshots(tmp_path)
+
+
+def test_a_pin_holds_them(tmp_path):
+    tokens = conversation(300, 5)
+    store = open_store(tmp_path, folder_bytes=200_000)
+    keep(store, tokens, 290)
+    (chain,) = list_chains(tmp_path)
+    write_pin(tmp_path, Pin("mine", chain.leaf.root, chain.leaf.link.key, time.time() + 99))
+    for seed in range(30):
+        keep(store, conversation(300, 50 + seed), 290)
+    store.close()
+    assert found(open_store(tmp_path), tokens) == (290, "disk")
+
+
+def test_those_of_a_chat_go_with_it(tmp_path):
+    store, tokens = open_store(tmp_path), conversation(300, 5)
+    saved = save(store, tokens)
+    keep(store, tokens, 290)
+    conversations.add_blocks(tmp_path, "chat", [link.key for link in saved.chain])
+    store.forget(conversations.blocks_alone(tmp_path, "chat"))
+    conversations.forget(tmp_path, "chat")
+    assert not snapshots(tmp_path) and found(store, tokens) == (0, "") and store.stats().n_snapshots == 0

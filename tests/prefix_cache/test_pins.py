@@ -1,0 +1,205 @@
+"""Prompts that stay for a time because a request asks for it, and those that stay in RAM alone."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.prefix_rows import BLOCK_BYTES, conversation, exact, reader, state
+from support.stores import n_restored, open_store, save, save_through
+
+from edgekv.prefix_cache.files import scan
+from edgekv.prefix_cache.named import Pin, asked_name, read_pins, write_pin
+from edgekv.prefix_cache.ram import Pins
+from edgekv.prefix_cache.results import Saved
+from edgekv.prefix_cache.store import PrefixStore
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def with_clock(store: PrefixStore) -> Clock:
+    clock = Clock()
+    store.shared.pins = Pins(store.shared.blocks, clock)
+    return clock
+
+
+def pinned(store: PrefixStore, tokens: np.ndarray, expires: float, n: int | None = None) -> Saved:
+    saved = save(store, tokens)
+    assert store.pin_first(tokens[:n], saved.chain, expires)
+    return saved
+
+
+def fill(store: PrefixStore, n_blocks: int, seed: int = 100) -> None:
+    for one in range(n_blocks):
+        save(store, conversation(256, seed + one))
+
+
+def test_a_pinned_prompt_stays_in_ram_until_its_time_is_over():
+    store, prompt, other = open_store(ram_bytes=6 * BLOCK_BYTES), conversation(700, 1), conversation(256, 2)
+    clock = with_clock(store)
+    pinned(store, prompt, 60)
+    save(store, other)
+    fill(store, 20)
+    assert n_restored(store, prompt) == 700 and n_restored(store, other) == 0
+    clock.now = 61
+    fill(store, 20, 200)
+    assert n_restored(store, prompt) == 0
+
+
+def test_only_the_part_up_to_the_mark_stays():
+    store, prompt = open_store(ram_bytes=6 * BLOCK_BYTES), conversation(1024, 1)
+    with_clock(store)
+    pinned(store, prompt, 60, n=300)
+    fill(store, 20)
+    assert n_restored(store, prompt) == 512
+
+
+def test_a_pin_does_not_get_shorter():
+    store, prompt = open_store(ram_bytes=4 * BLOCK_BYTES), conversation(256, 1)
+    clock = with_clock(store)
+    pinned(store, prompt, 60)
+    pinned(store, prompt, 10)
+    clock.now = 30
+    fill(store, 20)
+    assert n_restored(store, prompt) == 256
+
+
+def test_pins_that_fill_ram_let_nothing_in_and_this_is_said_once(caplog):
+    store = open_store(ram_bytes=4 * BLOCK_BYTES)
+    clock = with_clock(store)
+    prompt = conversation(1024, 1)
+    pinned(store, prompt, 60)
+    for seed in (2, 3):
+        saved = save(store, conversation(512, seed))
+        assert (saved.n_new, saved.n_left_out) == (0, 512)
+    assert sum("pinned prompts fill the RAM" in record.message for record in caplog.records) == 1
+    assert n_restored(store, prompt) == 1024
+    clock.now = 61
+    assert save(store, conversation(512, 2)).n_new == 512
+
+
+def test_what_is_not_whole_is_not_pinned():
+    store, prompt = open_store(ram_bytes=2 * BLOCK_BYTES), conversation(1024, 1)
+    saved = save(store, prompt)
+    assert saved.n_left_out and not store.pin_first(prompt, saved.chain, time.time() + 60)
+
+
+def test_many_prompts_with_one_beginning_pin_it_once():
+    store, system = open_store(), conversation(300)
+    for seed in range(10):
+        pinned(store, conversation(100, seed, after=system), time.time() + 60, n=300)
+    assert len(store.shared.pins.keys()) == 2
+
+
+def test_a_pin_goes_with_the_block_that_continues_its_last(tmp_path):
+    store, prompt = open_store(tmp_path, ram_bytes=4 * BLOCK_BYTES, folder_bytes=4 * BLOCK_BYTES), conversation(300, 1)
+    pinned(store, prompt, time.time() + 60)
+    longer = conversation(100, 2, after=prompt)
+    save_through(store, longer)
+    fill(store, 20)
+    assert store.flush(20)
+    assert n_restored(open_store(tmp_path, folder_bytes=4 * BLOCK_BYTES), longer) == 400
+
+
+def test_a_pinned_prompt_stays_in_the_folder_until_its_time_is_over(tmp_path):
+    bound = 8 * BLOCK_BYTES
+    store, prompt = open_store(tmp_path, ram_bytes=3 * BLOCK_BYTES, folder_bytes=bound), conversation(700, 1)
+    saved = pinned(store, prompt, time.time() + 60)
+    assert store.flush(20)
+    (pin,) = read_pins(tmp_path)
+    assert pin.asked and pin.name == asked_name(saved.chain[-1].key)
+    fill(store, 20)
+    assert store.flush(20) and n_restored(store, prompt) == 700  # RAM may leave it to the folder
+    store.close()
+    fresh = open_store(tmp_path, ram_bytes=3 * BLOCK_BYTES, folder_bytes=bound)
+    write_pin(tmp_path, Pin(pin.name, pin.root, pin.key, time.time() - 1))
+    fill(fresh, 20, 200)
+    assert fresh.flush(20) and n_restored(open_store(tmp_path), prompt) == 0
+    pinned(fresh, conversation(100, 5), time.time() + 60)
+    assert fresh.flush(20) and [one.name for one in read_pins(tmp_path, now=0)] != [pin.name], "what is over is removed"
+    assert len(read_pins(tmp_path, now=0)) == 1
+
+
+def test_pins_that_fill_the_folder_let_nothing_in_and_this_is_said_once(tmp_path, caplog):
+    store, prompt = open_store(tmp_path, folder_bytes=4 * BLOCK_BYTES), conversation(768, 1)
+    pinned(store, prompt, time.time() + 60)
+    assert store.flush(20)
+    fill(store, 5)
+    assert store.flush(20)
+    assert sum("pinned prompts fill the folder" in record.message for record in caplog.records) == 1
+    assert n_restored(open_store(tmp_path), prompt) == 768
+
+
+def test_a_pin_is_taken_back(tmp_path):
+    store, prompt = open_store(tmp_path, ram_bytes=4 * BLOCK_BYTES, folder_bytes=4 * BLOCK_BYTES), conversation(256, 1)
+    saved = pinned(store, prompt, time.time() + 60)
+    store.unpin(saved.chain[-1].key)
+    fill(store, 20)
+    assert store.flush(20) and read_pins(tmp_path) == [] and n_restored(store, prompt) == 0
+
+
+@pytest.mark.parametrize("n", [40, 256, 300])
+def test_snapshots_of_a_pinned_prompt_stay(n):
+    store, prompt = open_store(ram_bytes=5 * BLOCK_BYTES), conversation(n, 1)
+    with_clock(store)
+    pinned(store, prompt, 60)
+    assert store.save_snapshot(prompt[: n - 4], exact(prompt[: n - 4]), state(prompt[: n - 4]))
+    fill(store, 20)
+    hit = store.restore(conversation(9, 2, after=prompt), 0, 0, goes_on=0)
+    assert hit.snapshot is not None and hit.snapshot.position == n - 4
+
+
+# ---- in RAM alone -----------------------------------------------------------------------------------------------------------------
+
+
+def save_in_memory(store: PrefixStore, tokens: np.ndarray) -> Saved:
+    return store.save(tokens, exact(tokens), reader(tokens), in_memory=True)
+
+
+def n_files(folder: Path) -> int:
+    return len(list(scan(folder)))
+
+
+def test_what_stays_in_memory_is_written_nowhere(tmp_path):
+    store, prompt = open_store(tmp_path), conversation(700, 1)
+    for _ in range(2):
+        assert save_in_memory(store, prompt).n_left_out == 0
+        assert n_restored(store, prompt) == 700
+        assert store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]), in_memory=True)
+        assert store.pin_first(prompt, save_in_memory(store, prompt).chain, time.time() + 60)
+        assert store.flush(20) and n_files(tmp_path) == 0 and read_pins(tmp_path) == []
+    store.close()
+    assert n_restored(open_store(tmp_path), prompt) == 0
+
+
+def test_who_does_not_ask_for_it_writes_it(tmp_path):
+    store, prompt = open_store(tmp_path), conversation(700, 1)
+    save_in_memory(store, prompt)
+    store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]), in_memory=True)
+    save_through(store, prompt)
+    assert n_files(tmp_path) == 3
+    assert not store.has_snapshot(prompt[:600], exact(prompt[:600]))
+    store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]))
+    assert store.flush(20) and n_files(tmp_path) == 4
+
+
+def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
+    prompt = conversation(512, 1)
+    store = open_store(tmp_path)
+    save_through(store, prompt)
+    store.close()
+    fresh = open_store(tmp_path)
+    assert save_in_memory(fresh, conversation(300, 2, after=prompt)).n_known == 512
+    assert fresh.flush(20) and n_files(tmp_path) == 2
+
+
+def test_without_ram_it_is_not_kept(tmp_path):
+    store, prompt = open_store(tmp_path, ram_bytes=0), conversation(300, 1)
+    assert save_in_memory(store, prompt).n_left_out == 300
+    assert not store.save_snapshot(prompt, exact(prompt), state(prompt), in_memory=True)
+    assert store.flush(20) and n_files(tmp_path) == 0

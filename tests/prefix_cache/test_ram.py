@@ -1,0 +1,237 @@
+"""The store with RAM alone: chains, cuts, tails, labels, near misses, bounds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.stores import n_restored, open_store, save
+
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.store import PrefixStore
+
+EXACT, _, SAMPLED, SPARSE = Reading
+
+
+def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
+    return open_store(ram_bytes=n_bytes)
+
+
+def test_a_conversation_comes_back():
+    store, tokens = ram_store(), conversation(700)
+    assert save(store, tokens).n_new == 700
+    restored = store.restore(tokens, 0, EXACT)
+    assert [(piece.first, piece.n, piece.skip, piece.n_block, piece.source) for piece in restored.pieces] == [
+        (0, 256, 0, 256, "ram"), (256, 256, 0, 256, "ram"), (512, 188, 0, 188, "ram")]
+    assert check_rows(restored, tokens, 0, EXACT) == 700
+    assert restored.nearly is None
+
+
+@pytest.mark.parametrize("n_have", [1, 255, 256, 257, 600, 699, 700, 900])
+def test_only_what_is_not_in_place_comes_back(n_have):
+    store, tokens = ram_store(), conversation(700)
+    save(store, tokens)
+    asked = conversation(300, 1, after=tokens)
+    assert n_restored(store, asked, n_have) == max(0, 700 - n_have)
+
+
+def test_a_block_is_used_up_to_the_first_token_that_differs():
+    store, tokens = ram_store(), conversation(1000)
+    save(store, tokens)
+    asked = conversation(50, 1, after=tokens[:300])
+    restored = store.restore(asked, 0, EXACT)
+    assert check_rows(restored, asked, 0, EXACT) == 300
+    assert restored.pieces[-1].n_block == BLOCK_TOKENS
+
+
+def test_what_is_there_is_not_read_again():
+    store, tokens, calls = ram_store(), conversation(600), []
+    save(store, tokens, calls=calls)
+    longer = conversation(200, 1, after=tokens)
+    saved = save(store, longer, calls=calls)
+    assert calls == [(0, 256), (256, 256), (512, 88), (512, 256), (768, 32)]
+    assert (saved.n_known, saved.n_new, saved.n_left_out) == (512, 288, 0)
+    again = save(store, tokens, calls=calls)  # its tail is the beginning of a block now
+    assert len(calls) == 5 and again.n_known == 600
+
+
+def test_a_tail_goes_when_a_longer_block_begins_with_it():
+    store, tokens = ram_store(), conversation(600)
+    save(store, tokens)
+    assert store.stats().ram.n_blocks == 3
+    save(store, conversation(50, 1, after=tokens))
+    assert store.stats().ram.n_blocks == 3
+    save(store, conversation(50, 2, after=tokens))  # another conversation: both tails stay
+    assert store.stats().ram.n_blocks == 4
+    for seed in (1, 2):
+        assert n_restored(store, conversation(50, seed, after=tokens)) == 650
+
+
+def test_a_tail_stays_when_only_a_worse_block_begins_with_it():
+    store, tokens = ram_store(), conversation(100)
+    save(store, tokens)
+    longer = conversation(300, 1, after=tokens)
+    save(store, longer, np.full(400, SPARSE))
+    assert n_restored(store, longer, accepts=EXACT) == 100
+    assert n_restored(store, longer, accepts=SPARSE) == 400
+    save(store, longer)
+    assert n_restored(store, longer, accepts=EXACT) == 400
+
+
+def test_a_common_beginning_is_kept_once():
+    store, system = ram_store(), conversation(1024)
+    for seed in range(1, 9):
+        save(store, conversation(100, seed, after=system))
+    assert store.stats().ram.n_blocks == 4 + 8
+
+
+def test_labels_are_followed_only_where_they_are_accepted():
+    store, tokens = ram_store(), conversation(1000)
+    readings = exact(tokens)
+    readings[600:650] = SAMPLED  # the tokens behind depend on it
+    save(store, tokens, readings)
+    assert n_restored(store, tokens, accepts=EXACT) == 512
+    assert n_restored(store, tokens, accepts=SAMPLED) == 1000
+    save(store, tokens)
+    assert n_restored(store, tokens, accepts=EXACT) == 1000
+    assert {piece.reading for piece in store.restore(tokens, 0, SPARSE).pieces} == {EXACT}
+
+
+def test_an_exact_block_serves_for_one_read_sparsely_and_not_the_other_way_round():
+    store, tokens, calls = ram_store(), conversation(512), []
+    save(store, tokens, np.full(512, SPARSE), calls)
+    save(store, tokens, exact(tokens), calls)
+    assert len(calls) == 4
+    save(store, tokens, np.full(512, SAMPLED), calls)
+    assert len(calls) == 4
+
+
+def test_models_do_not_share():
+    one, tokens = ram_store(), conversation(300)
+    save(one, tokens)
+    other = PrefixStore(identity("another"), StoreSettings())
+    assert one.identity.root_key() != other.identity.root_key()
+    assert n_restored(other, tokens) == 0
+
+
+def test_near_miss_names_the_first_token_that_differs():
+    store, tokens = ram_store(), conversation(2000)
+    save(store, tokens)
+    asked = tokens.copy()
+    asked[40] += 1
+    nearly = store.restore(asked, 0, EXACT).nearly
+    assert (nearly.position, nearly.stored, nearly.asked) == (40, tokens[40], asked[40])
+    assert nearly.n_lost == 1960 and nearly.goes_on_alike
+    inserted = np.concatenate([tokens[:300], [1, 2, 3], tokens[300:]])
+    assert store.restore(inserted, 0, EXACT).nearly.goes_on_alike
+    turned = store.restore(conversation(500, 5, after=tokens[:512]), 0, EXACT).nearly
+    assert turned.position == 512 and turned.n_lost == 1488 and not turned.goes_on_alike
+
+
+def test_no_near_miss_where_little_was_lost_or_nothing_differs():
+    store, tokens = ram_store(), conversation(700)
+    save(store, tokens)
+    assert store.restore(conversation(9, 1, after=tokens[:500]), 0, EXACT).nearly is None
+    assert store.restore(tokens[:500], 0, EXACT).nearly is None
+    assert store.restore(conversation(9, 1, after=tokens), 0, EXACT).nearly is None
+
+
+def test_eviction_takes_the_oldest_conversation_and_its_end_first():
+    store = ram_store(6 * BLOCK_BYTES)
+    old, new = conversation(4 * 256, 1), conversation(4 * 256, 2)
+    save(store, old)
+    save(store, new)
+    assert n_restored(store, new) == 1024
+    assert n_restored(store, old) == 512
+    assert store.stats().ram.n_evicted == 2
+    assert store.stats().ram.n_bytes <= 6 * BLOCK_BYTES
+
+
+def test_using_a_conversation_keeps_it():
+    store = ram_store(6 * BLOCK_BYTES)
+    first, second, third = (conversation(3 * 256, seed) for seed in (1, 2, 3))
+    save(store, first)
+    save(store, second)
+    assert n_restored(store, first) == 768
+    save(store, third)
+    assert (n_restored(store, first), n_restored(store, second), n_restored(store, third)) == (768, 0, 768)
+
+
+def test_stores_share_a_bound():
+    """Two models, or one with two adapters, share a bound: the conversation that was used last stays, whosever it is."""
+    shared, settings = SharedRam(), StoreSettings(ram_bytes=5 * BLOCK_BYTES)
+    first, second = (PrefixStore(identity(name), settings, ram=shared) for name in ("one", "another"))
+    old, new = conversation(512, seed=1), conversation(768, seed=2)
+    save(first, old)
+    save(second, old)
+    assert n_restored(first, old) == n_restored(second, old) == 512
+    save(first, new)
+    assert n_restored(first, new) == 768 and n_restored(second, old) == 512 and n_restored(first, old) == 0
+    assert first.stats().ram.n_bytes == second.stats().ram.n_bytes <= 5 * BLOCK_BYTES and first.stats().ram.n_evicted == 2
+
+
+def test_a_conversation_longer_than_ram_keeps_its_beginning():
+    store, tokens = ram_store(3 * BLOCK_BYTES), conversation(5 * 256)
+    saved = save(store, tokens)
+    assert (saved.n_new, saved.n_left_out) == (768, 512)
+    assert n_restored(store, tokens) == 768
+
+
+def test_without_ram_and_places_nothing_is_kept():
+    store, tokens, calls = ram_store(0), conversation(300), []
+    assert save(store, tokens, calls=calls).n_left_out == 300
+    assert not calls and n_restored(store, tokens) == 0
+
+
+def test_wrong_rows_are_refused():
+    store, tokens = ram_store(), conversation(300)
+    with pytest.raises(ValueError, match="uint8"):
+        store.save(tokens, exact(tokens), lambda first, n: np.zeros(n, np.uint8))
+    with pytest.raises(ValueError, match="readings"):
+        store.save(tokens, exact(tokens)[:9], reader(tokens))
+
+
+def test_figures():
+    store, tokens = ram_store(), conversation(600)
+    save(store, tokens)
+    store.restore(conversation(100, 1, after=tokens), 100, EXACT)
+    stats = store.stats()
+    assert (stats.asked_tokens, stats.missed_tokens, stats.ram.hit_tokens) == (600, 100, 500)
+    assert (stats.n_saves, stats.n_restores, stats.ram.n_blocks, stats.n_unwritten) == (1, 1, 3, 0)
+
+
+def test_a_closed_store_is_empty():
+    store, tokens = ram_store(), conversation(300)
+    save(store, tokens)
+    store.close()
+    assert n_restored(store, tokens) == 0
+    assert save(store, tokens).n_left_out == 300
+
+
+# ---- any conversations -------------------------------------------------------------------------------------------------------------
+
+@settings(max_examples=40, deadline=None)
+@given(plans(7), st.sampled_from(Reading), st.integers(0, 600))
+def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts, n_have):
+    store, grown = ram_store(), grow(plan)
+    for tokens, readings in grown:
+        save(store, tokens, readings)
+    for tokens, _ in grown:
+        for asked in (tokens, conversation(40, 99, after=tokens[: len(tokens) // 2])):
+            best = max(reachable(*saved, asked, accepts) for saved in grown)
+            assert n_restored(store, asked, n_have, accepts) == max(0, best - n_have)
+
+
+@settings(max_examples=40, deadline=None)
+@given(plans(7), st.integers(1, 6), st.sampled_from(Reading))
+def test_the_bound_of_ram_holds_and_rows_are_right(plan, n_blocks, accepts):
+    store = ram_store(n_blocks * BLOCK_BYTES)
+    for tokens, readings in grow(plan):
+        saved = save(store, tokens, readings)
+        assert saved.n_known + saved.n_new + saved.n_left_out == len(tokens)
+        assert store.stats().ram.n_bytes <= n_blocks * BLOCK_BYTES
+        n_restored(store, tokens, 0, accepts)
+        # The blocks are there that the save has reported.
+        assert n_restored(store, tokens, 0, SPARSE) == saved.n_known + saved.n_new

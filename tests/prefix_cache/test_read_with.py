@@ -1,0 +1,127 @@
+"""Sampled rows serve a reader with the same settings: a worse sample never passes for a better one."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.prefix_rows import conversation, exact, reader
+from support.redis_server import RedisServer
+from support.stores import open_store
+
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading, ReadWith, child_link
+from edgekv.prefix_cache.format import VERSION
+from edgekv.prefix_cache.store import PrefixStore
+
+COARSE = ReadWith(sampled=b"resolution 20", sparse=b"blocks 20")
+FINE = ReadWith(sampled=b"resolution 2000", sparse=b"blocks 2000")
+N_PROMPT = 300
+
+
+def opened(folder: Path | None, url: str | None = None) -> PrefixStore:
+    return open_store(folder, 0 if folder or url else 1 << 24, url=url, url_timeout_s=20.0)
+
+
+@pytest.fixture(params=["ram", "disk", "server"])
+def store(request, tmp_path):
+    """A store with blocks in one place only."""
+    server = None
+    if request.param == "server":
+        server = RedisServer(tmp_path)
+    store = opened(tmp_path if request.param == "disk" else None, server.url if server else None)
+    yield store
+    store.close()
+    if server:
+        server.kill()
+
+
+def labelled(tokens: np.ndarray, reading: Reading) -> np.ndarray:
+    """Readings of a prompt, and of tokens that were generated behind it."""
+    readings = exact(tokens)
+    readings[N_PROMPT:] = reading
+    return readings
+
+
+def save(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, reading: Reading = Reading.SAMPLED) -> int:
+    readings = labelled(tokens, reading)
+    n_new = store.save(tokens, readings, reader(tokens, readings), read_with=read_with).n_new
+    store.flush()
+    return n_new
+
+
+def found(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, accepts: Reading = Reading.SAMPLED) -> int:
+    return sum(piece.n for piece in store.restore(tokens, 0, accepts, read_with=read_with).pieces)
+
+
+@pytest.mark.parametrize("reading", [Reading.SAMPLED, Reading.SPARSE])
+@pytest.mark.parametrize("n", [900, N_PROMPT + 50, 4 * BLOCK_TOKENS], ids=["whole and tail", "tail", "whole"])
+def test_rows_of_other_settings_are_not_taken(store, n, reading):
+    tokens = conversation(n)
+    save(store, tokens, COARSE, reading)
+    n_exact = BLOCK_TOKENS  # the block that the prompt fills
+    assert found(store, tokens, FINE, reading) == n_exact
+    assert found(store, tokens, ReadWith(), reading) == n_exact
+    assert found(store, tokens, COARSE, reading) == n
+
+
+@pytest.mark.parametrize("n", [900, N_PROMPT + 50], ids=["whole and tail", "tail"])
+def test_both_are_kept_beside_each_other(store, n):
+    tokens = conversation(n)
+    saved = [save(store, tokens, COARSE), save(store, tokens, FINE), save(store, tokens, FINE)]
+    if not any(place.name == "remote" for place in store.places):  # no save asks a server for its blocks
+        assert saved == [n, n - BLOCK_TOKENS, 0]  # the exact block is the same
+    assert found(store, tokens, COARSE) == found(store, tokens, FINE) == n
+
+
+def test_a_longer_block_of_other_settings_leaves_a_tail(store):
+    short, long = conversation(N_PROMPT + 50), conversation(N_PROMPT + 90)
+    assert np.array_equal(long[: len(short)], short)
+    save(store, short, FINE)
+    save(store, long, COARSE)
+    assert found(store, short, FINE) == len(short)
+    save(store, long, FINE)
+    assert found(store, long, FINE) == len(long)
+
+
+def test_exact_rows_are_taken_whatever_the_settings(store):
+    tokens = conversation(900)
+    save(store, tokens, COARSE, Reading.EXACT)
+    assert found(store, tokens, FINE) == found(store, tokens, FINE, Reading.SPARSE) == 900
+
+
+def test_settings_survive_on_the_disk(tmp_path):
+    tokens = conversation(900)
+    store = opened(tmp_path)
+    save(store, tokens, FINE)
+    store.close()
+    again = open_store(tmp_path)  # with RAM, where restored blocks come
+    assert found(again, tokens, COARSE) == BLOCK_TOKENS
+    for _ in range(2):
+        assert found(again, tokens, FINE) == 900
+    assert again.stats().ram.hit_tokens >= 900 and again.stats().disk.n_refused == 0
+    again.close()
+
+
+def test_a_key_tells_settings_from_tokens():
+    tokens = conversation(40)
+    settings = tokens[:1].tobytes()
+    keys = {child_link(bytes(16), Reading.SAMPLED, tokens, settings).key, child_link(bytes(16), Reading.SAMPLED, tokens).key,
+            child_link(bytes(16), Reading.SAMPLED, np.concatenate([tokens[:1], tokens]), b"").key,
+            child_link(bytes(16), Reading.SPARSE, tokens, settings).key}
+    assert len(keys) == 4
+
+
+def test_files_of_the_version_before_are_left_alone(tmp_path):
+    """The labels of such files say less. The store neither uses nor damages them."""
+    tokens = conversation(200)
+    store = opened(tmp_path)
+    save(store, tokens, COARSE)
+    store.close()
+    (path,) = tmp_path.rglob("*.kv")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, 8, VERSION - 1)
+    path.write_bytes(data)
+    again = opened(tmp_path)
+    assert found(again, tokens, COARSE) == 0
+    again.close()
+    assert path.read_bytes() == data

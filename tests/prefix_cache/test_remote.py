@@ -1,0 +1,307 @@
+"""A Redis-compatible server below RAM: what is shared, and what becomes of a server that fails."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import stores
+from support.prefix_rows import check_rows, conversation, grow, identity, plans, reachable
+from support.redis_server import RedisServer, free_port
+from support.stores import n_restored
+from support.stores import save_through as save
+
+from edgekv.common.errors import ConfigError
+from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.remote import RedisPlace
+from edgekv.prefix_cache.store import PrefixStore
+
+EXACT, _, SAMPLED, SPARSE = Reading
+redis = pytest.importorskip("redis", reason="redis-py is not installed (edgekv[redis])")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(running):
+    running.client.flushall()
+    running.client.config_set("maxmemory", 0)
+    return running
+
+
+def open_store(url: str, **more) -> PrefixStore:
+    return stores.open_store(url=url, **{"url_timeout_s": 20.0} | more)
+
+
+def test_what_one_has_read_the_other_has(server):
+    tokens = conversation(1000)
+    save(open_store(server.url), tokens)
+    other = open_store(server.url)
+    asked = conversation(100, 1, after=tokens)
+    restored = other.restore(asked, 0, EXACT)
+    assert check_rows(restored, asked, 0, EXACT) == 1000
+    assert {piece.source for piece in restored.pieces} == {"remote"} and other.stats().remote.hit_tokens == 1000
+    assert {piece.source for piece in other.restore(asked, 0, EXACT).pieces} == {"ram"}
+    assert n_restored(open_store(server.url), conversation(9, 2, after=tokens[:300])) == 300
+    assert n_restored(open_store(server.url), tokens, 600) == 400
+
+
+def test_two_processes_share(server, tmp_path):
+    program = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from support.prefix_rows import conversation
+from support.stores import open_store, save
+store = open_store(url=sys.argv[1], url_timeout_s=5)
+save(store, conversation(700, 5))
+store.close()
+"""
+    subprocess.run([sys.executable, "-c", program, server.url, str(Path(__file__).parent.parent)], cwd=tmp_path, check=True, timeout=60)
+    assert n_restored(open_store(server.url), conversation(700, 5)) == 700
+
+
+def test_everything_has_a_time_to_live_that_use_renews(server):
+    tokens = conversation(600)
+    store = open_store(server.url, url_ttl_s=100)
+    save(store, tokens)
+    keys = server.client.keys("edgekv:*")
+    assert len(keys) == 6 and all(0 < server.client.ttl(key) <= 100 for key in keys)
+    for key in keys:
+        server.client.expire(key, 7)
+    n_restored(store, tokens)
+    assert store.flush(5)
+    assert all(server.client.ttl(key) > 7 for key in keys)
+
+
+def test_what_the_server_forgot_is_sent_again(server):
+    tokens = conversation(600)
+    store = open_store(server.url)
+    save(store, tokens)
+    server.client.flushall()
+    save(store, tokens)
+    assert n_restored(open_store(server.url), tokens) == 600
+
+
+def blocks_of(server: RedisServer) -> list[bytes]:
+    return [key for key in server.client.keys("edgekv:*") if b"children" not in key]
+
+
+def test_what_is_forgotten_in_the_middle_ends_the_chain(server):
+    tokens = conversation(1000)
+    save(open_store(server.url), tokens)
+    server.client.delete(min(blocks_of(server), key=server.client.strlen))  # the tail; its entry in the list of children stays
+    assert n_restored(open_store(server.url), tokens) == 768
+
+
+def test_tails_go_when_the_conversation_goes_on(server):
+    tokens = conversation(300)
+    store = open_store(server.url)
+    save(store, tokens)
+    save(store, conversation(100, 1, after=tokens))
+    assert len(blocks_of(server)) == 2
+
+
+def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
+    tokens = conversation(600)
+    save(open_store(server.url), tokens)
+    both = open_store(server.url, folder=tmp_path)
+    assert {piece.source for piece in both.restore(tokens, 0, EXACT).pieces} == {"remote"}
+    assert both.flush(10)
+    server.client.flushall()
+    again = open_store(server.url, folder=tmp_path)
+    assert {piece.source for piece in again.restore(tokens, 0, EXACT).pieces} == {"disk"}
+    assert again.flush(10)
+    assert n_restored(open_store(server.url), tokens) == 600
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plans(4), st.sampled_from(Reading), st.integers(0, 300))
+def test_the_longest_prefix_comes_back(server, plan, accepts, n_have):
+    server.client.flushall()
+    grown = grow(plan)
+    for tokens, readings in grown:
+        store = open_store(server.url)
+        save(store, tokens, readings)
+        store.close()
+    store = open_store(server.url)
+    for tokens, _ in grown:
+        best = max(reachable(*saved, tokens, accepts) for saved in grown)
+        assert n_restored(store, tokens, n_have, accepts) == max(0, best - n_have)
+    store.close()
+
+
+# ---- a server that fails -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_killed_and_comes_back(server, caplog):
+    tokens = conversation(600)
+    store, other = open_store(server.url), open_store(server.url)
+    for one in (store, other):
+        one.places[0]._asking._back_off_s = 0.3
+    save(store, tokens)
+    server.kill()
+    try:
+        assert n_restored(other, tokens) == 0
+        assert n_restored(store, tokens) == 600
+        for seed in range(3):
+            save(store, conversation(600, seed))
+        assert len(caplog.records) <= 2 and "stay in RAM" in caplog.text  # one of each store
+    finally:
+        server.start()
+    time.sleep(0.4)
+    save(store, conversation(600, 7))
+    save(store, tokens)
+    assert n_restored(open_store(server.url), conversation(600, 7)) == 600
+    assert n_restored(other, tokens) == 600
+
+
+def test_a_corrupt_block_is_a_miss_and_is_removed(server, caplog):
+    tokens = conversation(1000)
+    save(open_store(server.url), tokens)
+    tail = min(blocks_of(server), key=server.client.strlen)
+    data = bytearray(server.client.get(tail))
+    data[-5] ^= 1
+    server.client.set(tail, bytes(data))
+    store = open_store(server.url)
+    assert n_restored(store, tokens) == 768 and n_restored(store, tokens) == 768
+    assert len(caplog.records) == 1 and "damaged" in caplog.text and store.stats().remote.n_refused == 1
+    assert not server.client.exists(tail)
+    save(store, tokens)
+    assert n_restored(open_store(server.url), tokens) == 1000
+
+
+def test_keys_of_another_kind_are_a_miss(server, caplog):
+    tokens = conversation(600)
+    save(open_store(server.url), tokens)
+    for key in server.client.keys("edgekv:*"):
+        server.client.delete(key)
+        server.client.lpush(key, "x")
+    store = open_store(server.url)
+    assert n_restored(store, tokens) == 0 and n_restored(store, tokens) == 0
+    assert len(caplog.records) == 1 and "refuses" in caplog.text
+
+
+def test_a_full_server_refuses_and_is_still_read(server, caplog):
+    tokens = conversation(600)
+    store = open_store(server.url)
+    save(store, tokens)
+    server.client.config_set("maxmemory", 1)
+    for seed in range(3):
+        save(store, conversation(600, seed))
+    assert len(caplog.records) == 1 and "maxmemory" in caplog.text
+    assert n_restored(open_store(server.url), tokens) == 600
+
+
+def listen(serve) -> int:
+    """The port of a server that calls `serve` with each connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=run, daemon=True).start()
+    return listener.getsockname()[1]
+
+
+def silent(connection) -> None:
+    time.sleep(60)
+
+
+def dribble(connection) -> None:
+    """Begin an answer that never ends, a byte now and then: no single read takes long."""
+    try:
+        connection.recv(1000)
+        connection.sendall(b"$1000\r\n")
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+def garbage(connection) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 20)
+    time.sleep(60)
+
+
+def closing(connection) -> None:
+    connection.close()
+
+
+@pytest.mark.parametrize("serve", [silent, dribble, garbage, closing, None], ids=lambda serve: getattr(serve, "__name__", "no server"))
+def test_a_broken_server_is_a_miss_said_once_and_costs_a_bounded_time(serve, caplog):
+    if serve is None:
+        port = free_port()
+    else:
+        port = listen(serve)
+    store, tokens = open_store(f"redis://127.0.0.1:{port}", url_timeout_s=0.3), conversation(600)
+    start = time.monotonic()
+    for seed in range(20):
+        assert n_restored(store, conversation(600, seed)) == 0
+    assert time.monotonic() - start < 3  # asked once, then left alone
+    save(store, tokens)
+    assert n_restored(store, tokens) == 600
+    assert len(caplog.records) == 1, caplog.text
+    store.close(1)
+
+
+def test_addresses_that_are_none():
+    for url in ("localhost:6379", "http://localhost", "redis://localhost:port"):
+        with pytest.raises(ConfigError, match="redis://HOST:PORT"):
+            open_store(url)
+
+
+def test_passwords_are_not_said(caplog):
+    with pytest.raises(ConfigError) as caught:
+        open_store("http://user:secret@host")
+    assert "secret" not in str(caught.value)
+    store = open_store("redis://:secret@127.0.0.1:1")
+    n_restored(store, conversation(300))
+    assert "127.0.0.1:1" in caplog.text and "secret" not in caplog.text
+
+
+def test_without_redis_py_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"edgekv\[redis\]"):
+        RedisPlace(identity(), "redis://localhost", 1, 1)
+
+
+# ---- encrypted ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encrypted")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+                    "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key", "-out", "certificate"], cwd=folder, check=True, capture_output=True)
+    server = RedisServer(folder, certificate=folder)
+    yield server
+    server.kill()
+
+
+def test_an_encrypted_server(encrypted):
+    tokens = conversation(700)
+    save(open_store(encrypted.url), tokens)
+    assert encrypted.client.dbsize() > 0
+    assert n_restored(open_store(encrypted.url), tokens) == 700
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_miss(encrypted, caplog):
+    store = open_store(encrypted.url.partition("?")[0])
+    assert not store.restore(conversation(700), 0, EXACT).pieces and not store.places[0].working
+    assert "certificate" in caplog.text.lower()

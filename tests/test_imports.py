@@ -97,8 +97,8 @@ def test_native_code_has_one_door():
         # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
         if layer(name) not in ("_native", "llama", "measure", "bench", "lab"):
-            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, rates.measuring, bench and lab"
-            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is for llama, cache_types, rates.measuring, bench and lab"
+            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, measure, bench and lab"
+            assert "llama_cpp" not in roots or name == "cache_types", f"edgekv.{name}: llama_cpp is for llama, cache_types, measure, bench and lab"
 
 
 def test_only_the_command_line_knows_a_terminal():

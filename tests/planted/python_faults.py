@@ -5,12 +5,12 @@ from .fault import Fault
 POLICIES, TIERS, STORE, SERVING = "edgekv/policies/", "edgekv/tiering/", "edgekv/prefix_cache/", "edgekv/server/"
 
 PYTHON = [
-    Fault("lru-older-is-worth-more", "policies", POLICIES + "caches/lru.py", "scores /= aged", "scores *= aged"),
-    Fault("s3fifo-ghost-not-forgotten", "policies", POLICIES + "caches/s3fifo.py", "(self._small, self._main, self._hits, self._ghosts):",
+    Fault("lru-older-is-worth-more", "policies", POLICIES + "lru.py", "scores /= aged", "scores *= aged"),
+    Fault("s3fifo-ghost-not-forgotten", "policies", POLICIES + "s3fifo.py", "(self._small, self._main, self._hits, self._ghosts):",
           "(self._small, self._main, self._hits):"),
-    Fault("snapkv-pages-change-sides", "policies", POLICIES + "prompt/snapkv.py", "mass[:, :, :-1] * self.ops.upload(from_before)",
+    Fault("snapkv-pages-change-sides", "policies", POLICIES + "snapkv.py", "mass[:, :, :-1] * self.ops.upload(from_before)",
           "mass[:, :, 1:] * self.ops.upload(from_before)"),
-    Fault("h2o-share-of-one-stream", "policies", POLICIES + "mass/h2o.py", "max(1, n_in_use)", "1"),
+    Fault("h2o-share-of-one-stream", "policies", POLICIES + "h2o.py", "max(1, n_in_use)", "1"),
     Fault("table-cancelled-page-resident", "hierarchy: table", TIERS + "table.py", "fresh = ~self._stale[self._flat_slot[ids]]",
           "fresh = np.ones(len(ids), bool)"),
     Fault("table-pinned-page-first", "hierarchy: table", TIERS + "table.py", "[pins_of(pinned, resident, self.shape.n_pages)] += np.inf",
@@ -60,7 +60,7 @@ PYTHON = [
     Fault("labels-not-made-earlier", "tokens", "edgekv/runtime/tokens.py", "labels[(labels | ROUNDED) != ROUNDED] |= EARLIER", "pass"),
     Fault("rates-far-cells-as-middle", "rates", "edgekv/planning/host.py", "self.far * max(0, n - MIDDLE)", "self.middle * max(0, n - MIDDLE)"),
     Fault("rates-of-another-machine", "rates", "edgekv/planning/host.py", "self._all().get(self._machine, {})", "next(iter(self._all().values()), {})"),
-    Fault("interval-wilson-sign", "lab", "edgekv/lab/results/intervals.py", "(centre - half, centre + half)", "(centre - half, centre + half * 2)"),
-    Fault("tally-divergence-sign", "lab", "edgekv/lab/engine/tally.py", "np.exp(log_p) * (log_p - log_q)", "np.exp(log_p) * (log_q - log_p)"),
+    Fault("interval-wilson-sign", "lab", "edgekv/bench/intervals.py", "(centre - half, centre + half)", "(centre - half, centre + half * 2)"),
+    Fault("tally-divergence-sign", "lab", "edgekv/bench/tally.py", "np.exp(log_p) * (log_p - log_q)", "np.exp(log_p) * (log_q - log_p)"),
     Fault("sim-filling-page-fetched", "lab sim", "edgekv/lab/traces/sim/hot.py", "(chosen & ~part)[:, :, : end - 1]", "(chosen & ~part)[:, :, :end]"),
 ]

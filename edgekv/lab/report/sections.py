@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv import __version__
-from edgekv.common import units as amounts
+from edgekv.common import units
 from edgekv.common.enums import FULL, STOCK
 from edgekv.lab.report.charts import Panel, line_chart
 from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
@@ -96,11 +96,11 @@ UNKNOWN = "–"
 
 def percent(share: Any, digits: int = 1) -> str:
     """A share in percent without its sign; a dash if unknown."""
-    return _shown(share, lambda value: amounts.percent(value, digits))
+    return _shown(share, lambda value: units.percent(value, digits))
 
 
 def points(share: Any) -> str:
-    return _shown(share, lambda value: amounts.signed_percent(value, 1))
+    return _shown(share, lambda value: units.signed_percent(value, 1))
 
 
 def number(value: Any, form: str) -> str:

@@ -63,7 +63,7 @@ def run(code: str, folder: Path, *places: Path) -> str:
 
 
 def test_the_installed_package_is_found_and_used(clone, site):
-    names = [f"edgekv{name}" for name in ("", ".cli", ".models", ".models.geometry", "._native", "._native.core", "._native._core", ".live.runtime")]
+    names = [f"edgekv{name}" for name in ("", ".cli", ".models", ".models.geometry", "._native", "._native.core", "._native._core", ".runtime.runtime")]
     for first in ("import edgekv, llama_cpp", "import edgekv._native.core, llama_cpp", "from edgekv.runtime.runtime import Runtime; import edgekv"):
         found = run(f"{first}\nimport sys, importlib\nfor name in {names}: print(importlib.import_module(name).__file__)\n"
                     "print(sys.modules['edgekv'] is edgekv, edgekv.__version__)", clone, site).splitlines()

@@ -60,7 +60,7 @@ BUDGETS = {
     "tests/policies": 932,
     "tests/prefix_cache": 3_535,
     "tests/runtime": 6_728,
-    "tests/server": 8_474,
+    "tests/server": 8_475,
     "tests/support": 4_731,
     "tests/templates": 153,
     "tests/tiering": 1_501,

@@ -49,7 +49,7 @@ owns_process = False
 
 
 _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.runtime.runtime", "Runtime"),
-           "runtime": ("edgekv.runtime.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
+           "runtime": ("edgekv.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
            "with_layer_types": ("edgekv.llama", "with_layer_types")}
 """Module and attribute of each public name; None: the module itself."""
 

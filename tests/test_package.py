@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,10 @@ def test_everything_names_the_same_version():
     releases = re.findall(r"^## (\S+) - (\d{4}-\d{2}-\d{2})$", said["CHANGELOG.md"], re.MULTILINE)
     assert releases[0][0] == version and releases[0][1] == max(date for _, date in releases)
     assert set(re.findall(r"edgekv-([\d.]+)-", said["README.md"])) == {version}
+
+
+def test_public_names_stay_what_they_are(tmp_path):
+    """Also behind the first use: an import puts a package where a module's attribute was."""
+    program = "import edgekv; print([getattr(edgekv.runtime, name) is getattr(edgekv.runtime, name) for name in edgekv.runtime._PUBLIC], edgekv.Runtime)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("[True, True") and "edgekv.runtime.runtime.Runtime" in done.stdout, done.stderr

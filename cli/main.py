@@ -11,11 +11,10 @@ import click
 
 import edgekv
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.lazy_group import LazyGroup
+from edgekv.cli.common.lazy_group import Commands, LazyGroup
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 
-# name: (module, attribute, help); with the help here `--help` imports no command.
-COMMANDS = {
+COMMANDS: Commands = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
     "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),

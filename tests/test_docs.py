@@ -20,8 +20,7 @@ from edgekv.tiering.prefetch import PREFETCHERS
 ROOT = Path(__file__).resolve().parent.parent
 READMES = [ROOT / path for path in (
     "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/lab/README.md", "edgekv/policies/README.md",
-    "edgekv/server/README.md",
-    "edgekv/prefix_cache/README.md", "models/README.md",
+    "edgekv/prefix_cache/README.md", "edgekv/server/README.md", "models/README.md",
     "native/README.md", "native/cuda/README.md", "patches/README.md", "tests/README.md", "tests/gpu_command/results/README.md")]
 GUIDE = ROOT / "cli" / "GUIDE.md"
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in [*READMES, GUIDE]}

@@ -22,14 +22,14 @@ class Ran:
     """Of the first: failed, hung or crashed; or passed."""
 
 
-def run(place: Place, tests: Sequence[str], number: int, limit_s: float, without: Sequence[str] = (), stop: bool = True) -> Ran:
+def run(place: Place, tests: Sequence[str], number: int, limit_s: float, without: Sequence[str] = ()) -> Ran:
     """Run tests (paths in tests/) with native fault `number` (0: none) on. `limit_s`: of one test. `without`: tests left out. Children that a killed test
     leaves behind end with it."""
     watch = place.env / "watch"
     watch.write_text("")
     variables = os.environ | {VARIABLE: str(number), "PLANTED_WATCH": str(watch), "PLANTED_LIMIT": str(limit_s),
                               "PYTHONPATH": str(Path(__file__).parent), "PATH": f"{place.env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    command = [place.python, "-m", "pytest", "-p", "watch", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-q", *(["-x"] if stop else []),
+    command = [place.python, "-m", "pytest", "-p", "watch", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-q", "-x",
                *(part for test in without for part in ("--deselect", test)), *(f"tests/{test}" for test in tests)]
     began = time.monotonic()
     with (place.env / "output").open("w") as output:

@@ -1,6 +1,5 @@
 """The commands of `edgekv lab`. They alone of the laboratory know a terminal."""
 
-# name: (module, attribute, help), as in edgekv.cli.main
 COMMANDS = {
     "quality": ("edgekv.lab.commands.quality", "quality", "Say what a KV mode costs in predictions and answers."),
     "heads": ("edgekv.lab.commands.heads", "heads", "Show what each attention head looked at after a prompt."),

@@ -6,6 +6,7 @@ import sys
 from hashlib import sha256
 
 import pytest
+from support.laboratory import IMPORT
 
 from edgekv.bench.text import Text, find_text
 from edgekv.common.errors import ConfigError, ModelError
@@ -199,7 +200,7 @@ def test_a_needle_at_each_depth_of_the_grid(llama):
 
 def test_samples_are_the_same_in_another_process(llama):
     """Nothing hangs on the order of sets or on a clock."""
-    code = ("import hashlib; from edgekv.lab.tasks import TASKS; "
+    code = (f"{IMPORT}; import hashlib; from edgekv.lab.tasks import TASKS; "
             f"print(hashlib.sha256(repr([TASKS.get(name).samples(3, {LENGTH}, 0, 2) for name in TASKS]).encode()).hexdigest())")
     here = sha256(repr([TASKS.get(name).samples(3, LENGTH, 0, 2) for name in TASKS]).encode()).hexdigest()
     for hashing in ("1", "2"):

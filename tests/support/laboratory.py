@@ -11,7 +11,10 @@ from types import ModuleType
 TESTS = Path(__file__).resolve().parents[1]
 LAB = TESTS.parent / "edgekv" / "lab"
 
-COMMAND = [sys.executable, "-c", f"import sys; sys.path.append({str(TESTS)!r}); import support.laboratory; from edgekv.cli.main import main; main()"]
+IMPORT = f"import sys; sys.path.append({str(TESTS)!r}); import support.laboratory"
+"""What lets a process of its own import it, too."""
+
+COMMAND = [sys.executable, "-c", f"{IMPORT}; from edgekv.cli.main import main; main()"]
 """`edgekv` with the laboratory, as a process of its own."""
 
 

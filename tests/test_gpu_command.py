@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -370,11 +369,10 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_gpu(tmp_path):
-    began = time.perf_counter()
     done = run(tmp_path, "run", "--state", str(tmp_path / "s"), "--out", str(tmp_path / "o"))
     assert done.returncode == EXIT_NO_GPU, done.stdout + done.stderr
     assert "there is no NVIDIA GPU here, so nothing was built, tested or measured" in done.stdout.splitlines()[-1]
-    assert not (tmp_path / "o").exists() and time.perf_counter() - began < 5
+    assert not (tmp_path / "o").exists()
 
 
 def test_usage(tmp_path):

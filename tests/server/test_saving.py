@@ -1,7 +1,6 @@
 """Rows are copied out beside the decoding, and the next prompt finds them all the same."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,9 +81,8 @@ def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads):
         reads(lambda: go_on.wait(60), slot=0)
         ask(server, conversation(1, 700), id_slot=0)
         waits = pool.submit(ask, server, conversation(2, 700), id_slot=0)
-        began = time.monotonic()
         answers = [ask(server, conversation(seed, 40), 20, id_slot=1) for seed in (3, 4, 5)]
-        assert all(len(answer["tokens"]) == 20 for answer in answers) and time.monotonic() - began < 20
+        assert all(len(answer["tokens"]) == 20 for answer in answers)
         assert not waits.done() and not go_on.is_set()
         go_on.set()
         assert len(waits.result(60)["tokens"]) > 0
@@ -93,17 +91,17 @@ def test_others_are_answered_while_a_slot_waits_for_its_own_rows(tiny, reads):
 
 
 def test_others_are_answered_while_a_prompt_waits_for_the_rows_of_another_slot(tiny, reads):
-    go_on = threading.Event()
+    """It waits for a second, and then reads its prompt itself; they do not wait at all."""
+    go_on, copied = threading.Event(), threading.Event()
     with serve(tiny, EXACT, n_slots=3, extra=("--no-kv-unified",)) as server, ThreadPoolExecutor(1) as pool:
-        reads(lambda: go_on.wait(60), slot=0)
+        reads(lambda: (go_on.wait(600), copied.set()), slot=0)
         ask(server, conversation(1, 700), id_slot=0)
         waits = pool.submit(ask, server, conversation(1, 700), id_slot=1)
-        began, n = time.monotonic(), 0
+        n = 0
         while not waits.done():
             ask(server, conversation(10 + n, 40), 2, id_slot=2)
-            n += 1
-        assert waits.result()["timings"]["cache_n"] < 64 and time.monotonic() - began < 20
-        assert n > 3, "it waited for a second, and they did not"
+            n += not waits.done()
+        assert n and waits.result()["timings"]["cache_n"] < 64 and not copied.is_set()
         go_on.set()
 
 

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.clients import post, send
+from support.clients import Stream, drained, post, send
 from support.prefix_server import SPARSE, ask, conversation, serve
 
 from edgekv.common.enums import MissReason
@@ -65,6 +65,25 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
     assert len(re.findall(r"slot \d has \d+ tokens of its prompt of \d+", said)) == len(rows)
     (line,) = [record.getMessage() for record in caplog.records if "tokens of its prompt" in record.getMessage()]
     assert "diverged" in line and "at token 5; 815 tokens" in line and line in said
+
+
+def test_every_interface_says_it(default_model):
+    """The same question, asked through each: the usage of each reply, and of its stream, names the slot that had it."""
+    said = "Name three rivers."
+    body = {"model": "m", "messages": [{"role": "user", "content": said}], "max_tokens": 2, "temperature": 0}
+    with serve(default_model, store=STORE) as server:
+        post(server.url, "/v1/chat/completions", body)
+        prompt = post(server.url, "/apply-template", body)["prompt"]
+        response = {"model": "m", "input": said, "max_output_tokens": 2}
+        completed = drained(Stream(server.url, response, "/v1/responses"))[-1]["response"]
+        begun = next(event for event in drained(Stream(server.url, body, "/v1/messages")) if event["type"] == "message_start")
+        usages = {
+            "chat": post(server.url, "/v1/chat/completions", body)["usage"], "messages": post(server.url, "/v1/messages", body)["usage"],
+            "messages, a stream": begun["message"]["usage"], "responses": post(server.url, "/v1/responses", response)["usage"],
+            "responses, a stream": completed["usage"], "completion": post(server.url, "/completion", {"prompt": prompt, "n_predict": 2})}
+    told = {name: usage["edgekv"]["prefix_cache"] for name, usage in usages.items()}
+    n = told["chat"]["tokens"]
+    assert n > 10 and all(of == {"tokens": n, "tier": "slot", "reason": None, "at_token": None} for of in told.values()), told
 
 
 def test_without_a_store_nothing_is_asked_for(tiny):

@@ -322,6 +322,7 @@ void add_cache_usage(json & usage, int task) {
     usage["input_tokens"]                = usage.at("input_tokens").get<int>() - n_short - n_long;
     usage["cache_creation_input_tokens"] = n_short + n_long;
     usage["cache_creation"]              = { { "ephemeral_5m_input_tokens", n_short }, { "ephemeral_1h_input_tokens", n_long } };
+    usage["edgekv"]                      = edgekv_usage_json(task);
 }
 
 }  // namespace edgekv_server

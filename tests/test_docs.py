@@ -25,8 +25,8 @@ READMES = [ROOT / path for path in (
 GUIDE = ROOT / "cli" / "GUIDE.md"
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in [*READMES, GUIDE]}
 DOCS = "\n".join(TEXT_OF.values())
-MOST_LINES = 130
-"""The most lines of README.md: details stand in the folder that they are about."""
+MOST_LINES, MOST_WORDS = 130, 120
+"""The most lines of README.md, whose details stand in the folder that they are about, and the most words of a paragraph."""
 SOURCES = [path for folder in ("edgekv", "cli", "models", "patches", "native") for path in sorted((ROOT / folder).rglob("*"))]
 
 
@@ -114,6 +114,13 @@ def test_links_lead_somewhere(path):
         file = (path.parent / target).resolve() if target else path
         assert file.exists(), f"{path.relative_to(ROOT)} links to {link}"
         assert not anchor or anchor in headings(file.read_text(encoding="utf-8")), f"{path.relative_to(ROOT)} links to {link}"
+
+
+@pytest.mark.parametrize("path", sorted(set(TEXT_OF) - {ROOT / "cli" / "README.md"}), ids=lambda path: str(path.relative_to(ROOT)))
+def test_paragraphs_are_short(path):
+    """An item of a list is a paragraph. Rows of tables are looked up, not read; the list of all options is being written anew."""
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", unfenced(TEXT_OF[path]))
+    assert not [text for text in paragraphs if not text.lstrip().startswith("|") and len(text.split()) > MOST_WORDS]
 
 
 FILE = r"(?:[\w.-]+/)*[\w-]+\.(?:py|md|cpp|h|cuh?|c|cmake|txt|toml|patch|json|svg|html)|(?:\.?[\w-]+/)+(?:[\w.-]+)?"

@@ -18,10 +18,8 @@ from edgekv.policies import POLICIES
 from edgekv.tiering.prefetch import PREFETCHERS
 
 ROOT = Path(__file__).resolve().parent.parent
-READMES = [ROOT / path for path in (
-    "README.md", "cli/README.md", "edgekv/README.md", "edgekv/bench/README.md", "edgekv/lab/README.md", "edgekv/policies/README.md",
-    "edgekv/prefix_cache/README.md", "edgekv/server/README.md", "models/README.md",
-    "native/README.md", "native/cuda/README.md", "patches/README.md", "tests/README.md", "tests/gpu_command/results/README.md")]
+FOLDERS = [path for path in sorted(ROOT.iterdir()) if path.is_dir() and path.name[0] != "." and path.name not in {"build", "dist", "node_modules"}]
+READMES = [ROOT / "README.md", *(path for folder in FOLDERS for path in sorted(folder.rglob("README.md")))]
 GUIDE = ROOT / "cli" / "GUIDE.md"
 TEXT_OF = {path: path.read_text(encoding="utf-8") for path in [*READMES, GUIDE]}
 DOCS = "\n".join(TEXT_OF.values())
@@ -85,20 +83,16 @@ def test_the_readmes_have_examples():
     assert len(invocations()) >= 5
 
 
-def test_every_readme_is_read():
+def test_every_readme_is_reached():
     """The first README is short and leads to all others."""
-    skipped = {"build", "dist", "node_modules"}
-    there = {path for path in ROOT.rglob("README.md") if not any(part.startswith(".") or part in skipped for part in path.relative_to(ROOT).parts)}
-    assert there == set(READMES)
-    first = TEXT_OF[READMES[0]]
-    assert len(first.splitlines()) <= MOST_LINES
+    assert len(TEXT_OF[READMES[0]].splitlines()) <= MOST_LINES
     reached, left = {READMES[0]}, [READMES[0]]
     while left:
         path = left.pop()
-        found = {(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", TEXT_OF[path])} & there
+        found = {(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", TEXT_OF[path])} & set(READMES)
         left += found - reached
         reached |= found
-    assert reached == there
+    assert reached == set(READMES)
 
 
 def headings(text: str) -> set[str]:
@@ -288,7 +282,6 @@ def test_the_guide_quotes_what_the_program_says(message):
 
 def test_the_guide_covers_what_people_meet():
     assert len(quoted()) >= 30
-    assert not any(re.search("port ... on ... is taken".replace("...", ".*"), text) for text in MESSAGES)  # it says "in use"
     assert "(GUIDE.md" in TEXT_OF[ROOT / "cli" / "README.md"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 README = Path(__file__).resolve().parents[2] / "models" / "README.md"
 BEGIN, END = "<!-- architectures: python tests/architectures --write -->", "<!-- /architectures -->"
 SERVED = "attended by EdgeKV"
-HEAD = ("| its layers keep | attended by EdgeKV | by stock llama.cpp, because | comes back from the prefix store | architectures |",
+HEAD = ("| its layers keep | attended by EdgeKV | by stock llama.cpp, because | comes back from the prefix cache | architectures |",
         "|---|---|---|---|---|")
 
 

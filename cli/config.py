@@ -80,7 +80,7 @@ def init(force: bool) -> int:
 @config.command(context_settings={"ignore_unknown_options": True}, epilog=examples(
     "edgekv config show",
     "edgekv config show chat -o json",
-    "edgekv config show serve --slots 4 --ctx 8192",
+    "edgekv config show serve --parallel 4 --ctx 8192",
 ))
 @output_option("json", "csv", "md")
 @click.argument("command", type=click.Choice(COMMANDS), default="serve")
@@ -88,7 +88,7 @@ def init(force: bool) -> int:
 def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     """Show the options of COMMAND, chat or serve, and where each value comes from.
 
-    ARGUMENTS are those that would follow the command: `edgekv config show serve --slots 4`. What llama.cpp's server would take from variables
+    ARGUMENTS are those that would follow the command: `edgekv config show serve --parallel 4`. What llama.cpp's server would take from variables
     and files of its own comes last.
     """
     from edgekv.server.server_options import llama_settings

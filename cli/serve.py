@@ -15,7 +15,7 @@ from edgekv.cli.common.caches import cache_options, caches_text, split_cache_opt
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import (
     Parsed,
-    draft_option,
+    draft_options,
     kv_options,
     model_argument,
     model_path,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
-_MAX_GAP_S = 0.5
+_MAX_ITL_S = 0.5
 _MOST_SLOTS = 16
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
@@ -60,7 +60,7 @@ class _PassesOn(click.Command):
 
 @click.command(cls=_PassesOn, epilog=examples(
     "edgekv serve --port 8080",
-    "edgekv serve model.gguf --slots 4 --ctx 8192 --cache-dir prefixes",
+    "edgekv serve model.gguf --parallel 4 --ctx 8192 --cache-dir prefixes",
     "edgekv serve --host 0.0.0.0 --api-key-file keys",
     "edgekv serve -- --help         # the options of llama.cpp's server",
 ))
@@ -87,20 +87,21 @@ class _PassesOn(click.Command):
 @option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
         help="The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.")
 @option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
-@option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
+@option("-np", "--parallel", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
         help="Requests answered at the same time; each has its own context.")
 @option("--max-queue", type=click.IntRange(min=0), metavar="N",
         help="Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.  [default: 16, and 4 for each slot]")
-@option("--max-gap", type=click.FloatRange(min=0, max=3600), default=_MAX_GAP_S, show_default=True, metavar="SECONDS",
-        help="The longest time, about, that a running answer waits for its next token while another prompt is read; 0 reads prompts at "
+@option("--max-itl", type=click.FloatRange(min=0, max=3600), default=_MAX_ITL_S, show_default=True, metavar="SECONDS",
+        help="Inter-token latency: the longest time, about, that a running answer waits for its next token while another prompt is read; 0 reads prompts at "
              "full speed.")
 @kv_options
 @when_full_option("stop")
 @recall_option
-@draft_option
+@draft_options
 @cache_options
 @option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
+def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int | None, max_itl: float, when_full: str | None, spec_type: str | None,
+          model_draft: Path | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. Arguments after -- go to llama.cpp's server unchanged. Either signal
@@ -109,6 +110,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server
     from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
 
@@ -116,10 +118,10 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
     store, path = split_cache_options(settings), model_path(model)
-    placed = split_kv_options(settings, path, slots)
+    placed = split_kv_options(settings, path, parallel)
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
-        path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
+        path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), limits=ServerLimits(max_itl, max_queue), store=store,
         when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()

@@ -15,7 +15,7 @@ from edgekv.cli.chat.piped import check_output, read_piped
 from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import (
-    draft_option,
+    draft_options,
     kv_options,
     model_argument,
     model_path,
@@ -58,7 +58,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @kv_options
 @when_full_option("roll; stop in mode evict")
 @recall_option
-@draft_option
+@draft_options
 @option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
         help="Longest answer.  [default: until the context is full]")
 @option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
@@ -80,7 +80,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 def chat(
     model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
     api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, recall: Any,
-    draft: Any, **settings: Any,
+    spec_type: str | None, model_draft: Path | None, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
@@ -114,6 +114,7 @@ def chat(
         return talk.run(remote, client, renderer)
 
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server, ServerOptions
 
     path = model_path(model)
@@ -127,7 +128,7 @@ def chat(
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
-        draft=draft, recall=recall,
+        draft=chosen_draft(spec_type, model_draft), recall=recall,
     ))
     cost = told_cost(server)
     server.begin()

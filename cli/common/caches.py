@@ -34,8 +34,14 @@ def parse_address(text: str) -> str:
     return text
 
 
-ram_option = option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
-                    help="Host memory for K and V of conversations, so that a returning conversation is not read again; 0 for none. "
+def _ram(text: str) -> int:
+    """As llama.cpp's --cache-ram: a number without a unit is in MiB."""
+    return _size("the cache in RAM")(f"{text}MiB" if text.strip().isdigit() else text)
+
+
+ram_option = option("-cram", "--cache-ram", type=Parsed("cache_ram", _ram), metavar="MIB|SIZE",
+                    help="Host memory for K and V of conversations, so that a returning conversation is not read again, in MiB or with a unit, "
+                         "e.g. 2GiB; 0 for none. "
                          f"It is lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]")
 
 _OPTIONS = [

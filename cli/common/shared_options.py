@@ -27,18 +27,17 @@ from edgekv.config import (
     PlacementOptions,
     SelectionOptions,
     one_of_two,
-    parse_error,
-    parse_home,
-    parse_resolution,
+    parse_kv_dir,
+    parse_sample_budget,
+    parse_target_error,
     parse_token_bytes,
 )
+from edgekv.config.settings import RENAMED, check_renamed, keyword_of, variable_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-ENV_PREFIX = "EDGEKV_"
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -47,12 +46,28 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     long = next(name for name in names if name.startswith("--"))
     if (values := OF_OPTION.get(long)) is not None:
         settings.setdefault("shell_complete", values)
-    settings.setdefault("envvar", ENV_PREFIX + long.split("/")[0].lstrip("-").replace("-", "_").upper())
-    return click.option(*names, show_envvar=True, **settings)
+    name = long.split("/")[0].lstrip("-")
+    settings.setdefault("envvar", variable_of(name))
+    added = click.option(*names, show_envvar=True, **settings)
+    old = next((old for old, new in RENAMED.items() if new == name), None)
+    return added if old is None else lambda function: _renamed(old)(added(function))
+
+
+def _renamed(old: str) -> Callable[[F], F]:
+    """A hidden option for an old name, and its variable: with either the command ends with the new name."""
+    parameter = f"old_{keyword_of(old)}"
+
+    def refuse(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        by_variable = ctx.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT
+        if value is not None:
+            check_renamed([old], variable_of if by_variable else "--{}".format)
+
+    return click.option(f"--{old}", parameter, hidden=True, is_eager=True, expose_value=False, is_flag=False, flag_value="", envvar=variable_of(old),
+                        callback=refuse)
 
 
 def _model(names: Complete) -> Callable[[F], F]:
-    return click.argument("model", required=False, envvar=ENV_PREFIX + "MODEL", type=click.Path(path_type=Path), shell_complete=names)
+    return click.argument("model", required=False, envvar=variable_of("model"), type=click.Path(path_type=Path), shell_complete=names)
 
 
 model_argument = _model(gguf_files)
@@ -71,8 +86,6 @@ def model_path(model: Path | None) -> Path:
 
 
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
-
-
 
 
 def when_full_option(default: str) -> Callable[[F], F]:
@@ -95,19 +108,15 @@ def recall_option(function: F) -> F:
                        "[default: it is gone]")(function)
 
 
-def _draft(text: str) -> Any:
-    from edgekv.server.drafts import parse_draft
-
-    return parse_draft(text)
-
-
-def draft_option(function: F) -> F:
-    """Where drafts come from: a Drafting, or the path of a draft model; None where nothing was said."""
-    return option("--draft", metavar="ngram|off|FILE", type=Parsed("draft", _draft),
+def draft_options(function: F) -> F:
+    """Where guessed tokens come from, as spec_type and model_draft: see `edgekv.server.drafts.chosen_draft`."""
+    function = option("-md", "--model-draft", type=click.Path(path_type=Path), metavar="FILE",
+                      help="A smaller model with the same vocabulary, which guesses the next tokens.  [default: none]")(function)
+    return option("--spec-type", type=_choices(Drafting),
                   help="Tokens to guess and check together with the next one; the answer is the same. "
                        + "; ".join(f"{one.value}: {one.description}" for one in Drafting)
-                       + "; FILE: a smaller model with the same vocabulary guesses.  [default: ngram in modes exact and sparse on a processor; off "
-                         "for models with recurrent layers and with a projector]")(function)
+                       + ".  [default: ngram-text in modes exact and sparse on a processor; none for models with recurrent layers, with a projector "
+                         "and with --model-draft]")(function)
 
 
 # ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------
@@ -172,9 +181,10 @@ def _choices(kind: type[Enum]) -> click.Choice:
 
 
 _KV_FIELDS = {
-    "kv": "mode", "resolution": "resolution", "error": "error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
-    "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
-    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes", "home": "home",
+    "kv": "mode", "sample_budget": "sample_budget", "target_error": "target_error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend",
+    "kv_budget": "kv_budget", "policy": "policy", "prefetch": "prefetch", "evict_to": "evict_to", "page_size": "page_size",
+    "cache_type_k": "type_k", "cache_type_v": "type_v", "attention_device": "attention_device",
+    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes", "kv_dir": "kv_dir",
 }
 """Parameter: the KV option that it sets."""
 
@@ -184,30 +194,30 @@ _KV_OPTIONS = [
                 "tokens]"),
     _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
                + ".  [default: sparse; exact on a GPU that gains little, and on a processor without AVX2]"),
-    _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
+    _kv_option("--sample-budget", type=Parsed("sample budget", parse_sample_budget), metavar="C",
                help="Modes sparse and evict: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
                     "weights for the unread ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
                     f"to {SelectionOptions.exact_tokens} tokens are attended whole. Without it mode evict reads all that is kept.  "
-                    f"[default: {SelectionOptions.resolution:g}]"),
-    _kv_option("--error", type=Parsed("error", parse_error), metavar="PERCENT",
-               help="Mode sparse, instead of --resolution: the allowed error of a head's output against full attention, estimated and on average, e.g. "
-                    "2%. Each layer and KV head gets a resolution for it, by a measurement made once for a model, in the time that a prompt of "
-                    f"5,000 tokens takes.  [default: none; at resolution {SelectionOptions.resolution:g} a head's error is 1 to 6 %]"),
+                    f"[default: {SelectionOptions.sample_budget:g}]"),
+    _kv_option("--target-error", type=Parsed("target error", parse_target_error), metavar="PERCENT",
+               help="Mode sparse, instead of --sample-budget: the allowed error of a head's output against full attention, estimated and on average, e.g. "
+                    "2%. Each layer and KV head gets a sample budget for it, by a measurement made once for a model, in the time that a prompt of "
+                    f"5,000 tokens takes.  [default: none; at sample budget {SelectionOptions.sample_budget:g} a head's error is 1 to 6 %]"),
     _kv_option("--kv-prompts", type=_choices(PromptReading),
                help="Mode sparse: the tokens that a prompt's tokens attend. "
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
                     + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
-               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it. With --home: memory "
+               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it. With --kv-dir: memory "
                     "for copies of the rows that are read most lately.  "
-                    f"[default: {AUTO}; a processor has none, as it gains nothing there; with --home three quarters of what is free, of which "
+                    f"[default: {AUTO}; a processor has none, as it gains nothing there; with --kv-dir three quarters of what is free, of which "
                     "16 MiB at least stay free, and none where K and V fit there whole]"),
-    _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
+    _kv_option("--evict-to", type=Parsed("evict_to", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more "
-                    f"memory than that.  [default: {EvictionOptions.keep}]"),
-    _kv_option("--device", type=click.Choice(DEVICES),
+                    f"memory than that.  [default: {EvictionOptions.evict_to}]"),
+    _kv_option("--attention-device", type=click.Choice(DEVICES),
                help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
-                    f"weights too; {AUTO_DEVICE}: on the GPU if one can be used.  [default: {PlacementOptions.device}]"),
+                    f"weights too; {AUTO_DEVICE}: on the GPU if one can be used.  [default: {PlacementOptions.attention_device}]"),
     _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
                help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and "
                     "copies of hot pages in the rest. All pages stay in host memory.  "
@@ -229,17 +239,17 @@ _KV_OPTIONS = [
     _kv_option("--prefetch", metavar="NAME",
                help="Mode sparse: what predicts the pages wanted next; one of none, previous, neighbour, rope, random.  "
                     f"[default: {PlacementOptions.prefetch}]"),
-    _kv_option("--page-tokens", type=int, metavar="TOKENS",
-               help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_tokens}]"),
+    _kv_option("--page-size", type=int, metavar="TOKENS",
+               help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_size}]"),
     threads_option,
     option("--weights-from-disk", is_flag=True,
            help="Load a model whose weights are larger than the free memory, which is refused otherwise: they are then read from the disk "
                 "again for every token."),
-    _kv_option("--home", type=Parsed("folder", parse_home), metavar="DIR",
+    _kv_option("--kv-dir", type=Parsed("folder", parse_kv_dir), metavar="DIR",
                help="A folder on a disk for K and V, for contexts that are larger than memory, in modes sparse and exact on the processor. They lie in a "
                     "file without a name, whose space is taken at the start; it ends with the process.  [default: memory]"),
-    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
-    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
+    _kv_option("-ctk", "--cache-type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
+    _kv_option("-ctv", "--cache-type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
     _kv_option("--kv-bytes", type=Parsed("bytes", parse_token_bytes), metavar="SIZE|auto",
                help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB; auto: as few as stay within twice "
                     "stock's own noise. Each layer gets q8_0 or q4_0, by what the model loses there, which is measured once; on the processor."),
@@ -254,7 +264,7 @@ def kv_options(function: F) -> F:
 
 
 def with_measured(model: Path, kv: KvOptions, n_threads: int | None = None) -> KvOptions:
-    """These options, with the types by layer if --kv-bytes needs them, and the errors of the model's heads if --error does. A bar shows the
+    """These options, with the types by layer if --kv-bytes needs them, and the errors of the model's heads if --target-error does. A bar shows the
     measurement."""
     needs_errors = kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors
     if not kv.cache.lacks_types and not needs_errors:
@@ -285,7 +295,7 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
              if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
     for one, others in INSTEAD_OF.items():
         for other in others:
-            if other not in named and (one in named or os.environ.get(f"{ENV_PREFIX}{one.upper()}")):
+            if other not in named and (one in named or os.environ.get(variable_of(one))):
                 given.pop(other, None)  # the file's
     spelled = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__
     one_of_two(given, spelled)
@@ -296,7 +306,7 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
     placement = None
-    if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
+    if "mode" not in given and not os.environ.get(variable_of("kv")):
         placement = place(kv)  # the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, settings["ctx"], n_slots))
     # only options on the command line: a variable may have no effect

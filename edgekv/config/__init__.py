@@ -11,8 +11,28 @@ from edgekv.config.groups import (
 from edgekv.config.head_errors import HeadErrors
 from edgekv.config.layer_types import LayerTypes, TypeErrors
 from edgekv.config.options import INSTEAD_OF, KvOptions, one_of_two, option_kind, option_names
-from edgekv.config.values import Attend, Keep, choice, parse_error, parse_home, parse_resolution, parse_token_bytes
+from edgekv.config.values import Attend, Keep, choice, parse_kv_dir, parse_sample_budget, parse_target_error, parse_token_bytes
 
-__all__ = ["AUTO_DEVICE", "DEVICES", "INSTEAD_OF", "Attend", "CacheOptions", "EvictionOptions", "HeadErrors", "Keep", "KvOptions",
-           "LayerTypes", "PlacementOptions", "SelectionOptions", "TypeErrors", "choice", "one_of_two", "option_kind", "option_names", "parse_error",
-           "parse_home", "parse_resolution", "parse_token_bytes"]
+__all__ = [
+    "AUTO_DEVICE",
+    "DEVICES",
+    "INSTEAD_OF",
+    "Attend",
+    "CacheOptions",
+    "EvictionOptions",
+    "HeadErrors",
+    "Keep",
+    "KvOptions",
+    "LayerTypes",
+    "PlacementOptions",
+    "SelectionOptions",
+    "TypeErrors",
+    "choice",
+    "one_of_two",
+    "option_kind",
+    "option_names",
+    "parse_kv_dir",
+    "parse_sample_budget",
+    "parse_target_error",
+    "parse_token_bytes",
+]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.common.caches import ram_option
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import measuring_bar
-from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, option, settings_of, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
@@ -33,15 +32,13 @@ BUSY = "measured busy"
 """The mark of lines that depend on the rates of a busy machine."""
 
 
-@click.command(epilog=examples(
+@click.command(cls=SettingsCommand, epilog=examples(
     "edgekv plan",
     "edgekv plan model.gguf --ctx 65536 --parallel 2",
     "edgekv plan model.gguf --json",
 ))
 @model_argument
-@kv_options
-@option("-np", "--parallel", type=click.IntRange(1, 16), default=1, show_default=True, help="Conversations at the same time, each with its own context.")
-@ram_option
+@settings_of("plan")
 @option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, without loading the model; a formula otherwise.")
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")

@@ -15,7 +15,7 @@ from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions, option_names
-from edgekv.config.settings import OLD_KEYWORDS
+from edgekv.config.setting_table import OLD_KEYWORDS
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import device_mode, devices, fit

@@ -14,6 +14,7 @@ import pytest
 from support.command_lines import calls, commands, parse
 
 from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
+from edgekv.config.setting_table import SETTINGS
 from edgekv.policies import POLICIES
 from edgekv.tiering.prefetch import PREFETCHERS
 
@@ -34,7 +35,7 @@ COMMANDS = {path: command for path, command in commands() if path}
 
 
 def options(command: click.Command) -> list[click.Option]:
-    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
 
 
 def unfenced(text: str) -> str:
@@ -65,7 +66,8 @@ def invocations() -> dict[str, bool]:
 @functools.cache
 def environment_variables() -> set[str]:
     """Every EDGEKV or EDGEKV_... that the program or its build reads."""
-    found = {name for command in COMMANDS.values() for option in command.params for name in _names(option.envvar)}
+    found = {name for command in COMMANDS.values() for option in options(command) for name in _names(option.envvar)}
+    found |= {"EDGEKV_MODEL", *(setting.variable for setting in SETTINGS)}
     for path in SOURCES:
         if path.suffix == ".py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -12,7 +12,7 @@ import platformdirs
 
 from edgekv.cli.common.shared_options import Parsed
 from edgekv.common.errors import ConfigError
-from edgekv.config.settings import check_renamed
+from edgekv.config.setting_table import check_renamed
 
 if sys.version_info >= (3, 11):
     import tomllib

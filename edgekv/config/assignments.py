@@ -6,7 +6,7 @@ from typing import Any
 
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import SWITCH
-from edgekv.config.settings import check_renamed, keyword_of
+from edgekv.config.setting_table import check_renamed, keyword_of
 
 _ALLOWED: dict[Callable[[str], Any], str] = {bool: "on or off", int: "a whole number", float: "a number"}
 

@@ -1,28 +1,21 @@
-"""The four groups of KV options. Each defines its options, with their environment variables, and checks each option by itself."""
+"""The four groups of KV options. Each defines its options and checks each option by itself."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
 from edgekv.config.values import (
     Attend,
     Keep,
-    as_written,
-    boolean,
     choice,
-    integer,
     parse_kv_dir,
     parse_sample_budget,
     parse_target_error,
-    parse_token_bytes,
 )
 
 AUTO_DEVICE = "auto"
@@ -30,26 +23,21 @@ DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
 """The devices that a person can ask for; tests also have the emulated one."""
 
 
-def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:
-    """A field that the environment variable `name` sets too. read(text, name): the value of its text."""
-    return field(default=default, metadata={"variable": name, "read": read})
-
-
 @dataclass(frozen=True)
 class CacheOptions:
     """The cells of a context, which cannot change once it is created."""
 
-    page_size: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_SIZE", integer)
-    type_k: CacheType = variable(CacheType.F16, "EDGEKV_CACHE_TYPE_K")
-    type_v: CacheType = variable(CacheType.F16, "EDGEKV_CACHE_TYPE_V")
-    kv_bytes: int | None = variable(None, "EDGEKV_KV_BYTES", parse_token_bytes)
+    page_size: int = PAGE_TOKENS
+    type_k: CacheType = CacheType.F16
+    type_v: CacheType = CacheType.F16
+    kv_bytes: int | None = None
     """Instead of two types: the most bytes of K and V of a token, in all layers together; NEAR_STOCK (0, "auto"): as few as stay within twice stock's
     own noise. Each layer gets the types that the model bears there, by
     divergences that are measured once (`edgekv.with_layer_types`)."""
     layer_types: LayerTypes | None = field(default=None, repr=False)
     """The types by layer that were chosen for `kv_bytes`; `type_k` and `type_v` are then the coarsest of them."""
 
-    kv_dir: Path | None = variable(None, "EDGEKV_KV_DIR")
+    kv_dir: Path | None = None
     """A folder on a disk: K and V lie in a file there, for contexts that are larger than memory. None: in memory."""
 
     def __post_init__(self) -> None:
@@ -96,21 +84,21 @@ class CacheOptions:
 class SelectionOptions:
     """The selection of the rows that a token reads in mode sparse, and in mode evict where a sample budget is named (`EvictionOptions.sample`)."""
 
-    sample_budget: float = variable(DEFAULT_RESOLUTION, "EDGEKV_SAMPLE_BUDGET", parse_sample_budget)
+    sample_budget: float = DEFAULT_RESOLUTION
     """A token with more than 1/sample_budget of a head's estimated attention is read for certain. Others are read by chance, in proportion to
     their estimate; their weights stand for the attention on unread tokens."""
-    target_error: float | None = variable(None, "EDGEKV_TARGET_ERROR", parse_target_error)
+    target_error: float | None = None
     """Instead of a sample budget: the wanted relative error of a head's output, 0.01 or "1%". Each layer and KV head gets a budget of its own
     for it (`resolutions`), by the errors of the model's heads, which are measured once (`edgekv.with_head_errors`)."""
     head_errors: HeadErrors | None = field(default=None, repr=False)
     """The measured errors; `edgekv.Llama` and the server find them themselves."""
-    sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
-    prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
+    sketch: SketchKind = SketchKind.B3
+    prompts: PromptReading = PromptReading.EXACT
     """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
     prompt_sample_budget: float = 125.0
     """With sparse prompts: up to 160 tokens together attend a block of 64 cells for certain where it has more than 1/prompt_sample_budget of
     their estimated attention, as a root mean square. They attend other blocks by chance, whose weights stand for the unread blocks."""
-    attend: Attend = variable(Attend(), "EDGEKV_ATTEND")
+    attend: Attend = Attend()
     """Without sketches: the pages that each head attends."""
     exact_tokens: int = 768
     """Tokens that see at most so many cells read them all."""
@@ -162,12 +150,12 @@ class SelectionOptions:
 class EvictionOptions:
     """The tokens that mode evict keeps, and what a token reads of them."""
 
-    evict_to: Keep = variable(Keep(), "EDGEKV_EVICT_TO")
+    evict_to: Keep = Keep()
     """K and V of a context created in mode evict take no more memory than so many tokens do in all layers."""
-    split: Split = variable(Split.UNIFORM, "EDGEKV_SPLIT")
+    split: Split = Split.UNIFORM
     """The division of `evict_to` over layers. The heads of a layer choose together, so that `layer` is as `uniform`."""
 
-    positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
+    positions: int | None = None
     """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to
     the trained length."""
     sample: bool = False
@@ -184,19 +172,19 @@ class EvictionOptions:
 class PlacementOptions:
     """The place of attention and its pages: the observation of policies, the pages that they move, and their memory."""
 
-    observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
+    observe: bool = True
     """Attention mass is kept, for policies and observers."""
-    observe_prompt: bool = variable(True, "EDGEKV_OBSERVE_PROMPT", boolean)
+    observe_prompt: bool = True
     """In modes sparse and evict policies see the attention of the last 16 tokens of each batch of a prompt; not on a GPU."""
-    policy: str = variable("ema+anchor+recent", "EDGEKV_POLICY")
-    prefetch: str = variable("none", "EDGEKV_PREFETCH")
+    policy: str = "ema+anchor+recent"
+    prefetch: str = "none"
     plan_every: int = 32
     """Decoded ubatches between two plans. The policy runs after so many ubatches too, but after at most 16; their attention mass adds up."""
-    attention_device: str = variable(AUTO_DEVICE, "EDGEKV_ATTENTION_DEVICE")
+    attention_device: str = AUTO_DEVICE
     """One of DEVICES. auto: a GPU where one can be used."""
-    kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
+    kv_budget: int | None = None
     """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
-    kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
+    kv_vram: int | None = None
     """Bytes of GPU memory for everything of ours: sketches, tables, staging of prompts, arena. None: all that is free, less a margin."""
 
     def __post_init__(self) -> None:

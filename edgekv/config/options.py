@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import size
-from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions, variable
-from edgekv.config.settings import check_renamed, keyword_of, variable_of
+from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions
+from edgekv.config.setting_table import OF_KV, check_renamed, keyword_of, variable_of
 from edgekv.config.values import choice
 
 _MODES_OF = {**dict.fromkeys(("target_error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
@@ -42,7 +42,7 @@ class KvOptions:
     `KvOptions(mode="sparse", sample_budget=1000, kv_budget=0)`. Code that needs one group takes that group alone.
     """
 
-    mode: KvMode = variable(KvMode.EXACT, "EDGEKV_KV")
+    mode: KvMode = KvMode.EXACT
     cache: CacheOptions = CacheOptions()
     selection: SelectionOptions = SelectionOptions()
     eviction: EvictionOptions = EvictionOptions()
@@ -141,12 +141,10 @@ class KvOptions:
         values: dict[str, Any] = {}
         bytes_count = os.environ.get("EDGEKV_KV_BYTES") and named.get("type_k") is None and named.get("type_v") is None
         left_out = ("type_k", "type_v") if bytes_count else ()
-        for group in (cls, *_GROUPS.values()):
-            for one in fields(group):
-                in_env = one.metadata.get("variable", "")
-                others = (one.name, *INSTEAD_OF.get(one.name, ()))
-                if all(named.get(other) is None for other in others) and one.name not in left_out and (text := os.environ.get(in_env)):
-                    values[one.name] = one.metadata["read"](text, in_env)
+        for name, setting in OF_KV.items():
+            others = (name, *INSTEAD_OF.get(name, ()))
+            if all(named.get(other) is None for other in others) and name not in left_out and (text := os.environ.get(setting.variable)):
+                values[name] = setting.read(text)
         values.update({name: value for name, value in named.items() if value is not None})
         return cls(**values)
 

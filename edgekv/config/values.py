@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import SWITCH, parse_bytes, parse_share, parse_tokens
+from edgekv.common.units import parse_bytes, parse_share, parse_tokens
 from edgekv.config.layer_types import NEAR_STOCK
 
 E = TypeVar("E", bound=Enum)
@@ -121,25 +121,3 @@ def parse_kv_dir(value: str | Path | None) -> Path | None:
     if not str(value).strip():
         raise ConfigError("the KV home has no name; name a folder on a disk, or leave it out")
     return Path(value).expanduser()
-
-
-# ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------
-
-
-def integer(text: str, variable: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{variable}={text} is not a whole number") from None
-
-
-def boolean(text: str, variable: str) -> bool:
-    try:
-        return SWITCH[text.lower()]
-    except KeyError:
-        raise ConfigError(f"{variable}={text} is neither on nor off") from None
-
-
-def as_written(text: str, variable: str) -> str:
-    """The text itself: the option reads it."""
-    return text

@@ -65,18 +65,6 @@ def test_each_line_of_a_new_file_is_toml():
     assert "prompt" not in found and {"ctx", "parallel", "temp", "model", "cache-dir", "max-itl"} <= found
 
 
-def test_the_command_line_then_variables_then_the_file(file):
-    variables = write(file, 'parallel = 2\nctx = 4096\nkv = "exact"\nsample-budget = 500\nmax-itl = 1\nfooter = false\nkv-budget = "1MiB"\n')
-    found = shown(**variables)
-    assert found["parallel"] == ("2", "file") and found["kv"] == ("exact", "file") and found["max-itl"] == ("1.0", "file")
-    assert found["host"] == ("127.0.0.1", "default")
-    found = shown("serve", "--parallel", "4", EDGEKV_CTX="512", EDGEKV_KV="off", **variables)
-    assert found["parallel"] == ("4", "command line")
-    assert found["ctx"] == ("512", "variable EDGEKV_CTX") and found["kv"] == ("off", "variable EDGEKV_KV")
-    chat = shown("chat", **variables)
-    assert chat["footer"] == ("false", "file") and chat["ctx"] == ("4096", "file") and "parallel" not in chat
-
-
 def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
     """The library reads variables of KV options: they go before the file too. The file may name options without effect."""
     from edgekv.cli import serve as module
@@ -105,7 +93,7 @@ def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
     ("kv = 'fast'", "kv: 'fast' is not one of 'exact'"),
     ("footer = 1", "footer is 1; it must be true or false"),
     ("alias = [1]", "alias is [1]; it must be text in quotes"),
-    ("kv-budget = 'much'", "kv-budget: the KV budget is 'much'; write bytes such as 512MiB"),
+    ("kv-budget = 'much'", "kv-budget: kv-budget is 'much'; write bytes such as 512MiB"),
     ("cache-url = 'http://x'", "must begin with redis://"),
     ("parallel = ", "is not TOML"),
     ("slots = 2", "slots is now called parallel"), ("page_tokens = 2", "page-tokens is now called page-size"),

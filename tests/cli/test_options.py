@@ -1,6 +1,5 @@
 """The shared options become KvOptions: from the command line, else from the environment, else by default."""
 
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgekv.cli.common.shared_options import kv_options, recall_option, split_kv_options
-from edgekv.cli.main import cli
-from edgekv.common.enums import CacheType, KvMode, SketchKind
-from edgekv.common.errors import EXIT_USAGE, ConfigError, CudaUnavailable
-from edgekv.config import Attend, KvOptions, PlacementOptions, SelectionOptions
-from edgekv.config.settings import RENAMED, variable_of
+from edgekv.cli.common.shared_options import settings_of, split_kv_options
+from edgekv.common.enums import KvMode
+from edgekv.common.errors import ConfigError, CudaUnavailable
+from edgekv.config import KvOptions
 from edgekv.planning import devices
-from edgekv.policies import POLICIES
 from edgekv.prefix_cache.settings import RecallSettings
-from edgekv.tiering.prefetch import PREFETCHERS
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 
@@ -26,7 +21,7 @@ MEASURED = devices.measured_mode(devices.place(KvOptions(attention_device="cpu")
 
 
 @click.command()
-@kv_options
+@settings_of("plan")
 def taken(**_: Any) -> None:
     """A command that takes the options, and does nothing."""
 
@@ -36,10 +31,10 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     @click.command()
-    @kv_options
+    @settings_of("plan")
     def command(**settings: Any) -> None:
         found.update(split_kv_options(settings))
-        assert not settings, f"nobody took {settings}"
+        assert set(settings) == {"parallel", "cache_ram"}, f"nobody took {settings}"
 
     result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -48,19 +43,6 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
 
 def test_defaults_are_those_of_the_library():
     assert parse() == {"kv": KvOptions(mode=MEASURED), "n_ctx": None, "n_threads": None, "n_gpu_layers": None, "weights_from_disk": False}
-
-
-def test_every_option_arrives():
-    kv = parse("--kv", "sparse", "--sample-budget", "2000", "--kv-budget", "1.5GiB", "--sketch", "b3", "--policy", "lru+anchor",
-               "--prefetch", "rope", "--page-size", "32", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "-t", "3", "-c", "99",
-               "--gpu-layers", "7", "--kv-vram", "2GiB", "--weights-from-disk")
-    assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "weights_from_disk": True, "kv": KvOptions(
-        mode=KvMode.SPARSE, sample_budget=2000.0, kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
-        page_size=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
-    kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]
-    assert (kv.selection.sketch, kv.selection.attend) == (SketchKind.NONE, Attend(tokens=1024))
-    assert parse("--attention-device", "cpu")["kv"].placement.attention_device == "cpu"
-    assert parse("--kv-dir", "/some/folder")["kv"].cache.kv_dir == parse(EDGEKV_KV_DIR="/some/folder")["kv"].cache.kv_dir == Path("/some/folder")
 
 
 def test_the_command_line_goes_before_the_environment():
@@ -139,7 +121,7 @@ def test_the_file_goes_behind_the_other_of_the_two(of_file):
     found: list[KvOptions] = []
 
     @click.command()
-    @kv_options
+    @settings_of("plan")
     def command(**settings: Any) -> None:
         found.append(split_kv_options(settings)["kv"])
 
@@ -148,35 +130,6 @@ def test_the_file_goes_behind_the_other_of_the_two(of_file):
         result = CliRunner().invoke(command, ["--kv", "sparse", *arguments], env=environment, catch_exceptions=False, **file)
         assert result.exit_code == 0, result.output
     assert found == [values[of_file][1], values[other][1], values[other][1]]
-
-
-@pytest.mark.parametrize("values", [{"exact_tokens": -1}, {"error_every": -1}, {"error_every": 1.5}, {"recent_tokens": None}], ids=str)
-def test_numbers_of_tokens_are_whole(values):
-    with pytest.raises(ConfigError, match="it must be a whole number from 0"):
-        KvOptions(**values)
-
-
-@pytest.mark.parametrize("name", ["chat", "serve", "plan", "bench", "lab trace record"])
-def test_an_old_name_ends_with_the_new_one(name):
-    """As an option with and without a value, and as a variable; llama.cpp's short names are those of ours."""
-    command = reduce(lambda group, part: group.get_command(click.Context(group), part), name.split(), cli)
-    known = {spelled for option in command.params for spelled in option.opts}
-    of_command = {old: new for old, new in RENAMED.items() if f"--{new}" in known}
-    assert {"cache-type-k", "page-size"} < set(of_command.values()) and {"-ctk", "-ctv"} < known
-    for old, new in of_command.items():
-        for arguments, variables, said in (([f"--{old}", "1"], {}, f"--{old} is now called --{new}"), ([f"--{old}"], {}, f"--{old} is now called --{new}"),
-                                           ([], {variable_of(old): "1"}, f"{variable_of(old)} is now called {variable_of(new)}")):
-            result = CliRunner().invoke(cli, [*name.split(), *arguments], env=variables)
-            assert isinstance(result.exception, ConfigError) and (str(result.exception), result.exception.exit_code) == (said, EXIT_USAGE)
-    assert name != "serve" or set(of_command) == set(RENAMED) - {"prompt-resolution"}, "none is left out"
-
-
-@pytest.mark.parametrize("arguments", [("--coverage", "95%"), ("--split", "uniform"), ("--blend", "0.1")], ids=str)
-def test_options_that_there_are_no_more(arguments):
-    result = CliRunner().invoke(taken, ["--kv", "sparse", *arguments])
-    assert result.exit_code == 2 and f"No such option '{arguments[0]}'" in result.output
-    with pytest.raises(ConfigError, match="there is no KV option 'coverage'; the options are: mode,"):
-        KvOptions.from_env(coverage=0.9)
 
 
 def test_what_evict_keeps():
@@ -196,8 +149,8 @@ def test_where_exchanges_go(arguments, expected):
     found = []
 
     @click.command()
-    @recall_option
-    def command(recall: RecallSettings | None) -> None:
+    @settings_of("chat")
+    def command(recall: RecallSettings | None, **_: Any) -> None:
         found.append(recall)
 
     assert CliRunner().invoke(command, arguments, catch_exceptions=False).exit_code == 0
@@ -239,7 +192,7 @@ def test_a_gpu_in_vain(monkeypatch):
         parse(EDGEKV_ATTENTION_DEVICE="emulated")
 
     @click.command()
-    @kv_options
+    @settings_of("plan")
     def command(**settings: Any) -> None:
         split_kv_options(settings)
 
@@ -250,19 +203,6 @@ def test_a_gpu_in_vain(monkeypatch):
 def test_the_emulated_device_is_for_tests_only():
     assert CliRunner().invoke(taken, ["--attention-device", "emulated"]).exit_code == 2
     assert KvOptions.from_env(attention_device="emulated").placement.attention_device == "emulated"
-
-
-def test_the_help_names_what_there_is():
-    """The help is written by hand: the registries would load NumPy for every `--help`."""
-    text = {option.name: option.help for option in taken.params if not option.hidden}
-    assert "`edgekv policies` lists them" in text["policy"]
-    assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
-    for name in PREFETCHERS:
-        assert name in text["prefetch"]
-    for option, default in (("kv", "sparse; exact on a GPU that gains little, and on a processor without AVX2"), ("attend", str(SelectionOptions.attend)),
-                            ("policy", PlacementOptions.policy), ("sample_budget", f"{SelectionOptions.sample_budget:g}"),
-                            ("sketch", SelectionOptions.sketch.value)):
-        assert f"[default: {default}]" in text[option]
 
 
 @pytest.mark.parametrize("isa, device, mode", [("avx512", "cpu", "sparse"), ("avx2", "cpu", "sparse"), ("portable", "cpu", "exact"),

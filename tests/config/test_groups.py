@@ -18,6 +18,7 @@ from edgekv.config import (
     option_kind,
     option_names,
 )
+from edgekv.config.setting_table import OF_KV, SETTINGS
 
 import llama_cpp
 
@@ -28,8 +29,7 @@ def test_each_option_is_defined_once():
     names = [one.name for group in GROUPS.values() for one in fields(group)]
     assert len(names) == len(set(names)) and not set(names) & {one.name for one in fields(KvOptions)}
     assert option_names() == ["mode", *names]
-    variables = [one.metadata["variable"] for group in (KvOptions, *GROUPS.values()) for one in fields(group) if one.metadata]
-    assert len(variables) == len(set(variables)) == 21 and all(name.startswith("EDGEKV_") for name in variables)
+    assert set(OF_KV) <= {"mode", *names} and len(OF_KV) == 21 and len({one.name for one in SETTINGS}) == len(SETTINGS)
 
 
 def test_options_lie_in_their_groups():

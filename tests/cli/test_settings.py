@@ -4,12 +4,14 @@ import json
 from dataclasses import fields
 from enum import Enum
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from edgekv.cli.common.reference import reference
 from edgekv.cli.main import cli
 from edgekv.common.errors import EXIT_USAGE, ConfigError
 from edgekv.common.units import size
@@ -100,6 +102,11 @@ def test_help_shows_few_and_help_all_every_one(command):
     assert len(few) <= MOST_SHOWN < len(every) and len(every) == sum(command in one.where for one in SETTINGS) + len(("--help", "--help-all"))
     text = run(command, "--help-all").stdout
     assert all(f"--{one.name}" in text and one.variable in "".join(text.split()) for one in SETTINGS if command in one.where)
+
+
+def test_the_reference_is_the_tables():
+    text = (Path(__file__).resolve().parents[2] / "cli" / "README.md").read_text(encoding="utf-8")
+    assert reference() in text, "`python -m edgekv.cli.common.reference` prints what stands there"
 
 
 def test_names_in_the_help_are_those_of_the_registries():

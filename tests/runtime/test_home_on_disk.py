@@ -94,7 +94,7 @@ START = """
     from pathlib import Path
     from support.contexts import attached
     from edgekv.config import KvOptions
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
         context.decode(range(260, 300), range(40), [0] * 40)
         print("ready", flush=True)
         time.sleep(60)
@@ -124,7 +124,7 @@ GROWN = """
             return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
 
     home = None if sys.argv[3] == "memory" else sys.argv[3]
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=home), n_ctx=4096, n_seq=1) as (context, run):
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=home), n_ctx=4096, n_seq=1) as (context, run):
         before = None
         for first in range(0, 2048, 64):
             context.decode([260 + i % 90 for i in range(first, first + 64)], range(first, first + 64), [0] * 64)
@@ -193,11 +193,11 @@ FULL = """
     from edgekv.llama import Llama
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:
-        Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+        Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
     except DoesNotFit as error:
         print(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
     llama.eval([260, 261])
     print(llama.n_tokens)
     llama.close()
@@ -220,7 +220,7 @@ LOST = """
     from edgekv import _native
     _native.prepare()
     from edgekv.llama import Llama
-    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=1024, verbose=False)
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=1024, verbose=False)
     llama.eval([260] * 600)
     for number in os.listdir("/proc/self/fd"):
         if "edgekv-home-" in os.readlink(f"/proc/self/fd/{number}"):
@@ -239,6 +239,6 @@ def test_a_disk_that_fails_ends_the_process_with_a_sentence(synthetic, tmp_path)
 
 
 def test_with_edgekv_0_there_is_no_home_on_disk(synthetic, tmp_path):
-    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], home=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
+    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], kv_dir=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
     done = in_process(code, synthetic("llama"), tmp_path, EDGEKV="0")
     assert done.returncode == 1 and "ConfigError: EDGEKV=0 is set" in done.stderr

@@ -88,7 +88,7 @@ def test_every_instruction_set_gives_the_same_answers(synthetic):
     """A kernel that rounds a prompt's operands to bf16 changes all probabilities a little, and the walk reads another sample: there
     everything is read."""
     script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
-              "llama.kv.configure(llama.kv.options.with_(resolution=float(sys.argv[3]), exact_tokens=0)); "
+              "llama.kv.configure(llama.kv.options.with_(sample_budget=float(sys.argv[3]), exact_tokens=0)); "
               "rng = np.random.default_rng(0); llama.eval(rng.integers(260, 350, 600).tolist()); "
               "[llama.eval([int(t)]) for t in rng.integers(260, 350, 12)]; np.save(sys.argv[2], llama.scores[600:612])")
 

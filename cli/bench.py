@@ -22,7 +22,7 @@ from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.units import parse_bytes
-from edgekv.config import parse_home
+from edgekv.config import parse_kv_dir
 
 _NUMBERS = Parsed("N,...", numbers)
 _TYPES = CommaList(click.Choice([kind.value for kind in CacheType]), "TYPE,...")
@@ -34,7 +34,7 @@ _MODES, _MODES_ON_DISK = ("off", "exact", "sparse"), ("exact", "sparse")
 _MODES_HELP = (
     "off (stock, always measured: off-flash and off-noflash, with and without flash attention; naming one of these in place of off "
     "measures that one alone), exact, exact-unobserved (attention mass not measured), sparse, and for comparison ema (no sketches: the "
-    "policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: sparse:resolution=1000, "
+    "policy's best pages) and streaming (the first and the newest tokens). A mode can be changed: sparse:sample_budget=1000, "
     "ema:attend=10%,policy=lru."
 )
 
@@ -59,7 +59,7 @@ class _Bench(click.Group):
 @click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
     "edgekv bench -m model.gguf --modes exact,sparse --kv-budget 64MiB,512MiB",
-    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --home /mnt/nvme",
+    "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",
     "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
 ))
 @_many("-m", "--model", "models", type=click.Path(path_type=Path), metavar="FILE",
@@ -71,14 +71,14 @@ class _Bench(click.Group):
 @_many("-b", "--batch-size", "batches", type=_NUMBERS, default=("2048",), help="Tokens passed to llama.cpp at once.")
 @_many("-ub", "--ubatch-size", "ubatches", type=_NUMBERS, default=("512",), help="Tokens computed at once.")
 @_many("-t", "--threads", type=_NUMBERS, help="CPU threads.  [default: one for each core]")
-@_many("-ctk", "--type-k", "--cache-type-k", type=_TYPES, default=("f16",), help="Types of the K cache.")
-@_many("-ctv", "--type-v", "--cache-type-v", type=_TYPES, default=("f16",), help="Types of the V cache.")
+@_many("-ctk", "--cache-type-k", "type_k", type=_TYPES, default=("f16",), help="Types of the K cache.")
+@_many("-ctv", "--cache-type-v", "type_v", type=_TYPES, default=("f16",), help="Types of the V cache.")
 @_many("--kv-bytes", type=Parsed("SIZE,...", token_bounds),
        help="Also caches with types by layer, of at most so many bytes of K and V a token, e.g. 24KiB; the modes' own name is in `type_k`, a digit "
             "for each layer.")
 @option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True, help="Passes of each test, the modes in turns.")
-@option("--modes", type=ModeList(), help=f"{_MODES_HELP}  [default: {','.join(_MODES)}; with --home {','.join(_MODES_ON_DISK)}]")
-@option("--home", type=Parsed("folder", parse_home), metavar="DIR",
+@option("--modes", type=ModeList(), help=f"{_MODES_HELP}  [default: {','.join(_MODES)}; with --kv-dir {','.join(_MODES_ON_DISK)}]")
+@option("--kv-dir", type=Parsed("folder", parse_kv_dir), metavar="DIR",
         help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
              "[default: memory]")
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
@@ -91,7 +91,7 @@ class _Bench(click.Group):
         help="Also show predictions and the rows read for them: likelihood, divergence from stock and from full attention. JSON always has them.")
 @option("--warmup", type=click.IntRange(0), metavar="N",
         help="Tokens that every mode decodes with full attention before its pass.  [default: in mode sparse -n / 8, at most 16]")
-@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--page-size", type=click.IntRange(1), help="Cells per page.  [default: 16]")
 @option("--peer", type=click.Path(path_type=Path), metavar="PROGRAM", help="Another llama-bench, which measures the same file in between.")
 @option("-o", "--output", type=click.Choice(OUTPUTS), default=OUTPUTS[0], show_default=True, help="How to print.")
 @click.pass_context
@@ -122,7 +122,7 @@ def bench(ctx: click.Context, **chosen: Any) -> None:
     same top       the share of tokens for which both agree on the most
                    likely one
     overhead       the Python layer's share of the time
-    disk pages     with --home: pages of memory (mostly of 4 KiB) that came
+    disk pages     with --kv-dir: pages of memory (mostly of 4 KiB) that came
                    from disks for a token of the test; 0: all were in memory
 
     The commands below measure other things.
@@ -150,15 +150,15 @@ def _measure(
     from edgekv.measure.filling import Fill
     from edgekv.measure.interrupts import Interrupts
 
-    home = others["home"]
+    kv_dir = others["kv_dir"]
     found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}
     types = tuple((CacheType(k), CacheType(v)) for k, v in product(found["type_k"], found["type_v"]))
     request = BenchRequest(
         models=tuple(models) or (model_path(None),), texts=tuple(find_text(name) for name in texts), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
-        n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes or (_MODES if home is None else _MODES_ON_DISK),
+        n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes or (_MODES if kv_dir is None else _MODES_ON_DISK),
         budgets=found["budgets"],
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types, kv_bytes=found["kv_bytes"],
-        n_rounds=repetitions, fill=Fill(fill), page_tokens=others["page_tokens"], n_warmup=others["warmup"], peer=others["peer"], home=home)
+        n_rounds=repetitions, fill=Fill(fill), page_size=others["page_size"], n_warmup=others["warmup"], peer=others["peer"], kv_dir=kv_dir)
     rows: list[dict[str, Any]] = []
     problem: BaseException | None = None
     stdout = sys.stdout  # a bar takes sys.stdout for itself

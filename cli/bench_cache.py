@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from edgekv.cli.common.caches import parse_address
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
-from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
+from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, parse_address, threads_option
 from edgekv.cli.common.tables import Column, output_option, print_measured
 from edgekv.common.enums import CacheCodec
 from edgekv.common.units import fixed, tokens

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +12,10 @@ from click.core import ParameterSource
 from edgekv.cli.common.caches import without_password
 from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_config_file, variable_set
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import option
+from edgekv.cli.common.shared_options import SettingOption, option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.common.errors import EXIT_OK, ConfigError
+from edgekv.config.setting_table import Number
 
 _MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
 _COLUMNS = [
@@ -80,7 +80,7 @@ def init(force: bool) -> int:
 @config.command(context_settings={"ignore_unknown_options": True}, epilog=examples(
     "edgekv config show",
     "edgekv config show chat -o json",
-    "edgekv config show serve --slots 4 --ctx 8192",
+    "edgekv config show serve --parallel 4 --ctx 8192",
 ))
 @output_option("json", "csv", "md")
 @click.argument("command", type=click.Choice(COMMANDS), default="serve")
@@ -88,7 +88,7 @@ def init(force: bool) -> int:
 def show(output: str, command: str, arguments: tuple[str, ...]) -> int:
     """Show the options of COMMAND, chat or serve, and where each value comes from.
 
-    ARGUMENTS are those that would follow the command: `edgekv config show serve --slots 4`. What llama.cpp's server would take from variables
+    ARGUMENTS are those that would follow the command: `edgekv config show serve --parallel 4`. What llama.cpp's server would take from variables
     and files of its own comes last.
     """
     from edgekv.server.server_options import llama_settings
@@ -128,10 +128,7 @@ def _shown(name: str, value: Any) -> str:
 
 def default_text(parameter: click.Parameter) -> str | None:
     """The default as the help shows it; None: no default."""
-    if said := re.search(r"\[default: (.*)\]$", getattr(parameter, "help", None) or ""):
-        return said[1]
-    default = parameter.to_info_dict().get("default")
-    return None if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return parameter.setting.default_text if isinstance(parameter, SettingOption) else None
 
 
 def template() -> str:
@@ -159,13 +156,11 @@ def _entry(name: str, parameter: click.Parameter) -> Sequence[str]:
 
 def _example(parameter: click.Parameter) -> str:
     """The default, or a placeholder in quotes."""
-    default = parameter.to_info_dict().get("default")
-    if getattr(parameter, "is_flag", False):
-        return "true" if default is None else str(default).lower()
-    if isinstance(default, (int, float)):
-        return str(default)
-    if isinstance(default, str):
-        return f'"{default}"'
+    setting = parameter.setting if isinstance(parameter, SettingOption) else None
+    if setting is not None and setting.kind is bool:
+        return str(setting.off).lower()
+    if setting is not None and setting.default is not None:
+        return f"{setting.default}" if isinstance(setting.kind, Number) else f'"{setting.default}"'
     if isinstance(parameter.type, click.Choice):
         return f'"{"|".join(parameter.type.choices)}"'
     return f'"{parameter.metavar or parameter.type.name.upper()}"'

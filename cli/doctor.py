@@ -203,7 +203,7 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
                              f"{size(sparse['workspace'])}")
     if evict := model["evict"]:
         _line("--kv evict", f"K and V {size(evict['home'])} however long the context, tables {size(evict['tables'])} "
-                            f"(--keep {evict['keep']}; another number of tokens or bytes keeps another share)")
+                            f"(--evict-to {evict['evict_to']}; another number of tokens or bytes keeps another share)")
     if model["layers_error"] is not None:
         _line("attention", f"not known: {model['layers_error']}")
     else:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.cli.common.caches import ram_option
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import measuring_bar
-from edgekv.cli.common.shared_options import kv_options, model_argument, model_path, option, split_kv_options
+from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, option, settings_of, split_kv_options
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
@@ -33,19 +32,17 @@ BUSY = "measured busy"
 """The mark of lines that depend on the rates of a busy machine."""
 
 
-@click.command(epilog=examples(
+@click.command(cls=SettingsCommand, epilog=examples(
     "edgekv plan",
-    "edgekv plan model.gguf --ctx 65536 --slots 2",
+    "edgekv plan model.gguf --ctx 65536 --parallel 2",
     "edgekv plan model.gguf --json",
 ))
 @model_argument
-@kv_options
-@option("--slots", type=click.IntRange(1, 16), default=1, show_default=True, help="Conversations at the same time, each with its own context.")
-@ram_option
+@settings_of("plan")
 @option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, without loading the model; a formula otherwise.")
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
-def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, recalibrate: bool, as_json: bool, **settings: Any) -> int:
+def plan(model: Path | None, parallel: int, cache_ram: int | None, measure: bool, recalibrate: bool, as_json: bool, **settings: Any) -> int:
     """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
@@ -56,9 +53,9 @@ def plan(model: Path | None, slots: int, cache_ram: int | None, measure: bool, r
     from edgekv.prefix_cache.settings import StoreSettings
 
     path = model_path(model)
-    chosen = split_kv_options(settings, path, slots)
+    chosen = split_kv_options(settings, path, parallel)
     store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
-    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], slots, store, chosen["n_threads"], chosen["weights_from_disk"])
+    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"])
     with measuring_bar() as show:
         found = plan_here(path, asked, Measuring(show, measure, recalibrate))
     if as_json:

@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options
+from edgekv.cli.common.caches import caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import (
-    Parsed,
-    draft_option,
-    kv_options,
-    model_argument,
-    model_path,
-    option,
-    recall_option,
-    split_kv_options,
-    when_full_option,
-    with_measured,
-)
+from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
@@ -33,22 +22,10 @@ if TYPE_CHECKING:
 
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
-_MAX_GAP_S = 0.5
-_MOST_SLOTS = 16
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
-def _hosts(text: str) -> tuple[str, ...]:
-    from edgekv.server.sites import parse_hosts
-
-    return parse_hosts(text)
-
-
-def _joined(_: click.Context, __: click.Parameter, lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    return tuple(host for hosts in lists for host in hosts)
-
-
-class _PassesOn(click.Command):
+class _PassesOn(SettingsCommand):
     """Keeps the arguments after `--` for llama.cpp's server; click would take the first for MODEL."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -60,47 +37,14 @@ class _PassesOn(click.Command):
 
 @click.command(cls=_PassesOn, epilog=examples(
     "edgekv serve --port 8080",
-    "edgekv serve model.gguf --slots 4 --ctx 8192 --cache-dir prefixes",
+    "edgekv serve model.gguf --parallel 4 --ctx 8192 --cache-dir prefixes",
     "edgekv serve --host 0.0.0.0 --api-key-file keys",
     "edgekv serve -- --help         # the options of llama.cpp's server",
 ))
 @model_argument
-@option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every address of this machine.")
-@option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="Port to listen on; 0 picks a free one.")
-@option("--api-key", metavar="KEY",
-        help="Answer only requests that carry this key. Others on this machine can see a key on the command line: use the variable, or "
-             "--api-key-file.")
-@option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE",
-        help="Answer only requests that carry one of the keys in this file, one in each line.")
-@option("--cache-shared", is_flag=True,
-        help="Let requests with different keys share kept prefixes. By default each key has its own, and "
-             "no client finds out what others sent.")
-@option("--cors", default="localhost", show_default=True, metavar="ORIGIN",
-        help="Web pages that may send requests: those of localhost, of one origin such as https://example.org, of programs such as app://, or * for any.")
-@option("--allow-host", multiple=True, type=Parsed("hosts", _hosts), callback=_joined,
-        metavar="NAME[,NAME...]",
-        help="Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are refused, "
-             "because a web page may use them. Can be given several times.")
-@option("--allow-media-host", multiple=True, type=Parsed("hosts", _hosts), callback=_joined, metavar="NAME[,NAME...]",
-        help="Hosts from which images and sound are fetched that requests name by address; an address within this network must be named itself. "
-             "Without it they come as data URLs alone. Can be given several times.")
-@option("--mmproj", type=click.Path(path_type=Path), metavar="FILE",
-        help="The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.")
-@option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
-@option("--slots", type=click.IntRange(1, _MOST_SLOTS), default=1, show_default=True,
-        help="Requests answered at the same time; each has its own context.")
-@option("--max-queue", type=click.IntRange(min=0), metavar="N",
-        help="Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.  [default: 16, and 4 for each slot]")
-@option("--max-gap", type=click.FloatRange(min=0, max=3600), default=_MAX_GAP_S, show_default=True, metavar="SECONDS",
-        help="The longest time, about, that a running answer waits for its next token while another prompt is read; 0 reads prompts at "
-             "full speed.")
-@kv_options
-@when_full_option("stop")
-@recall_option
-@draft_option
-@cache_options
-@option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
-def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | None, max_gap: float, when_full: str | None, **settings: Any) -> int:
+@settings_of("serve")
+def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int | None, max_itl: float, when_full: str | None, spec_type: str | None,
+          model_draft: Path | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. Arguments after -- go to llama.cpp's server unchanged. Either signal
@@ -109,6 +53,7 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server
     from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
 
@@ -116,10 +61,10 @@ def serve(model: Path | None, mmproj: Path | None, slots: int, max_queue: int | 
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
     store, path = split_cache_options(settings), model_path(model)
-    placed = split_kv_options(settings, path, slots)
+    placed = split_kv_options(settings, path, parallel)
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
-        path, **placed, **settings, n_slots=slots, limits=ServerLimits(max_gap, max_queue), store=store,
+        path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), limits=ServerLimits(max_itl, max_queue), store=store,
         when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()

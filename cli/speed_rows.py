@@ -32,12 +32,12 @@ _BEFORE = [
 ]
 _BEHIND = [
     Column("fill", "fill", right=False),
-    Column("home", "home", right=False),
+    Column("kv_dir", "KV folder", right=False),
     Column("note", "note", right=False),
 ]
 
 _ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv", "text"}
-_ONLY_IN_MARKDOWN = {"size", "params", "backends", "fill", "home"}
+_ONLY_IN_MARKDOWN = {"size", "params", "backends", "fill", "kv_dir"}
 _ABOVE_A_TABLE = {"model": "{}", "n_threads": "{} threads"}
 """Named above a table if they do not differ: a terminal is narrow."""
 _IN_CSV = ("date", "family", "isa", "cores", "gpu", "edgekv", "commit")
@@ -98,7 +98,7 @@ def _above(rows: Sequence[Row]) -> str:
     """The fields that all rows of a table share, and how the cache was filled."""
     same = [form.format(rows[0][key]) for key, form in _ABOVE_A_TABLE.items() if len({row[key] for row in rows}) == 1]
     fills = dict.fromkeys(row["fill"] for row in rows if row["fill"] and row["kv_mode"] != "peer")
-    homes = dict.fromkeys(row["home"] for row in rows if row["home"])
+    homes = dict.fromkeys(row["kv_dir"] for row in rows if row["kv_dir"])
     stars = ["* the faster of stock"] if any(row["best_stock"] for row in rows) else []
     return "; ".join([*same, *(f"fill: {fill}" for fill in fills), *(f"K and V in {home}" for home in homes), *stars])
 

@@ -60,7 +60,7 @@ def type_errors(model: Path, progress: Progress = lambda what, done, total: None
         with _predictions(model, file, n_threads or n_cores()) as predict:
             rows = [bool(file.layer_kv_bytes(il, "f16", "f16")) for il in range(file.n_layer)]
             by_layer = rows if file.holds("q4_0") and not (file.mla or file.index_rows or any(file.index_dims)) else [False] * file.n_layer
-            found = measured_types.measure(KvOptions(device="cpu"), file.n_layer, by_layer, predict, progress)
+            found = measured_types.measure(KvOptions(attention_device="cpu"), file.n_layer, by_layer, predict, progress)
         kept.keep(key, found)
     return found
 
@@ -154,6 +154,6 @@ def _read(ctx: Any, tokens: list[int], n_vocab: int) -> Iterator[np.ndarray]:
 def check_place(kv: KvOptions) -> None:
     """Raise ConfigError if attention runs where layers have no types of their own."""
     if not _native.info()["enabled"]:
-        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp has one type for all layers; unset it, or use --type-k and --type-v")
+        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp has one type for all layers; unset it, or use --cache-type-k and --cache-type-v")
     if devices.place(kv).kind is not DeviceKind.HOST:
-        raise ConfigError("--kv-bytes is served on the processor; use --type-k and --type-v on a GPU, or --device cpu")
+        raise ConfigError("--kv-bytes is served on the processor; use --cache-type-k and --cache-type-v on a GPU, or --attention-device cpu")

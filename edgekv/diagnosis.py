@@ -119,9 +119,9 @@ def _pinned() -> dict[str, int | None]:
 
 
 def _devices(recalibrate: bool) -> list[dict[str, Any]]:
-    """The devices that libedgekv finds, with their rates; the emulated one only where EDGEKV_DEVICE asks for it."""
+    """The devices that libedgekv finds, with their rates; the emulated one only where EDGEKV_ATTENTION_DEVICE asks for it."""
     kinds = [DeviceKind.CUDA]
-    if os.environ.get("EDGEKV_DEVICE") == DeviceKind.EMULATED.value:
+    if os.environ.get("EDGEKV_ATTENTION_DEVICE") == DeviceKind.EMULATED.value:
         kinds.append(DeviceKind.EMULATED)
     return [asdict(info) | _rates(info, recalibrate) for kind in kinds for info in devices.devices(kind)]
 
@@ -152,9 +152,9 @@ def _model(path: Path, usable: bool) -> dict[str, Any]:
         "kv_bytes_trained": {kind: g.kv_bytes(g.n_ctx_train, kind, kind) for kind in kinds},
         "sparse_bytes_trained": asdict(kv_bytes(g, g.n_ctx_train, sparse)) if usable and sparse_layers(g) else None,
     }
-    evict = KvOptions.from_env(mode=KvMode.EVICT, device="cpu")
+    evict = KvOptions.from_env(mode=KvMode.EVICT, attention_device="cpu")
     kept = kv_bytes(g, g.n_ctx_train, in_tokens(g, evict)) if plain_layers(g) else None
-    facts["evict"] = None if kept is None else {"keep": str(evict.eviction.keep), **asdict(kept)}
+    facts["evict"] = None if kept is None else {"evict_to": str(evict.eviction.evict_to), **asdict(kept)}
     facts["device_plans"] = _device_plans(g) if usable else []
     layers, problem = _layers(path) if usable else ([], "the libraries cannot be used")
     return facts | {"layers": layers, "layers_error": problem}

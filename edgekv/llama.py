@@ -15,6 +15,7 @@ from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions, option_names
+from edgekv.config.setting_table import OLD_KEYWORDS
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import device_mode, devices, fit
@@ -67,14 +68,14 @@ class Llama(llama_cpp.Llama):
         kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else
             `device_mode.chosen_mode`: sparse on most processors, and on a GPU where its plan promises a gain).
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
-        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", sample_budget=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
             then the defaults.
-        Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
+        Each option of KvOptions can also be named, e.g. sample_budget=2000, page_size=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
-        home: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory. kv_budget is
+        kv_dir: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory. kv_budget is
             then memory for copies of the rows that are read most lately (None: three quarters of what is free, or none where all fit).
         flash_attn: on by default, unlike in llama_cpp: without it V is stored transposed and the layers run stock.
-        n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.device`), unlike in llama_cpp.
+        n_gpu_layers: all by default on a GPU that is used (`PlacementOptions.attention_device`), unlike in llama_cpp.
         swa_full: off by default, unlike in llama_cpp: sliding layers keep only their window, as in llama.cpp's own programs. A prompt that
         goes back beyond the window is then read again from its start. With swa_full it is not, but such layers keep every token.
         n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
@@ -93,7 +94,7 @@ class Llama(llama_cpp.Llama):
                  type_k: CacheType | str | int | None = None, type_v: CacheType | str | int | None = None, flash_attn: bool = True,
                  weights_from_disk: bool = False, **options: Any):
         named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
-        named |= {name: options.pop(name) for name in option_names() if name in options}
+        named |= {name: options.pop(name) for name in (*option_names(), *OLD_KEYWORDS) if name in options}
         if kv_options is None:
             self._kv_options = KvOptions.from_env(**named)
         else:
@@ -104,12 +105,12 @@ class Llama(llama_cpp.Llama):
         kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
                                  for name, given, chosen in (("type_k", type_k, cache.type_k), ("type_v", type_v, cache.type_v))}
         if self._kv_options.mode is KvMode.EVICT:
-            if self._kv_options.eviction.keep.bytes:
+            if self._kv_options.eviction.evict_to.bytes:
                 self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)
             n_batch = eviction.batch_tokens(fit.kept(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
             options.setdefault("n_batch", n_batch)
             options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
-        if cache.home is not None and not flash_attn:
+        if cache.kv_dir is not None and not flash_attn:
             raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
         options.setdefault("swa_full", False)
         placement = devices.place(self._kv_options)
@@ -134,7 +135,7 @@ class Llama(llama_cpp.Llama):
             with runtime.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
-            if (home := self._kv_options.cache.home) is not None and (why := token_rows.home_failure()):
+            if (home := self._kv_options.cache.kv_dir) is not None and (why := token_rows.home_failure()):
                 raise no_home(why, home) from error
             if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "

@@ -14,6 +14,7 @@ import pytest
 from support.command_lines import calls, commands, parse
 
 from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
+from edgekv.config.setting_table import SETTINGS
 from edgekv.policies import POLICIES
 from edgekv.tiering.prefetch import PREFETCHERS
 
@@ -32,7 +33,7 @@ COMMANDS = {path: command for path, command in commands() if path}
 
 
 def options(command: click.Command) -> list[click.Option]:
-    return [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return [parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden]
 
 
 def unfenced(text: str) -> str:
@@ -63,7 +64,8 @@ def invocations() -> dict[str, bool]:
 @functools.cache
 def environment_variables() -> set[str]:
     """Every EDGEKV or EDGEKV_... that the program or its build reads."""
-    found = {name for command in COMMANDS.values() for option in command.params for name in _names(option.envvar)}
+    found = {name for command in COMMANDS.values() for option in options(command) for name in _names(option.envvar)}
+    found |= {"EDGEKV_MODEL", *(setting.variable for setting in SETTINGS)}
     for path in SOURCES:
         if path.suffix == ".py":
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -153,7 +155,7 @@ def test_named_command_lines_are_taken(line, monkeypatch):
 
 FOREIGN_OPTIONS = {
     "--no-build-isolation": "pip", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker",
-    "--mmproj": "llama.cpp", "--model-draft": "llama.cpp", "--kv-unified": "llama.cpp", "--no-kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
+    "--kv-unified": "llama.cpp", "--no-kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
 }
 
 
@@ -165,7 +167,7 @@ def test_named_options_exist():
         known |= set(re.findall(r"add_argument\(\s*\"(--[\w-]+)", path.read_text(encoding="utf-8")))
     named = {(path, name) for path, text, runs in code() if not runs for name in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
     assert len(named) > 60
-    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in named if name not in known | {"--help"} | set(FOREIGN_OPTIONS)]
+    wrong = [f"{path.relative_to(ROOT)}: {name}" for path, name in named if name not in known | {"--help", "--help-all"} | set(FOREIGN_OPTIONS)]
     assert not wrong
 
 

@@ -33,8 +33,8 @@ def test_contexts_that_are_attended_whole():
 
 
 def test_rows_of_a_higher_resolution():
-    resolution, times = said("cli/GUIDE.md", r"--resolution (\d+)` \| nearer to full attention, ([a-z ]+) as many rows read")
-    assert rows_read(7168, float(resolution)) / rows_read(7168, SelectionOptions.resolution) == pytest.approx(WORDS[times], rel=0.02)
+    resolution, times = said("cli/GUIDE.md", r"--sample-budget (\d+)` \| nearer to full attention, ([a-z ]+) as many rows read")
+    assert rows_read(7168, float(resolution)) / rows_read(7168, SelectionOptions.sample_budget) == pytest.approx(WORDS[times], rel=0.02)
 
 
 def test_instruction_sets():

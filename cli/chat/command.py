@@ -12,26 +12,13 @@ import click
 from click.core import ParameterSource
 
 from edgekv.cli.chat.piped import check_output, read_piped
-from edgekv.cli.common.choices import conversations
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import (
-    draft_option,
-    kv_options,
-    model_argument,
-    model_path,
-    option,
-    recall_option,
-    split_kv_options,
-    when_full_option,
-    with_measured,
-)
+from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.prefix_cache.settings import StoreSettings
-
-_MODELS_OWN = "[default: the model's own, or llama.cpp's]"
 
 _NEWEST = ""  # --resume without a name
 
@@ -46,41 +33,18 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 """Parameters that also have a meaning with a server elsewhere."""
 
 
-@click.command(epilog=examples(
+@click.command(cls=SettingsCommand, epilog=examples(
     "edgekv chat",
     "edgekv chat model.gguf --ctx 32768",
     'git diff | edgekv chat -p "Review this:"',
     "edgekv chat --resume",
 ))
 @model_argument
-@option("-p", "--prompt", metavar="TEXT", help="Answer this and leave; text on standard input is put after it.")
-@option("-s", "--system", metavar="TEXT", help="The system prompt.")
-@kv_options
-@when_full_option("roll; stop in mode evict")
-@recall_option
-@draft_option
-@option("-n", "--max-tokens", type=click.IntRange(min=1), metavar="TOKENS",
-        help="Longest answer.  [default: until the context is full]")
-@option("--temp", type=click.FloatRange(min=0), help=f"Sampling temperature; 0 always takes the best token.  {_MODELS_OWN}")
-@option("--top-p", type=click.FloatRange(0, 1), help=f"Sample from the best tokens with this probability in all.  {_MODELS_OWN}")
-@option("--top-k", type=click.IntRange(min=0), help=f"Sample from this many tokens; 0 for all.  {_MODELS_OWN}")
-@option("--min-p", type=click.FloatRange(0, 1), help=f"Leave out tokens this much less likely than the best.  {_MODELS_OWN}")
-@option("--repeat-penalty", type=click.FloatRange(min=0, min_open=True), help=f"Above 1 discourages repetition.  {_MODELS_OWN}")
-@option("--seed", type=click.IntRange(0, 2**32 - 2), help="Seed of the sampler.  [default: another each time]")
-@option("--url", metavar="URL", help="Talk to the OpenAI-compatible server at this address, e.g. http://127.0.0.1:8080; nothing is loaded "
-                                      "here, and MODEL is the name of one that it has.")
-@option("--api-key", metavar="KEY", help="With --url: the server's key. Others on this machine can see a command line, but neither a file "
-                                         "nor a variable.")
-@option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE", help="With --url: a file with the server's key.")
-@option("--resume", is_flag=False, flag_value=_NEWEST, metavar="[NAME]", shell_complete=conversations,
-        help="Go on with a kept conversation; without NAME with the newest. /chats lists them.")
-@option("--no-keep", is_flag=True, help="Keep neither this conversation nor its K and V on disk.")
-@option("--footer/--no-footer", default=None, help="Figures after each answer, on standard error.  [default: on a terminal]")
-@option("--log-file", type=click.Path(path_type=Path), help="Where llama.cpp's server writes its log; - for standard error.")
+@settings_of("chat")
 def chat(
     model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
     api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, recall: Any,
-    draft: Any, **settings: Any,
+    spec_type: str | None, model_draft: Path | None, **settings: Any,
 ) -> int:
     """Chat with MODEL, a GGUF file; without one, with the default model.
 
@@ -114,6 +78,7 @@ def chat(
         return talk.run(remote, client, renderer)
 
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server, ServerOptions
 
     path = model_path(model)
@@ -127,7 +92,7 @@ def chat(
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
-        draft=draft, recall=recall,
+        draft=chosen_draft(spec_type, model_draft), recall=recall,
     ))
     cost = told_cost(server)
     server.begin()

@@ -76,7 +76,7 @@ def mode_text(attached: Runtime) -> str:
 
 def mode_summary(server: Server) -> str:
     """The mode with its settings, for a line that says what was started."""
-    home = server.options.kv.cache.home
+    home = server.options.kv.cache.kv_dir
     return _mode_settings(server.runtime) + ("" if home is None else f", K and V in {home}")
 
 
@@ -84,7 +84,7 @@ def _mode_settings(attached: Runtime | None) -> str:
     if attached is None:
         return KvMode.OFF.value
     if attached.mode is KvMode.EVICT:
-        sample = f", a sample of them read at {attached.options.selection.sampled_at}" if attached.options.samples_kept else ""
+        sample = f", a sample of them read at {' '.join(attached.options.selection.sampled_by)}" if attached.options.samples_kept else ""
         return f"{mode_text(attached)}: {attached.options.keep_tokens:,} tokens kept{sample}"
     if attached.mode is not KvMode.SPARSE:
         return mode_text(attached)
@@ -93,7 +93,7 @@ def _mode_settings(attached: Runtime | None) -> str:
         amount = f"{options.selection.attend.tokens:,} tokens" if options.selection.attend.tokens else str(options.selection.attend)
         amount = f"{amount} attended"
     else:
-        amount = options.selection.sampled_at
+        amount = " ".join(options.selection.sampled_by)
     return f"{mode_text(attached)}: {amount}, {f'arena {size(arena)}' if arena else 'no arena'}"
 
 
@@ -121,7 +121,7 @@ def tier_rows(memory: MemoryReport, tiers: TierReport, options: KvOptions) -> li
         n_taken = tiers.n_resident + tiers.n_moving
         rows.append(("arena", (f"{size_column(memory.arena_bytes)}  {size(n_taken * tiers.slot_bytes)} used: "
                                f"{n_taken:,} of {tiers.n_slots:,} slots of {size(tiers.slot_bytes)}")))
-    on_disk = "" if options.cache.home is None else f", on disk in {options.cache.home}"
+    on_disk = "" if options.cache.kv_dir is None else f", on disk in {options.cache.kv_dir}"
     rows.append(("home", (f"{size_column(memory.home_bytes)}  {size(memory.used_bytes)} used: "
                           f"{memory.n_cells_used:,} of {memory.n_cells:,} tokens{on_disk}")))
     if memory.sketch_bytes:

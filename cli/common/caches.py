@@ -1,70 +1,18 @@
 """The options of the prefix store, which spares reading a conversation again."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_bytes, parse_duration, size
+from edgekv.common.units import size
 from edgekv.prefix_cache.settings import StoreSettings
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _size(noun: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        n_bytes = parse_bytes(text, noun)
-        if n_bytes is None:
-            raise ConfigError(f"{noun} is {text!r}; write bytes such as 512MiB or 2GiB")
-        return n_bytes
-
-    return parse
-
-
-def parse_address(text: str) -> str:
-    """The address of a shared server. Raises ConfigError."""
-    from edgekv.prefix_cache.places import shared_scheme
-
-    shared_scheme(text)
-    return text
-
-
-ram_option = option("--cache-ram", type=Parsed("cache_ram", _size("the cache in RAM")), metavar="SIZE",
-                    help="Host memory for K and V of conversations, so that a returning conversation is not read again; 0 for none. "
-                         f"It is lost when the server ends.  [default: {size(StoreSettings.ram_bytes)}]")
-
-_OPTIONS = [
-    ram_option,
-    option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-           help="Folder for the same, which outlives the server. Its files reveal conversations: keep it private.  [default: none]"),
-    option("--cache-disk", type=Parsed("cache_disk", _size("the cache on disk")), metavar="SIZE",
-           help=f"Maximum size of the folder of --cache-dir; the least recently used blocks go first.  [default: {size(StoreSettings.folder_bytes)}]"),
-    option("--cache-ttl", type=Parsed("cache_ttl", lambda text: parse_duration(text, "--cache-ttl")), metavar="TIME",
-           help="What nobody used for so long leaves the folder of --cache-dir, e.g. 12h or 30d, unless it is pinned.  "
-                "[default: it stays as long as there is room]"),
-    option("--cache-url", type=Parsed("cache_url", parse_address), metavar="URL",
-           help="A Redis-compatible server that several EdgeKV servers share, redis://HOST:PORT/DB. Others can see an address on the "
-                "command line: put one with a password into the variable.  [default: none]"),
-    option("--cache-codec", type=click.Choice([codec.value for codec in CacheCodec]),
-           help="Form of the rows of --cache-dir and --cache-url. " + "; ".join(f"{codec.value}: {codec.description}" for codec in CacheCodec)
-                + f".  [default: {StoreSettings.codec.value}]"),
-]
-
-
-def cache_options(function: F) -> F:
-    """Add --cache-ram and its companions as parameters: see `split_cache_options()`."""
-    for one in reversed(_OPTIONS):
-        function = one(function)
-    return function
 
 
 def split_cache_options(settings: dict[str, Any]) -> StoreSettings | None:
-    """Take the values of `cache_options()` out of `settings`. None: nothing is kept. Raises ConfigError."""
+    """Take the settings of the prefix cache out of `settings`. None: nothing is kept. Raises ConfigError."""
     names = ("cache_ram", "cache_dir", "cache_disk", "cache_ttl", "cache_url", "cache_codec")
     ram, folder, disk, ttl, url, codec = (settings.pop(name) for name in names)
     if disk is not None and folder is None and _on_command_line("cache_disk"):

@@ -116,6 +116,6 @@ def _auto(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 OF_OPTION: dict[str, Complete] = {
     "--kv-budget": _auto, "--kv-vram": _auto, "--policy": _policies, "--prefetch": _prefetchers, "--modes": _bench_modes,
-    "--text": _texts, "--model": gguf_files,
+    "--text": _texts, "--model": gguf_files, "--ctx": _auto, "--resume": conversations,
 }
 """Completions of options that mean the same in every command. click itself completes choices, files and folders."""

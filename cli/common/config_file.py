@@ -12,6 +12,7 @@ import platformdirs
 
 from edgekv.cli.common.shared_options import Parsed
 from edgekv.common.errors import ConfigError
+from edgekv.config.setting_table import check_renamed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -84,6 +85,7 @@ def read(commands: Mapping[str, click.Command]) -> dict[str, Any] | None:
 
 def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter]) -> Any:
     if name not in known:
+        check_renamed([name.replace("_", "-")], str, f"{path}: ")
         near = difflib.get_close_matches(name.replace("_", "-"), known, n=1)
         advice = f"did you mean {near[0]}?" if near else "`edgekv config show` lists those there are"
         raise ConfigError(f"{path}: there is no option {name}; {advice}")

@@ -11,34 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, items, models
-from edgekv.common.enums import CacheType, Drafting, KvMode, PromptReading, SketchKind, WhenFull
+from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, models
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_bytes
-from edgekv.config import (
-    AUTO_DEVICE,
-    DEVICES,
-    INSTEAD_OF,
-    Attend,
-    CacheOptions,
-    EvictionOptions,
-    Keep,
-    KvOptions,
-    PlacementOptions,
-    SelectionOptions,
-    one_of_two,
-    parse_error,
-    parse_home,
-    parse_resolution,
-    parse_token_bytes,
-)
+from edgekv.config import INSTEAD_OF, KvOptions, one_of_two, parse_token_bytes
+from edgekv.config.setting_table import OF_KV, RENAMED, SETTINGS, Number, Setting, check_renamed, keyword_of, variable_of
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+    from edgekv.prefix_cache.settings import RecallSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-ENV_PREFIX = "EDGEKV_"
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -47,12 +29,28 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
     long = next(name for name in names if name.startswith("--"))
     if (values := OF_OPTION.get(long)) is not None:
         settings.setdefault("shell_complete", values)
-    settings.setdefault("envvar", ENV_PREFIX + long.split("/")[0].lstrip("-").replace("-", "_").upper())
-    return click.option(*names, show_envvar=True, **settings)
+    name = long.split("/")[0].lstrip("-")
+    settings.setdefault("envvar", variable_of(name))
+    added = click.option(*names, show_envvar=True, **settings)
+    old = next((old for old, new in RENAMED.items() if new == name), None)
+    return added if old is None else lambda function: _renamed(old)(added(function))
+
+
+def _renamed(old: str) -> Callable[[F], F]:
+    """A hidden option for an old name, and its variable: with either the command ends with the new name."""
+    parameter = f"old_{keyword_of(old)}"
+
+    def refuse(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+        spelled = variable_of if ctx.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT else "--{}".format
+        if value is not None:
+            check_renamed([spelled(old)], spelled)
+
+    return click.option(f"--{old}", parameter, hidden=True, is_eager=True, expose_value=False, is_flag=False, flag_value="", envvar=variable_of(old),
+                        callback=refuse)
 
 
 def _model(names: Complete) -> Callable[[F], F]:
-    return click.argument("model", required=False, envvar=ENV_PREFIX + "MODEL", type=click.Path(path_type=Path), shell_complete=names)
+    return click.argument("model", required=False, envvar=variable_of("model"), type=click.Path(path_type=Path), shell_complete=names)
 
 
 model_argument = _model(gguf_files)
@@ -73,44 +71,7 @@ def model_path(model: Path | None) -> Path:
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")
 
 
-
-
-def when_full_option(default: str) -> Callable[[F], F]:
-    """The treatment of a full context: the value of a WhenFull; None: not given. default: for the help text."""
-    return option("--when-full", type=_choices(WhenFull), help="When a conversation no longer fits into its context. "
-                  + "; ".join(f"{one.value}: {one.description}" for one in WhenFull) + f".  [default: {default}]")
-
-
-def _recall(text: str) -> Any:
-    from edgekv.prefix_cache.settings import RecallSettings
-
-    return RecallSettings(None if text.lower() == "ram" else Path(text).expanduser())
-
-
-def recall_option(function: F) -> F:
-    """Where what rolls out of a full context goes: a RecallSettings; None where nothing was said."""
-    return option("--recall", metavar="ram|DIR", type=Parsed("recall", _recall),
-                  help="Keep what rolls out of a full context, and bring it back before a message that is near it; a quarter of the context is for that. "
-                       "ram: in the memory of the prefix cache; DIR: in a folder too, which outlives the process and reveals conversations.  "
-                       "[default: it is gone]")(function)
-
-
-def _draft(text: str) -> Any:
-    from edgekv.server.drafts import parse_draft
-
-    return parse_draft(text)
-
-
-def draft_option(function: F) -> F:
-    """Where drafts come from: a Drafting, or the path of a draft model; None where nothing was said."""
-    return option("--draft", metavar="ngram|off|FILE", type=Parsed("draft", _draft),
-                  help="Tokens to guess and check together with the next one; the answer is the same. "
-                       + "; ".join(f"{one.value}: {one.description}" for one in Drafting)
-                       + "; FILE: a smaller model with the same vocabulary guesses.  [default: ngram in modes exact and sparse on a processor; off "
-                         "for models with recurrent layers and with a projector]")(function)
-
-
-# ---- how the KV cache is kept and attended --------------------------------------------------------------------------------------
+# ---- options of the table of settings ---------------------------------------------------------------------------------------------
 
 
 class Parsed(click.ParamType):
@@ -128,34 +89,7 @@ class Parsed(click.ParamType):
             self.fail(f"{error}.", param, ctx)
 
 
-class _KvOption(click.Option):
-    """An option whose variable `KvOptions.from_env` reads, for library and command line alike; here only the help names it."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        return None
-
-
 AUTO = "auto"
-
-
-class _Tokens(click.IntRange):
-    """A number of tokens, or auto for None."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return None if value == AUTO else super().convert(value, param, ctx)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return items([AUTO], incomplete)
-
-
-def _budget(text: str) -> int | str:
-    n_bytes = parse_bytes(text, "the KV budget")
-    return AUTO if n_bytes is None else n_bytes
-
-
-def _vram(text: str) -> int | str:
-    n_bytes = parse_bytes(text, "the KV budget in GPU memory")
-    return AUTO if n_bytes is None else n_bytes
 
 
 def token_bounds(text: str) -> tuple[int, ...]:
@@ -163,98 +97,119 @@ def token_bounds(text: str) -> tuple[int, ...]:
     return tuple(parse_token_bytes(part.strip()) for part in text.split(",") if text)
 
 
-def _kv_option(*names: str, **settings: Any) -> Callable[[F], F]:
-    return option(*names, cls=_KvOption, **settings)
+def _hosts(text: str) -> tuple[str, ...]:
+    from edgekv.server.sites import parse_hosts
+
+    return parse_hosts(text)
 
 
-def _choices(kind: type[Enum]) -> click.Choice:
-    return click.Choice([member.value for member in kind])
+def _recall(text: str) -> RecallSettings:
+    from edgekv.prefix_cache.settings import RecallSettings
+
+    return RecallSettings(None if text.lower() == "ram" else Path(text).expanduser())
 
 
-_KV_FIELDS = {
-    "kv": "mode", "resolution": "resolution", "error": "error", "kv_prompts": "prompts", "sketch": "sketch", "attend": "attend", "kv_budget": "kv_budget",
-    "policy": "policy", "prefetch": "prefetch", "keep": "keep", "page_tokens": "page_tokens", "type_k": "type_k", "type_v": "type_v", "device": "device",
-    "kv_vram": "kv_vram", "kv_bytes": "kv_bytes", "home": "home",
-}
-"""Parameter: the KV option that it sets."""
+def parse_address(text: str) -> str:
+    """The address of a shared server. Raises ConfigError."""
+    from edgekv.prefix_cache.places import shared_scheme
 
-_KV_OPTIONS = [
-    option("-c", "--ctx", type=_Tokens(min=1), metavar="TOKENS|auto",
-           help="Context length.  [default: auto, what the model was trained for, as far as memory allows; in mode evict a million "
-                "tokens]"),
-    _kv_option("--kv", type=_choices(KvMode), help="; ".join(f"{mode.value}: {mode.description}" for mode in KvMode)
-               + ".  [default: sparse; exact on a GPU that gains little, and on a processor without AVX2]"),
-    _kv_option("--resolution", type=Parsed("resolution", parse_resolution), metavar="C",
-               help="Modes sparse and evict: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with "
-                    "weights for the unread ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up "
-                    f"to {SelectionOptions.exact_tokens} tokens are attended whole. Without it mode evict reads all that is kept.  "
-                    f"[default: {SelectionOptions.resolution:g}]"),
-    _kv_option("--error", type=Parsed("error", parse_error), metavar="PERCENT",
-               help="Mode sparse, instead of --resolution: the allowed error of a head's output against full attention, estimated and on average, e.g. "
-                    "2%. Each layer and KV head gets a resolution for it, by a measurement made once for a model, in the time that a prompt of "
-                    f"5,000 tokens takes.  [default: none; at resolution {SelectionOptions.resolution:g} a head's error is 1 to 6 %]"),
-    _kv_option("--kv-prompts", type=_choices(PromptReading),
-               help="Mode sparse: the tokens that a prompt's tokens attend. "
-                    + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
-                    + f".  [default: {SelectionOptions.prompts.value}]"),
-    _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
-               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it. With --home: memory "
-                    "for copies of the rows that are read most lately.  "
-                    f"[default: {AUTO}; a processor has none, as it gains nothing there; with --home three quarters of what is free, of which "
-                    "16 MiB at least stay free, and none where K and V fit there whole]"),
-    _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
-               help="Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more "
-                    f"memory than that.  [default: {EvictionOptions.keep}]"),
-    _kv_option("--device", type=click.Choice(DEVICES),
-               help="Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the "
-                    f"weights too; {AUTO_DEVICE}: on the GPU if one can be used.  [default: {PlacementOptions.device}]"),
-    _kv_option("--kv-vram", type=Parsed("kv_vram", _vram), metavar=f"BYTES|{AUTO}",
-               help="GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and "
-                    "copies of hot pages in the rest. All pages stay in host memory.  "
-                    f"[default: {AUTO}, the memory that the weights leave, less a margin]"),
-    option("--gpu-layers", type=click.IntRange(min=0), metavar="N",
-           help="Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
-                "processor.  [default: all of them if there is a GPU]"),
-    _kv_option("--sketch", type=_choices(SketchKind),
-               help="Mode sparse: the summary of keys that selects tokens. "
-                    + "; ".join(f"{kind.value}: {kind.description}" for kind in SketchKind)
-                    + f".  [default: {SelectionOptions.sketch.value}]"),
-    _kv_option("--attend", type=Parsed("attend", Attend.parse), metavar="PERCENT|TOKENS",
-               help="Mode sparse with --sketch none: how much of the context each head attends, the pages with the best scores, e.g. 10% "
-                    f"or 1024.  [default: {SelectionOptions.attend}]"),
-    _kv_option("--policy", metavar="NAME+...",
-               help="Modes sparse and evict: what scores pages, one or several of ema, anchor, recent, h2o, snapkv, ...: `edgekv policies` "
-                    "lists them.  "
-                    f"[default: {PlacementOptions.policy}]"),
-    _kv_option("--prefetch", metavar="NAME",
-               help="Mode sparse: what predicts the pages wanted next; one of none, previous, neighbour, rope, random.  "
-                    f"[default: {PlacementOptions.prefetch}]"),
-    _kv_option("--page-tokens", type=int, metavar="TOKENS",
-               help=f"Tokens of a page, a multiple of 16.  [default: {CacheOptions.page_tokens}]"),
-    threads_option,
-    option("--weights-from-disk", is_flag=True,
-           help="Load a model whose weights are larger than the free memory, which is refused otherwise: they are then read from the disk "
-                "again for every token."),
-    _kv_option("--home", type=Parsed("folder", parse_home), metavar="DIR",
-               help="A folder on a disk for K and V, for contexts that are larger than memory, in modes sparse and exact on the processor. They lie in a "
-                    "file without a name, whose space is taken at the start; it ends with the process.  [default: memory]"),
-    _kv_option("--type-k", type=_choices(CacheType), help=f"Element type of the K cache.  [default: {CacheOptions.type_k.value}]"),
-    _kv_option("--type-v", type=_choices(CacheType), help=f"Element type of the V cache.  [default: {CacheOptions.type_v.value}]"),
-    _kv_option("--kv-bytes", type=Parsed("bytes", parse_token_bytes), metavar="SIZE|auto",
-               help="Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB; auto: as few as stay within twice "
-                    "stock's own noise. Each layer gets q8_0 or q4_0, by what the model loses there, which is measured once; on the processor."),
-]
+    shared_scheme(text)
+    return text
 
 
-def kv_options(function: F) -> F:
-    """Add --ctx, --threads, --weights-from-disk and the options of KvOptions as parameters: see `split_kv_options()`."""
-    for one in reversed(_KV_OPTIONS):
-        function = one(function)
-    return function
+_PARSERS: dict[str, Callable[[str], Any]] = {"hosts": _hosts, "recall": _recall, "address": parse_address}
+_RESUMES: dict[str, Any] = {"is_flag": False, "flag_value": ""}  # --resume without a name
+
+
+def _joined(_: click.Context, __: click.Parameter, lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return tuple(host for hosts in lists for host in hosts)
+
+
+class SettingOption(click.Option):
+    """A setting as an option. Variables of KV options are read by `KvOptions.from_env`, for library and command line alike."""
+
+    setting: Setting
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        return None if self.setting.keyword is not None else super().resolve_envvar_value(ctx)
+
+
+def _type(setting: Setting) -> click.ParamType:
+    kind = setting.kind
+    if isinstance(kind, Number):
+        if kind.whole:
+            return click.IntRange(int(kind.least), None if kind.most is None else int(kind.most))
+        return click.FloatRange(kind.least, kind.most, min_open=kind.above)
+    if kind is Path:
+        return click.Path(file_okay=setting.unit != "DIR", path_type=Path)
+    if kind in (bool, str):
+        return click.BOOL if kind is bool else click.STRING
+    if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum):
+        return click.Choice([getattr(one, "value", one) for one in kind])
+    if isinstance(kind, str):
+        return Parsed(kind, _PARSERS[kind])
+    return Parsed(setting.name, lambda text: AUTO if (value := kind(text, setting.name)) is None else value)
+
+
+def _as_option(setting: Setting) -> Callable[[F], F]:
+    more: dict[str, Any] = _RESUMES if setting.name == "resume" else {"multiple": True, "callback": _joined} if setting.many else {}
+    names = f"--{setting.name}/--no-{setting.name}" if setting.off else f"--{setting.name}"
+    if setting.kind is bool:
+        more = {"is_flag": True, "default": None if setting.off else False}
+    elif setting.default is not None:
+        more = {"default": setting.default, "show_default": True}
+    usual = "" if setting.usual is None else f"  [default: {setting.usual}]"
+    bound = {"setting": setting}  # click makes the option of a class
+
+    return option(*setting.short, names, cls=type("_Option", (SettingOption,), bound), type=_type(setting), metavar=setting.unit,
+                  help=setting.help + usual, **more)
+
+
+def settings_of(command: str) -> Callable[[F], F]:
+    """The options of a command: each setting that is valid there, as a parameter."""
+    def add(function: F) -> F:
+        for setting in reversed(SETTINGS):
+            if command in setting.where:
+                function = _as_option(setting)(function)
+        return function
+
+    return add
+
+
+class SettingsCommand(click.Command):
+    """A command whose `--help` has the main settings in groups, and `--help-all` every one."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        shows_all = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option and exit.")
+        return [*super().get_params(ctx), shows_all]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            setting = getattr(parameter, "setting", None)
+            shown = setting is None and isinstance(parameter, click.Option) or setting is not None and (setting.main or _WHOLE in ctx.meta)
+            if shown and (record := parameter.get_help_record(ctx)) is not None:
+                groups.setdefault("Others" if setting is None else setting.group, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+_WHOLE = "edgekv.help_all"
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_WHOLE] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+# ---- what they become -------------------------------------------------------------------------------------------------------------
 
 
 def with_measured(model: Path, kv: KvOptions, n_threads: int | None = None) -> KvOptions:
-    """These options, with the types by layer if --kv-bytes needs them, and the errors of the model's heads if --error does. A bar shows the
+    """These options, with the types by layer if --kv-bytes needs them, and the errors of the model's heads if --target-error does. A bar shows the
     measurement."""
     needs_errors = kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors
     if not kv.cache.lacks_types and not needs_errors:
@@ -268,7 +223,7 @@ def with_measured(model: Path, kv: KvOptions, n_threads: int | None = None) -> K
 
 
 def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slots: int = 1) -> dict[str, Any]:
-    """Take the values of `kv_options()` out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
+    """Take the KV options and the context out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
     If no mode is asked for, it is `device_mode.chosen_mode` for n_slots contexts of `model`; without a model `devices.measured_mode`.
 
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
@@ -279,15 +234,16 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     from edgekv.planning.devices import measured_mode, place
     from edgekv.tiering.prefetch import PREFETCHERS
 
-    given = {field: value for name, field in _KV_FIELDS.items() if (value := settings.pop(name)) is not None}
+    fields = {keyword_of(setting.name): field for field, setting in OF_KV.items() if setting.where}
+    given = {field: value for name, field in fields.items() if (value := settings.pop(name)) is not None}
     context = click.get_current_context(silent=True)
-    named = {field for name, field in _KV_FIELDS.items()
+    named = {field for name, field in fields.items()
              if field in given and (context is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE)}
     for one, others in INSTEAD_OF.items():
         for other in others:
-            if other not in named and (one in named or os.environ.get(f"{ENV_PREFIX}{one.upper()}")):
+            if other not in named and (one in named or os.environ.get(OF_KV[one].variable)):
                 given.pop(other, None)  # the file's
-    spelled = {field: f"--{name.replace('_', '-')}" for name, field in _KV_FIELDS.items()}.__getitem__
+    spelled = {field: f"--{OF_KV[field].name}" for field in fields.values()}.__getitem__
     one_of_two(given, spelled)
     automatic = [name for name in ("kv_budget", "kv_vram") if given.get(name) == AUTO]
     for name in automatic:
@@ -295,15 +251,16 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     kv = KvOptions.from_env(**given)
     if automatic:  # None, which from_env() takes for an option that was not given
         kv = kv.with_(**dict.fromkeys(automatic))
+    n_ctx = None if (said := settings.pop("ctx")) == AUTO else said
     placement = None
-    if "mode" not in given and not os.environ.get(f"{ENV_PREFIX}KV"):
+    if "mode" not in given and not os.environ.get(variable_of("kv")):
         placement = place(kv)  # the same for mode sparse
-        kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, settings["ctx"], n_slots))
+        kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, n_ctx, n_slots))
     # only options on the command line: a variable may have no effect
     kv.check_effect(named, spelled)
     policies.check_live(kv.placement.policy)
     PREFETCHERS.get(kv.placement.prefetch)
     if (warning := (placement or place(kv)).warning) is not None:
         click.echo(f"warning: {warning}", err=True)
-    return {"kv": kv, "n_ctx": settings.pop("ctx"), "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
+    return {"kv": kv, "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
             "weights_from_disk": settings.pop("weights_from_disk")}

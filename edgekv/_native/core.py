@@ -142,18 +142,18 @@ def selection(options: KvOptions) -> dict:
     """The fields of an edgekv_selection."""
     chosen, eviction = options.selection, options.eviction
     return {
-        "sketch": SKETCHES[chosen.sketch], "resolution": chosen.resolution, "share": chosen.attend.share,
+        "sketch": SKETCHES[chosen.sketch], "resolution": chosen.sample_budget, "share": chosen.attend.share,
         "tokens": chosen.attend.tokens, "exact_tokens": chosen.exact_tokens, "sink_tokens": chosen.sink_tokens,
         "recent_tokens": chosen.recent_tokens, "error_every": chosen.error_every, "keep_rows": chosen.keep_rows,
         "keep_tokens": options.keep_tokens, "positions": eviction.positions or 0, "sample_kept": eviction.sample,
-        "prompt_resolution": chosen.prompt_resolution if chosen.prompts is PromptReading.SPARSE else 0.0,
+        "prompt_resolution": chosen.prompt_sample_budget if chosen.prompts is PromptReading.SPARSE else 0.0,
     }
 
 
 def _placement(options: KvOptions) -> dict:
     """auto: a GPU if this build and this machine have one; a context whose model stays on the CPU then stays there too."""
-    kind = DeviceKind.HOST if options.placement.device == AUTO_DEVICE else DeviceKind(options.placement.device)
-    if options.placement.device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
+    kind = DeviceKind.HOST if options.placement.attention_device == AUTO_DEVICE else DeviceKind(options.placement.attention_device)
+    if options.placement.attention_device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
         kind = DeviceKind.CUDA
     if kind is not DeviceKind.HOST and options.mode is KvMode.SPARSE and options.selection.prompts is PromptReading.SPARSE:
         raise ConfigError("sparse prompts work on the processor only; use prompts exact, or device cpu")
@@ -162,7 +162,7 @@ def _placement(options: KvOptions) -> dict:
 
 def _params(options: KvOptions):
     return ffi.new("edgekv_params *", {
-        "mode": _MODES[options.mode], "page_tokens": options.cache.page_tokens, "observe": options.placement.observe,
+        "mode": _MODES[options.mode], "page_tokens": options.cache.page_size, "observe": options.placement.observe,
         "observe_prompts": options.placement.observe_prompt, "selection": selection(options), "placement": _placement(options)})
 
 

@@ -1,6 +1,6 @@
 """The modes that benchmarks compare: each is a set of changes to a context's KV options.
 
-A mode is a registered name, or a name with further changes, such as `sparse:resolution=1000`.
+A mode is a registered name, or a name with further changes, such as `sparse:sample_budget=1000`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,9 +102,9 @@ def find_mode(name: str) -> BenchMode:
 
 def errors_for(modes: Iterable[BenchMode], model: Path, cache: Mapping[str, Any], n_threads: int,
                progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> HeadErrors | None:
-    """The errors of the model's heads, if one of the modes has an error instead of a resolution. cache: the options that its context is
+    """The errors of the model's heads, if one of the modes has a target error instead of a sample budget. cache: the options that its context is
     created with. Raises the errors of `edgekv.Llama`."""
-    asked = [options for mode in modes if (options := mode.options(KvOptions.from_env(**cache), 0)).selection.error is not None]
+    asked = [options for mode in modes if (options := mode.options(KvOptions.from_env(**cache), 0)).selection.target_error is not None]
     if not asked:
         return None
     from edgekv.llama import with_head_errors  # modes are told without llama_cpp

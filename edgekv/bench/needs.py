@@ -37,10 +37,10 @@ class Room:
         """Raise DoesNotFit if K and V of a first context of `n_ctx` tokens are to lie in a folder, and its disk has too little space; ConfigError
         if no file can be made there."""
         kv = self.options[0]
-        if kv.cache.home is not None:
+        if kv.cache.kv_dir is not None:
             empty = home_bytes(self.model.geometry, self.n_empty, kv, n_ubatch=self.n_ubatch) if self.n_empty else 0
             by_head = by_head_bytes(self.model.geometry, n_ctx, kv.with_(mode=KvMode.SPARSE, kv_budget=self.hot_rows(n_ctx)))
-            check_space(kv.cache.home, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + by_head + empty,
+            check_space(kv.cache.kv_dir, n_ctx, home_bytes(self.model.geometry, n_ctx, kv, n_ubatch=self.n_ubatch) + by_head + empty,
                         "use a smaller -d, or another folder")
 
     def hot_rows(self, n_ctx: int) -> int:
@@ -70,7 +70,7 @@ class Room:
 
     @staticmethod
     def _in_memory(kept: KvBytes, kv: KvOptions) -> int:
-        return kept.total - (0 if kv.cache.home is None else kept.home)
+        return kept.total - (0 if kv.cache.kv_dir is None else kept.home)
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab

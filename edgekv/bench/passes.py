@@ -49,8 +49,8 @@ class Caches:
 
     type_k: CacheType = CacheType.F16
     type_v: CacheType = CacheType.F16
-    page_tokens: int | None = None
-    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+    page_size: int | None = None
+    """None: as EDGEKV_PAGE_SIZE says, else the default."""
 
     def does_not_fit(self, model: Geometry, n_ctx: int) -> str | None:
         """The reason if a context of `n_ctx` tokens does not fit, or None."""
@@ -63,7 +63,7 @@ class Caches:
 
 def opened(model: Path, caches: Caches, n_ctx: int, n_threads: int, head_errors: HeadErrors | None = None) -> AbstractContextManager[Decoder]:
     """`decoder_of` an empty context of these caches, stock until a mode is set. head_errors: for modes with an error."""
-    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, page_tokens=caches.page_tokens, type_k=caches.type_k, type_v=caches.type_v,
+    return decoder_of(model, kv=KvMode.OFF, head_errors=head_errors, page_size=caches.page_size, type_k=caches.type_k, type_v=caches.type_v,
                       flash_attn=True, n_ctx=n_ctx, n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=n_threads)
 
 

@@ -10,7 +10,7 @@ from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.measure.filling import Fill
 
-_SPELLED = {"home": "--home", "mode": "--modes", "kv_budget": "--kv-budget"}
+_SPELLED = {"kv_dir": "--kv-dir", "mode": "--modes", "kv_budget": "--kv-budget"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class BenchRequest:
     cache_types: tuple[tuple[CacheType, CacheType], ...] = ((CacheType.F16, CacheType.F16),)
     kv_bytes: tuple[int, ...] = ()
     """Besides these, caches with types by layer of at most so many bytes a token."""
-    page_tokens: int | None = None
-    """None: as EDGEKV_PAGE_TOKENS says, else the default."""
+    page_size: int | None = None
+    """None: as EDGEKV_PAGE_SIZE says, else the default."""
     n_warmup: int | None = None
     """Tokens that every mode decodes with full attention before a pass; None: only mode sparse, one for every eight tokens that it will
     generate, at most 16."""
@@ -75,15 +75,15 @@ class BenchRequest:
     fill: Fill = Fill.TEXT
     peer: Path | None = None
     """Another llama-bench."""
-    home: Path | None = None
+    kv_dir: Path | None = None
     """A folder on a disk for K and V, in modes sparse and exact: stock keeps them in memory, so it is not measured then."""
 
     def __post_init__(self) -> None:
-        if self.home is not None:
-            self._check_home(self.home)
+        if self.kv_dir is not None:
+            self._check_kv_dir(self.kv_dir)
         check_turns(self.modes)
         check_counts({"number of threads": self.threads, "batch": self.batches, "ubatch": self.ubatches,
-                      "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_tokens or 1,)})
+                      "number of repetitions": (self.n_rounds,), "number of tokens of a page": (self.page_size or 1,)})
         if not self.texts:
             raise ConfigError("there is no text; name one with --text")
         if not self.depths:
@@ -93,11 +93,11 @@ class BenchRequest:
         if self.budgets and not any(with_arena(mode) for mode in self.modes):
             raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
 
-    def _check_home(self, home: Path) -> None:
+    def _check_kv_dir(self, kv_dir: Path) -> None:
         for name in self.modes:
             changes = find_mode(name).changes
-            named = {"home", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"home"}
-            KvOptions(**changes, home=home).check_effect(named, lambda option: _SPELLED.get(option, option))
+            named = {"kv_dir", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"kv_dir"}
+            KvOptions(**changes, kv_dir=kv_dir).check_effect(named, lambda option: _SPELLED.get(option, option))
 
     def tests(self, depth: int) -> list[BenchTest]:
         """The tests in llama-bench's order, each once."""

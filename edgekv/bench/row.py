@@ -22,7 +22,7 @@ LLAMA_BENCH = (
 )
 """The fields that the pinned llama.cpp writes."""
 
-_PLACE = ("kind", "test", "text", "kv_mode", "n_ctx", "home", "fill", "peer", "note", "environment")
+_PLACE = ("kind", "test", "text", "kv_mode", "n_ctx", "kv_dir", "fill", "peer", "note", "environment")
 
 OURS = (*_PLACE, *(figure.key for figure in FIGURES))
 

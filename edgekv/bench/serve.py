@@ -112,9 +112,9 @@ def _start(bench: ServeBench, name: str) -> subprocess.Popen[str]:
     stock = name in STOCK_KERNELS
     n_ctx = bench.load.n_prompt + bench.load.n_answer + 32
     command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "serve", str(bench.model), "--port", "0",
-               "--kv", "off" if stock else name, "--slots", str(min(16, bench.load.n_clients)), "--ctx", str(-(-n_ctx // 256) * 256)]
+               "--kv", "off" if stock else name, "--parallel", str(min(16, bench.load.n_clients)), "--ctx", str(-(-n_ctx // 256) * 256)]
     command += ["--threads", str(bench.n_threads)] if bench.n_threads else []
-    command += ["--max-gap", "0", "--cache-ram", "0"] if stock else []  # switches our defaults off
+    command += ["--max-itl", "0", "--cache-ram", "0"] if stock else []  # switches our defaults off
     command += [*bench.arguments, *(("--", "--flash-attn", "off") if name == STOCK_KERNELS[1] else ())]
     environment = {**os.environ, **({"EDGEKV": "0"} if stock else {})}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)

@@ -52,8 +52,8 @@ def run(request: BenchRequest, where: Row, meter: Meter, warn: Callable[[str], N
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
     if request.peer:
         peer.check(request.peer)
-    if request.home:
-        free_on_disk(request.home)
+    if request.kv_dir:
+        free_on_disk(request.kv_dir)
     for path in request.models:
         if not path.exists():
             raise ModelError(f"there is no file {path}; name a GGUF file with -m")
@@ -98,7 +98,7 @@ Members = dict[str, Member]
 def members(request: BenchRequest) -> Members:
     """The members in order: stock's kernels first, then full attention."""
     found: Members = {}
-    modes = with_stock(request.modes) if request.home is None else with_home_on_disk(request.modes)
+    modes = with_stock(request.modes) if request.kv_dir is None else with_home_on_disk(request.modes)
     for name, mode in modes.items():
         if request.budgets and with_arena(name):
             for budget in request.budgets:
@@ -129,7 +129,7 @@ class Group:
         left = list(fitting)
         if fitting:
             room.check_home(self._n_ctx(fitting[-1]))
-            if self.request.home is not None:
+            if self.request.kv_dir is not None:
                 self.hot_rows = room.hot_rows(self._n_ctx(fitting[-1]))
         try:
             if fitting:
@@ -149,7 +149,7 @@ class Group:
     def _cache(self) -> dict[str, Any]:
         """The options of a context's cache."""
         s = self.setting
-        named = {"page_tokens": self.request.page_tokens, "layer_types": s.cache.layer_types, "home": self.request.home, "kv_budget": self.hot_rows}
+        named = {"page_size": self.request.page_size, "layer_types": s.cache.layer_types, "kv_dir": self.request.kv_dir, "kv_budget": self.hot_rows}
         return {"type_k": s.cache.type_k, "type_v": s.cache.type_v, **{name: value for name, value in named.items() if value}}
 
     def _n_empty(self) -> int:
@@ -273,7 +273,7 @@ class Group:
                 self.meter.add(work, took, measured=True)
                 self.meter.finish()
             one.add(seconds, done, empty)
-            if self.request.home is not None:
+            if self.request.kv_dir is not None:
                 one.add_reads(passes.reads.n_pages, done)
             if compared and done and key in self.references:
                 references[self.references[key]] = done.logits
@@ -319,14 +319,14 @@ class Group:
         return {**machine_fields(self.where), **model_fields(s.file.geometry, opened.first if opened else None),
                 **test_fields(test, *s.cache.names, s.text.name, self.request.fill.value), "n_batch": s.n_batch, "n_ubatch": s.n_ubatch,
                 "n_threads": n_threads, "n_ctx": opened.opening.n_ctx if opened else self._n_ctx(test.depth),
-                "home": None if self.request.home is None else str(self.request.home)}
+                "kv_dir": None if self.request.kv_dir is None else str(self.request.kv_dir)}
 
     def _peer(self, test: BenchTest, n_threads: int) -> list[Row]:
         assert self.request.peer is not None
         self.meter.say(f"{test.name}: {self.request.peer.name}")
         s, name = self.setting, self.request.peer.name
         asked = peer.PeerSetting(s.file.geometry.path, s.n_batch, s.n_ubatch, n_threads, s.cache.type_k, s.cache.type_v, self.request.n_rounds)
-        common = {**self._common(test, n_threads, None), "n_ctx": None, "home": None}
+        common = {**self._common(test, n_threads, None), "n_ctx": None, "kv_dir": None}
         if s.cache.layer_types is not None:
             return [{**empty_row(), **common, "kv_mode": "peer", "peer": name, "note": "it has one type for all layers"}]
         try:

@@ -65,12 +65,12 @@ class WhenFull(Described):
 class Drafting(Described):
     """Where tokens come from that are guessed and checked together with the next one."""
 
-    NGRAM = "ngram", "what followed the last tokens where they stood before, as long as such guesses save time"
-    OFF = "off", "nothing is guessed"
+    NGRAM = "ngram-text", "what followed the last tokens where they stood before, as long as such guesses save time"
+    OFF = "none", "nothing is guessed"
 
 
 class DeviceKind(str, enum.Enum):
-    """The place of a context's data plane; the values are those of EDGEKV_DEVICE."""
+    """The place of a context's data plane; the values are those of EDGEKV_ATTENTION_DEVICE."""
 
     HOST = "cpu"
     CUDA = "cuda"

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import SWITCH
+from edgekv.config.setting_table import check_renamed, keyword_of
 
 _ALLOWED: dict[Callable[[str], Any], str] = {bool: "on or off", int: "a whole number", float: "a number"}
 
@@ -17,6 +18,7 @@ def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], sa
     for item in items:
         name, equals, text = (part.strip() for part in item.partition("="))
         if not equals or name not in kinds:
+            check_renamed([name] if equals else [], keyword_of, f"{said}: ")
             allowed = f"write NAME=VALUE, with one of {', '.join(kinds)}" if kinds else f"there is no {noun} here"
             raise ConfigError(f"{said}: {item.strip()!r} is not a {noun}; {allowed}")
         kind = kinds[name]

@@ -1,28 +1,21 @@
-"""The four groups of KV options. Each defines its options, with their environment variables, and checks each option by itself."""
+"""The four groups of KV options. Each defines its options and checks each option by itself."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from edgekv.common.enums import PAGE_TOKENS, CacheType, DeviceKind, Kinds, PromptReading, SketchKind, Split
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import parse_bytes
 from edgekv.config.head_errors import DEFAULT_RESOLUTION, HeadErrors, Table
 from edgekv.config.layer_types import NEAR_STOCK, LayerTypes
 from edgekv.config.values import (
     Attend,
     Keep,
-    as_written,
-    boolean,
     choice,
-    integer,
-    parse_error,
-    parse_home,
-    parse_resolution,
-    parse_token_bytes,
+    parse_kv_dir,
+    parse_sample_budget,
+    parse_target_error,
 )
 
 AUTO_DEVICE = "auto"
@@ -30,38 +23,33 @@ DEVICES = (AUTO_DEVICE, DeviceKind.HOST.value, DeviceKind.CUDA.value)
 """The devices that a person can ask for; tests also have the emulated one."""
 
 
-def variable(default: Any, name: str, read: Callable[[str, str], Any] = as_written) -> Any:
-    """A field that the environment variable `name` sets too. read(text, name): the value of its text."""
-    return field(default=default, metadata={"variable": name, "read": read})
-
-
 @dataclass(frozen=True)
 class CacheOptions:
     """The cells of a context, which cannot change once it is created."""
 
-    page_tokens: int = variable(PAGE_TOKENS, "EDGEKV_PAGE_TOKENS", integer)
-    type_k: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_K")
-    type_v: CacheType = variable(CacheType.F16, "EDGEKV_TYPE_V")
-    kv_bytes: int | None = variable(None, "EDGEKV_KV_BYTES", parse_token_bytes)
+    page_size: int = PAGE_TOKENS
+    type_k: CacheType = CacheType.F16
+    type_v: CacheType = CacheType.F16
+    kv_bytes: int | None = None
     """Instead of two types: the most bytes of K and V of a token, in all layers together; NEAR_STOCK (0, "auto"): as few as stay within twice stock's
     own noise. Each layer gets the types that the model bears there, by
     divergences that are measured once (`edgekv.with_layer_types`)."""
     layer_types: LayerTypes | None = field(default=None, repr=False)
     """The types by layer that were chosen for `kv_bytes`; `type_k` and `type_v` are then the coarsest of them."""
 
-    home: Path | None = variable(None, "EDGEKV_HOME")
+    kv_dir: Path | None = None
     """A folder on a disk: K and V lie in a file there, for contexts that are larger than memory. None: in memory."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "home", parse_home(self.home))
+        object.__setattr__(self, "kv_dir", parse_kv_dir(self.kv_dir))
         _choose(self, "type_k", CacheType, "K cache type")
         _choose(self, "type_v", CacheType, "V cache type")
         if self.kv_bytes is not None and (not isinstance(self.kv_bytes, int) or self.kv_bytes < NEAR_STOCK):
             raise ConfigError(f"the bytes of K and V are {self.kv_bytes!r}; they must be a number of bytes a token, or 0 for as few as stay near stock")
         if not isinstance(self.layer_types, LayerTypes | None):
             raise ConfigError(f"layer_types is {self.layer_types!r}; it must be what edgekv.with_layer_types chose, or None")
-        if not isinstance(self.page_tokens, int) or self.page_tokens < 16 or self.page_tokens % 16 or self.page_tokens > 4096:
-            raise ConfigError(f"page_tokens is {self.page_tokens!r}; it must be a multiple of 16 from 16 to 4096")
+        if not isinstance(self.page_size, int) or self.page_size < 16 or self.page_size % 16 or self.page_size > 4096:
+            raise ConfigError(f"page_size is {self.page_size!r}; it must be a multiple of 16 from 16 to 4096")
 
 
     @property
@@ -94,23 +82,23 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """The selection of the rows that a token reads in mode sparse, and in mode evict where a resolution is named (`EvictionOptions.sample`)."""
+    """The selection of the rows that a token reads in mode sparse, and in mode evict where a sample budget is named (`EvictionOptions.sample`)."""
 
-    resolution: float = variable(DEFAULT_RESOLUTION, "EDGEKV_RESOLUTION", parse_resolution)
-    """A token with more than 1/resolution of a head's estimated attention is read for certain. Others are read by chance, in proportion to
+    sample_budget: float = DEFAULT_RESOLUTION
+    """A token with more than 1/sample_budget of a head's estimated attention is read for certain. Others are read by chance, in proportion to
     their estimate; their weights stand for the attention on unread tokens."""
-    error: float | None = variable(None, "EDGEKV_ERROR", parse_error)
-    """Instead of a resolution: the wanted relative error of a head's output, 0.01 or "1%". Each layer and KV head gets its own resolution
+    target_error: float | None = None
+    """Instead of a sample budget: the wanted relative error of a head's output, 0.01 or "1%". Each layer and KV head gets a budget of its own
     for it (`resolutions`), by the errors of the model's heads, which are measured once (`edgekv.with_head_errors`)."""
     head_errors: HeadErrors | None = field(default=None, repr=False)
     """The measured errors; `edgekv.Llama` and the server find them themselves."""
-    sketch: SketchKind = variable(SketchKind.B3, "EDGEKV_SKETCH")
-    prompts: PromptReading = variable(PromptReading.EXACT, "EDGEKV_KV_PROMPTS")
+    sketch: SketchKind = SketchKind.B3
+    prompts: PromptReading = PromptReading.EXACT
     """With sketches: how batches of more than 16 tokens attend; not on a GPU."""
-    prompt_resolution: float = 125.0
-    """With sparse prompts: up to 160 tokens together attend a block of 64 cells for certain where it has more than 1/prompt_resolution of
+    prompt_sample_budget: float = 125.0
+    """With sparse prompts: up to 160 tokens together attend a block of 64 cells for certain where it has more than 1/prompt_sample_budget of
     their estimated attention, as a root mean square. They attend other blocks by chance, whose weights stand for the unread blocks."""
-    attend: Attend = variable(Attend(), "EDGEKV_ATTEND")
+    attend: Attend = Attend()
     """Without sketches: the pages that each head attends."""
     exact_tokens: int = 768
     """Tokens that see at most so many cells read them all."""
@@ -127,76 +115,76 @@ class SelectionOptions:
         _choose(self, "sketch", SketchKind, "sketch")
         _choose(self, "prompts", PromptReading, "way of reading prompts")
         object.__setattr__(self, "attend", Attend.parse(self.attend))
-        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
-        object.__setattr__(self, "error", parse_error(self.error))
+        object.__setattr__(self, "sample_budget", parse_sample_budget(self.sample_budget))
+        object.__setattr__(self, "target_error", parse_target_error(self.target_error))
         if not isinstance(self.head_errors, HeadErrors | None):
             raise ConfigError(f"head_errors is {self.head_errors!r}; it must be what edgekv.with_head_errors measured, or None")
-        object.__setattr__(self, "prompt_resolution", parse_resolution(self.prompt_resolution, "prompt_resolution", such_as=125))
+        object.__setattr__(self, "prompt_sample_budget", parse_sample_budget(self.prompt_sample_budget, "prompt_sample_budget", such_as=125))
         for name in ("exact_tokens", "recent_tokens", "sink_tokens", "error_every"):
             _at_least(self, name, 0)
 
     @property
     def resolutions(self) -> Table | None:
-        """The resolution of each KV head of each layer of the model, 0: `resolution`; None: the same for all."""
-        return None if self.error is None or self.head_errors is None else self.head_errors.resolutions_for(self.error)
+        """The sample budget of each KV head of each layer of the model, 0: `sample_budget`; None: the same for all."""
+        return None if self.target_error is None or self.head_errors is None else self.head_errors.resolutions_for(self.target_error)
 
     @property
     def typical_resolution(self) -> float:
-        """One resolution that reads about as many rows as the heads' own do, because rows grow with its square root; `resolution` without
+        """One sample budget that reads about as many rows as the heads' own do, because rows grow with its square root; `sample_budget` without
         measured errors."""
-        own = [one or self.resolution for heads in self.resolutions or () for one in heads]
-        return (sum(map(math.sqrt, own)) / len(own)) ** 2 if own else self.resolution
+        own = [one or self.sample_budget for heads in self.resolutions or () for one in heads]
+        return (sum(map(math.sqrt, own)) / len(own)) ** 2 if own else self.sample_budget
 
     @property
     def lacks_head_errors(self) -> bool:
         """Whether an error is set without the measured errors that give its resolutions."""
-        return self.error is not None and self.head_errors is None and self.sketch is not SketchKind.NONE
+        return self.target_error is not None and self.head_errors is None and self.sketch is not SketchKind.NONE
 
     @property
-    def sampled_at(self) -> str:
-        """ "resolution 2,000" or "error 1 %": the setting that is in force."""
-        return f"resolution {self.resolution:,.15g}" if self.error is None else f"error {100 * self.error:.3g} %"
+    def sampled_by(self) -> tuple[str, str]:
+        """("sample budget", "2,000") or ("target error", "1 %"): the setting that is in force."""
+        return ("sample budget", f"{self.sample_budget:,.15g}") if self.target_error is None else ("target error", f"{100 * self.target_error:.3g} %")
 
 
 @dataclass(frozen=True)
 class EvictionOptions:
     """The tokens that mode evict keeps, and what a token reads of them."""
 
-    keep: Keep = variable(Keep(), "EDGEKV_KEEP")
+    evict_to: Keep = Keep()
     """K and V of a context created in mode evict take no more memory than so many tokens do in all layers."""
-    split: Split = variable(Split.UNIFORM, "EDGEKV_SPLIT")
-    """The division of `keep` over layers. The heads of a layer choose together, so that `layer` is as `uniform`."""
+    split: Split = Split.UNIFORM
+    """The division of `evict_to` over layers. The heads of a layer choose together, so that `layer` is as `uniform`."""
 
-    positions: int | None = variable(None, "EDGEKV_POSITIONS", integer)
+    positions: int | None = None
     """Gaps that dropped tokens leave close before a token would be rotated by this position or a later one; None: half way from the cells to
     the trained length."""
     sample: bool = False
-    """A sample of what is kept is read, at `SelectionOptions.resolution`, and not all of it. KvOptions sets it where a resolution is named."""
+    """A sample of what is kept is read, at `SelectionOptions.sample_budget`, and not all of it. KvOptions sets it where a sample budget is named."""
 
     def __post_init__(self) -> None:
         _choose(self, "split", Split, "budget split")
         if self.positions is not None and (not isinstance(self.positions, int) or self.positions < 1):
             raise ConfigError(f"positions is {self.positions!r}; it must be a whole number from 1, or None")
-        object.__setattr__(self, "keep", Keep.parse(self.keep))
+        object.__setattr__(self, "evict_to", Keep.parse(self.evict_to))
 
 
 @dataclass(frozen=True)
 class PlacementOptions:
     """The place of attention and its pages: the observation of policies, the pages that they move, and their memory."""
 
-    observe: bool = variable(True, "EDGEKV_OBSERVE", boolean)
+    observe: bool = True
     """Attention mass is kept, for policies and observers."""
-    observe_prompt: bool = variable(True, "EDGEKV_OBSERVE_PROMPT", boolean)
+    observe_prompt: bool = True
     """In modes sparse and evict policies see the attention of the last 16 tokens of each batch of a prompt; not on a GPU."""
-    policy: str = variable("ema+anchor+recent", "EDGEKV_POLICY")
-    prefetch: str = variable("none", "EDGEKV_PREFETCH")
+    policy: str = "ema+anchor+recent"
+    prefetch: str = "none"
     plan_every: int = 32
     """Decoded ubatches between two plans. The policy runs after so many ubatches too, but after at most 16; their attention mass adds up."""
-    device: str = variable(AUTO_DEVICE, "EDGEKV_DEVICE")
+    attention_device: str = AUTO_DEVICE
     """One of DEVICES. auto: a GPU where one can be used."""
-    kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
+    kv_budget: int | None = None
     """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
-    kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
+    kv_vram: int | None = None
     """Bytes of GPU memory for everything of ours: sketches, tables, staging of prompts, arena. None: all that is free, less a margin."""
 
     def __post_init__(self) -> None:
@@ -205,10 +193,10 @@ class PlacementOptions:
             raise ConfigError(f"the KV budget is {self.kv_budget!r}; it must be a number of bytes, 0 for none, or auto")
         if self.kv_vram is not None and (not isinstance(self.kv_vram, int) or self.kv_vram < 1):
             raise ConfigError(f"the KV budget in GPU memory is {self.kv_vram!r}; it must be a number of bytes, or auto; "
-                              "use --device cpu to run without a GPU")
-        object.__setattr__(self, "device", str(getattr(self.device, "value", self.device)))
-        if self.device not in (*DEVICES, DeviceKind.EMULATED.value):
-            raise ConfigError(f"there is no device {self.device!r}; use one of: {', '.join(DEVICES)}")
+                              "use --attention-device cpu to run without a GPU")
+        object.__setattr__(self, "attention_device", str(getattr(self.attention_device, "value", self.attention_device)))
+        if self.attention_device not in (*DEVICES, DeviceKind.EMULATED.value):
+            raise ConfigError(f"there is no device {self.attention_device!r}; use one of: {', '.join(DEVICES)}")
 
 
 def _choose(group: object, name: str, kind: type[Enum], noun: str) -> None:

@@ -10,25 +10,26 @@ from typing import Any, get_type_hints
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import size
-from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions, variable
+from edgekv.config.groups import CacheOptions, EvictionOptions, PlacementOptions, SelectionOptions
+from edgekv.config.setting_table import OF_KV, check_renamed, keyword_of, variable_of
 from edgekv.config.values import choice
 
-_MODES_OF = {**dict.fromkeys(("error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
-             **dict.fromkeys(("policy", "resolution"), (KvMode.SPARSE, KvMode.EVICT)), "keep": (KvMode.EVICT,),
-             "home": (KvMode.SPARSE, KvMode.EXACT)}
+_MODES_OF = {**dict.fromkeys(("target_error", "prompts", "sketch", "attend", "kv_budget", "prefetch"), (KvMode.SPARSE,)),
+             **dict.fromkeys(("policy", "sample_budget"), (KvMode.SPARSE, KvMode.EVICT)), "evict_to": (KvMode.EVICT,),
+             "kv_dir": (KvMode.SPARSE, KvMode.EXACT)}
 """The modes in which an option has an effect; options that are not named have one in all."""
 
 
-INSTEAD_OF = {"error": ("resolution",), "resolution": ("error",), "kv_bytes": ("type_k", "type_v"), "type_k": ("kv_bytes",),
+INSTEAD_OF = {"target_error": ("sample_budget",), "sample_budget": ("target_error",), "kv_bytes": ("type_k", "type_v"), "type_k": ("kv_bytes",),
               "type_v": ("kv_bytes",)}
 """The options that an option excludes."""
 
 
 def one_of_two(named: Mapping[str, Any], spelled: Callable[[str], str] = str) -> None:
     """Raise ConfigError if two options are `named` that exclude each other."""
-    if named.get("error") is not None and named.get("resolution") is not None:
-        error, resolution = spelled("error"), spelled("resolution")
-        raise ConfigError(f"{error} chooses a resolution for each layer and head, and {resolution} is one for all; give one of the two")
+    if named.get("target_error") is not None and named.get("sample_budget") is not None:
+        error, budget = spelled("target_error"), spelled("sample_budget")
+        raise ConfigError(f"{error} chooses a sample budget for each layer and head, and {budget} is one for all; give one of the two")
     if named.get("kv_bytes") is not None and (given := [name for name in ("type_k", "type_v") if named.get(name) is not None]):
         raise ConfigError(f"{spelled('kv_bytes')} chooses types for each layer, and {spelled(given[0])} is one for all; give one of the two")
 
@@ -38,10 +39,10 @@ class KvOptions:
     """The options of a context's KV cache: the mode, and four groups of options.
 
     Give an option by its own name, whatever its group, or a whole group by the group's name:
-    `KvOptions(mode="sparse", resolution=1000, kv_budget=0)`. Code that needs one group takes that group alone.
+    `KvOptions(mode="sparse", sample_budget=1000, kv_budget=0)`. Code that needs one group takes that group alone.
     """
 
-    mode: KvMode = variable(KvMode.EXACT, "EDGEKV_KV")
+    mode: KvMode = KvMode.EXACT
     cache: CacheOptions = CacheOptions()
     selection: SelectionOptions = SelectionOptions()
     eviction: EvictionOptions = EvictionOptions()
@@ -54,10 +55,11 @@ class KvOptions:
         in_groups: dict[str, dict[str, Any]] = {}
         for name, value in named.items():
             if name not in _GROUP_OF:
+                check_renamed([name], keyword_of)
                 raise ConfigError(f"there is no KV option {name!r}; the options are: {', '.join(option_names())}")
             in_groups.setdefault(_GROUP_OF[name], {})[name] = value
-        if named.get("resolution") is not None:
-            in_groups[_GROUP_OF["error"]]["error"] = None  # the newer of the two counts
+        if named.get("sample_budget") is not None:
+            in_groups[_GROUP_OF["target_error"]]["target_error"] = None  # the newer of the two counts
             if own["mode"] == KvMode.EVICT.value:
                 in_groups.setdefault(_GROUP_OF["sample"], {})["sample"] = True
         for name, changes in in_groups.items():
@@ -69,12 +71,12 @@ class KvOptions:
     def _check(self) -> None:
         """Check what the groups cannot check by themselves."""
         object.__setattr__(self, "mode", choice(KvMode, self.mode, "KV mode"))
-        if self.mode is KvMode.EVICT and 0 < self.eviction.keep.tokens < self.cache.page_tokens:
-            raise ConfigError(f"{self.eviction.keep.tokens} tokens are less than one page; keep at least {self.cache.page_tokens}")
-        if self.mode is KvMode.EVICT and self.cache.home is not None:
-            raise ConfigError(f"mode evict bounds K and V in memory, and the KV home is {self.cache.home}; leave one of the two out")
+        if self.mode is KvMode.EVICT and 0 < self.eviction.evict_to.tokens < self.cache.page_size:
+            raise ConfigError(f"{self.eviction.evict_to.tokens} tokens are less than one page; keep at least {self.cache.page_size}")
+        if self.mode is KvMode.EVICT and self.cache.kv_dir is not None:
+            raise ConfigError(f"mode evict bounds K and V in memory, and the KV home is {self.cache.kv_dir}; leave one of the two out")
         if self.samples_kept and self.selection.sketch is SketchKind.NONE:
-            raise ConfigError(f"a resolution needs sketches, and the sketch is none; use sketch {SketchKind.B3.value}, or leave the resolution out")
+            raise ConfigError(f"a sample budget needs sketches, and the sketch is none; use sketch {SketchKind.B3.value}, or leave the budget out")
 
     def check_effect(self, named: Collection[str], spelled: Callable[[str], str] = str) -> None:
         """Raise ConfigError if one of the options `named` has no effect because of another. spelled(name): what a person calls it."""
@@ -89,16 +91,16 @@ class KvOptions:
     def _check_sketch(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
         if self.mode is not KvMode.SPARSE:
             return
-        attend, resolution, error, sketch, prompts = (spelled(name) for name in ("attend", "resolution", "error", "sketch", "prompts"))
+        attend, budget, error, sketch, prompts = (spelled(name) for name in ("attend", "sample_budget", "target_error", "sketch", "prompts"))
         one_of_two(dict.fromkeys(named, True), spelled)
         chosen = self.selection.sketch
         if "attend" in named and chosen is not SketchKind.NONE:
-            raise ConfigError(f"{attend} works without sketches only, and the sketch is {chosen.value}; use {resolution}, or {sketch} none")
+            raise ConfigError(f"{attend} works without sketches only, and the sketch is {chosen.value}; use {budget}, or {sketch} none")
         if chosen is not SketchKind.NONE:
             return
-        if "resolution" in named:
-            raise ConfigError(f"{resolution} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
-        if "error" in named:
+        if "sample_budget" in named:
+            raise ConfigError(f"{budget} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
+        if "target_error" in named:
             raise ConfigError(f"{error} needs sketches, and the sketch is none; use {attend}, or {sketch} {SketchKind.B3.value}")
         if self.selection.prompts is PromptReading.SPARSE:
             raise ConfigError(f"{prompts} sparse needs sketches, and the sketch is none; use {sketch} {SketchKind.B3.value}, "
@@ -106,8 +108,8 @@ class KvOptions:
 
     def _check_device(self, named: Collection[str], spelled: Callable[[str], str]) -> None:
         mode, device, prompts, kv_vram, kv_budget = (
-            spelled(name) for name in ("mode", "device", "prompts", "kv_vram", "kv_budget"))
-        chosen = self.placement.device
+            spelled(name) for name in ("mode", "attention_device", "prompts", "kv_vram", "kv_budget"))
+        chosen = self.placement.attention_device
         if self.selection.prompts is PromptReading.SPARSE and chosen == DeviceKind.CUDA.value:
             raise ConfigError(f"{prompts} sparse works on the processor only, and the device is cuda; use {prompts} exact, or {device} cpu")
         if "kv_vram" in named and self.mode is KvMode.OFF:
@@ -126,8 +128,8 @@ class KvOptions:
 
     @property
     def keep_tokens(self) -> int:
-        """Tokens that mode evict keeps. Raises ConfigError if `keep` is in bytes: convert it first (`planning.fit.in_tokens`)."""
-        keep = self.eviction.keep
+        """Tokens that mode evict keeps. Raises ConfigError if `evict_to` is in bytes: convert it first (`planning.fit.in_tokens`)."""
+        keep = self.eviction.evict_to
         if keep.bytes and self.mode is KvMode.EVICT:
             raise ConfigError(f"convert {size(keep.bytes)} to tokens first; how many that are depends on the model")
         return keep.tokens
@@ -135,15 +137,14 @@ class KvOptions:
     @classmethod
     def from_env(cls, **named: Any) -> KvOptions:
         """Defaults, overridden by EDGEKV_* variables, overridden by each named option that is not None. Raises ConfigError."""
+        check_renamed(filter(os.environ.get, os.environ), variable_of)
         values: dict[str, Any] = {}
         bytes_count = os.environ.get("EDGEKV_KV_BYTES") and named.get("type_k") is None and named.get("type_v") is None
         left_out = ("type_k", "type_v") if bytes_count else ()
-        for group in (cls, *_GROUPS.values()):
-            for one in fields(group):
-                in_env = one.metadata.get("variable", "")
-                others = (one.name, *INSTEAD_OF.get(one.name, ()))
-                if all(named.get(other) is None for other in others) and one.name not in left_out and (text := os.environ.get(in_env)):
-                    values[one.name] = one.metadata["read"](text, in_env)
+        for name, setting in OF_KV.items():
+            others = (name, *INSTEAD_OF.get(name, ()))
+            if all(named.get(other) is None for other in others) and name not in left_out and (text := os.environ.get(setting.variable)):
+                values[name] = setting.read(text)
         values.update({name: value for name, value in named.items() if value is not None})
         return cls(**values)
 

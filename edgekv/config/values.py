@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import SWITCH, parse_bytes, parse_share, parse_tokens
+from edgekv.common.units import parse_bytes, parse_share, parse_tokens
 from edgekv.config.layer_types import NEAR_STOCK
 
 E = TypeVar("E", bound=Enum)
 
 _MOST_ERROR = 0.5
-_MOST_RESOLUTION = 1e9  # single precision cannot tell smaller shares from nothing
+_MOST_BUDGET = 1e9  # single precision cannot tell smaller shares from nothing
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,18 @@ def choice(kind: type[E], value: E | str, noun: str) -> E:
         raise ConfigError(f"there is no {noun} {value!r}; use one of: {', '.join(str(member.value) for member in kind)}") from None
 
 
-def parse_resolution(value: str | float, name: str = "resolution", such_as: float = 2000) -> float:
+def parse_sample_budget(value: str | float, name: str = "sample budget", such_as: float = 2000) -> float:
     """A number of at least 1. Raises ConfigError."""
     try:
-        resolution = float(value)
-        if 1 <= resolution <= _MOST_RESOLUTION:
-            return resolution
+        budget = float(value)
+        if 1 <= budget <= _MOST_BUDGET:
+            return budget
     except (TypeError, ValueError):
         pass
-    raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_RESOLUTION:g}, such as {such_as:g}")
+    raise ConfigError(f"the {name} is {value!r}; it must be a number from 1 to {_MOST_BUDGET:g}, such as {such_as:g}")
 
 
-def parse_error(value: str | float | None, name: str = "error") -> float | None:
+def parse_target_error(value: str | float | None, name: str = "target error") -> float | None:
     """ "1%" and 0.01 are the same error; None is none. Raises ConfigError."""
     if value is None:
         return None
@@ -114,32 +114,10 @@ def parse_token_bytes(text: str, name: str = "the size of K and V of a token") -
     return NEAR_STOCK if n_bytes is None else n_bytes
 
 
-def parse_home(value: str | Path | None) -> Path | None:
+def parse_kv_dir(value: str | Path | None) -> Path | None:
     """A folder; None is memory. Raises ConfigError for an empty name."""
     if value is None:
         return None
     if not str(value).strip():
         raise ConfigError("the KV home has no name; name a folder on a disk, or leave it out")
     return Path(value).expanduser()
-
-
-# ---- readers of environment variables: (text, variable) to a value; they raise ConfigError -------------------------------------------
-
-
-def integer(text: str, variable: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{variable}={text} is not a whole number") from None
-
-
-def boolean(text: str, variable: str) -> bool:
-    try:
-        return SWITCH[text.lower()]
-    except KeyError:
-        raise ConfigError(f"{variable}={text} is neither on nor off") from None
-
-
-def as_written(text: str, variable: str) -> str:
-    """The text itself: the option reads it."""
-    return text

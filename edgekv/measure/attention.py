@@ -43,7 +43,7 @@ def attention_rates(shape: AttentionShape, n_threads: int, read: float) -> Atten
     n_kv, n_layer = shape.n_head_kv, layers_read(shape)
     n_ctx = depth_read(shape) + _SHALLOW
     heads = ModelShape("heads", "llama", n_layer, 32, 32, n_kv * shape.group, n_kv, shape.head_dim, 384, n_ctx, 10_000.0)
-    options = {"type_k": shape.type_k, "type_v": shape.type_v, "device": "cpu", "n_gpu_layers": 0, "kv_budget": None}
+    options = {"type_k": shape.type_k, "type_v": shape.type_v, "attention_device": "cpu", "n_gpu_layers": 0, "kv_budget": None}
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         path = write_model(heads, Path(folder) / "heads.gguf", "f16")
         opening = Opening(path, _chunk, n_ctx, n_ctx if shape.type_v == "f16" else None, _SHALLOW, _SHALLOW, Fill.SYNTHETIC,
@@ -125,7 +125,7 @@ class _Attention:
 
     def _sparse(self, resolution: float) -> tuple[float, float]:
         """Seconds of a step, and the rows that a head read in it."""
-        runtime = set_mode(self.decoder, KvMode.SPARSE, resolution=resolution)
+        runtime = set_mode(self.decoder, KvMode.SPARSE, sample_budget=resolution)
         before = runtime.selection()
         seconds = best_step(self.decoder, 1, self.decoder.position, self.cold)
         return seconds, runtime.selection().since(before).rows_per_head

@@ -44,7 +44,7 @@ def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
     except ModelError:
         raise
     except EdgeKVError as error:
-        if options.get("home") is not None:
+        if options.get("kv_dir") is not None:
             raise
         raise ContextError(f"does not fit: {error}") from error
     decoder = Decoder(llama)

@@ -70,8 +70,8 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     if measuring is None:
         return noted(make_plan(request, kept_rates(model, kv, n_threads)), about_types)
     notes, n_ctx = [*about_types], make_plan(request, None).n_ctx
-    if kv.cache.home is not None:
-        notes += _of_disk(kv.cache.home, request, n_ctx)
+    if kv.cache.kv_dir is not None:
+        notes += _of_disk(kv.cache.kv_dir, request, n_ctx)
     rates: HostRates | None = None
     if measuring.compute:
         from edgekv.measure.reserve import reserved_compute

@@ -97,14 +97,14 @@ class ContextRequest:
 
     def on_disk(self, n_ctx: int, kv: KvOptions) -> int:
         """Bytes of a KV home on disk, with its second file; 0: home is in memory."""
-        if kv.cache.home is None:
+        if kv.cache.kv_dir is None:
             return 0
         by_head = by_head_bytes(self.shape, n_ctx, self.with_hot_rows(n_ctx, kv), self.slots)
         return home_bytes(self.shape, n_ctx, kv, self.slots) + by_head
 
     def with_hot_rows(self, n_ctx: int, kv: KvOptions) -> KvOptions:
         """The options with a `kv_budget` for rows that are read most lately, if K and V lie in a file and none was given."""
-        if kv.cache.home is None or kv.placement.kv_budget is not None or kv.mode is not KvMode.SPARSE:
+        if kv.cache.kv_dir is None or kv.placement.kv_budget is not None or kv.mode is not KvMode.SPARSE:
             return kv
         free = self.available - self.needed(n_ctx, kv)
         return kv.with_(kv_budget=hot_rows_bytes(free, home_bytes(self.shape, n_ctx, kv, self.slots)))
@@ -112,7 +112,7 @@ class ContextRequest:
     @property
     def disk_free(self) -> int:
         """Bytes that a KV home can take in its folder; 0: home is in memory. Raises ConfigError for a folder that cannot have one."""
-        return 0 if self.kv.cache.home is None else free_on_disk(self.kv.cache.home)
+        return 0 if self.kv.cache.kv_dir is None else free_on_disk(self.kv.cache.kv_dir)
 
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
         """Whether everything fits into free memory."""
@@ -135,7 +135,7 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
 
 def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
     """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk. 0: there is none."""
-    if kv.cache.home is None or kv.mode is not KvMode.SPARSE or not kv.placement.kv_budget:
+    if kv.cache.kv_dir is None or kv.mode is not KvMode.SPARSE or not kv.placement.kv_budget:
         return 0
     n_caches, n_together = slots.caches
     n_cells = rounded(n_together * n_ctx)
@@ -152,16 +152,16 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
     """The parts of a context on the processor."""
     shape, n_slots = request.shape, request.slots.n
     ours = _ours(request, n_ctx, kv)
-    hot = "copies of hot pages" if kv.cache.home is None else "copies of the rows that are read most lately"
+    hot = "copies of hot pages" if kv.cache.kv_dir is None else "copies of the rows that are read most lately"
     tables, scratch = _beside(shape, n_ctx, kv, request)
     where, note = (DISK, "read again for every token") if request.from_disk else (HOST, "mapped from the file")
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
     return _present([
         MemoryPart("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
         _compute(request, n_ctx, kv),
-        MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.home is None else str(kv.cache.home),
+        MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.kv_dir is None else str(kv.cache.kv_dir),
                    "K and V of all tokens"),
-        MemoryPart("KV by head", by_head_bytes(shape, n_ctx, kv, request.slots), KNOWN, str(kv.cache.home), "the same, a head's rows together"),
+        MemoryPart("KV by head", by_head_bytes(shape, n_ctx, kv, request.slots), KNOWN, str(kv.cache.kv_dir), "the same, a head's rows together"),
         MemoryPart("recurrent state", n_slots * shape.recurrent_bytes, KNOWN),
         MemoryPart("sketches", ours.sketches, KNOWN),
         MemoryPart("arena", ours.arena, KNOWN, note=hot),

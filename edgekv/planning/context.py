@@ -45,8 +45,8 @@ def check_context(request: ContextRequest, n_ctx: int) -> None:
     n, kv, available = rounded(n_ctx), request.kv, request.available
     if (on_disk := request.on_disk(n, kv)) > (disk_free := request.disk_free):
         best = min(largest_context(lambda n: request.fits(n, kv), request.shape.n_ctx_train), request.shape.n_ctx_train)
-        assert kv.cache.home is not None
-        raise no_space(kv.cache.home, n_ctx, on_disk, disk_free,
+        assert kv.cache.kv_dir is not None
+        raise no_space(kv.cache.kv_dir, n_ctx, on_disk, disk_free,
                        f"use --ctx {best} or less, or another folder" if best else "name a folder on another disk")
     needed = request.needed(n, kv)
     if needed <= available:
@@ -78,7 +78,7 @@ def _automatic(request: ContextRequest) -> ContextChoice:
         check_context(request, n)  # a small context is better than none
     note = None
     if n < model.n_ctx_train:
-        there = "" if kv.cache.home is None else f", and of the {size(request.disk_free)} in {kv.cache.home}"
+        there = "" if kv.cache.kv_dir is None else f", and of the {size(request.disk_free)} in {kv.cache.kv_dir}"
         note = (f"the context is {n:,} tokens of the {model.n_ctx_train:,} the model was trained for, to leave half of the "
                 f"{size(request.available - fixed)} alone that are free beside the weights{there} (--ctx sets another)")
     return ContextChoice(n, kv_bytes(request.shape, n, request.kv, request.slots.n), note)
@@ -93,7 +93,7 @@ def _without_context(request: ContextRequest) -> int:
 def _what(request: ContextRequest) -> str:
     """The counted parts, as a list in words."""
     weights = [] if request.from_disk else ["weights"]
-    cache = ["KV cache"] if request.kv.cache.home is None else []
+    cache = ["KV cache"] if request.kv.cache.kv_dir is None else []
     ours = ["sketches"] if request.kv.mode is KvMode.SPARSE or request.kv.samples_kept else []
     return ", ".join([*weights, "work buffers", *cache, *ours])
 

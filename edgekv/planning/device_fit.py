@@ -117,7 +117,7 @@ def _plan(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n_sequen
         home=home,
         slot_bytes=page_bytes(model, kv.cache) if layers else 0,
         n_heads=n_heads,
-        page_tokens=kv.cache.page_tokens,
+        page_tokens=kv.cache.page_size,
         n_ubatch=n_ubatch,
     )
 
@@ -129,7 +129,7 @@ def _device_bytes(model: Geometry, layers: list[int], n_ctx: int, kv: KvOptions,
 
     k, v = model.head_row_bytes(kv.cache.type_k.value, kv.cache.type_v.value)
     heads = tuple(sizes.DeviceHeads(model.n_head[il], model.n_head_kv[il], model.head_dim_k, k, v) for il in layers)
-    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_tokens, room.n_sm, room.total,
+    return sizes.device_bytes(sizes.DeviceSize(kv.mode, kv.selection.sketch, n_sequences, rounded(n_ctx), kv.cache.page_size, room.n_sm, room.total,
                                                max(0, left), compute, kv.placement.kv_vram or 0, heads))
 
 
@@ -149,7 +149,7 @@ def check_device(model: Geometry, n_ctx: int, kv: KvOptions, room: DeviceRoom, n
                else f"{size(plan.budget)} of {room.name} are to be had {beside}")
         least = least_budget(model, plan, kv, room)
         what = "tables, staging, and a ring for cold pages" if kv.mode is KvMode.EXACT else "sketches, tables and staging"
-        ways = ", or ".join(_remedies(model, plan, least, kv, room)) or "--device cpu"
+        ways = ", or ".join(_remedies(model, plan, least, kv, room)) or "--attention-device cpu"
         raise DoesNotFit(f"a context of {n_ctx:,} tokens needs {size(least)} of GPU memory for its {what}, and {has}: "
                          f"{size(least - plan.budget)} are missing; use {ways}")
     return plan
@@ -203,7 +203,7 @@ def choose_device_context(
 def _fewer_layers(model: Geometry, plan: DevicePlan, room: DeviceRoom) -> str:
     n = int(max(0, room.free - plan.compute - margin_bytes(room.total)) / (plan.weights / (model.n_layer + 1)))
     fewer = f"--gpu-layers {n} leaves the other layers, and EdgeKV's attention, to the processor; "
-    return (fewer if 0 < n <= model.n_layer else "") + "--device cpu does without the GPU"
+    return (fewer if 0 < n <= model.n_layer else "") + "--attention-device cpu does without the GPU"
 
 
 def least_budget(model: Geometry, plan: DevicePlan, kv: KvOptions, room: DeviceRoom) -> int:
@@ -234,5 +234,5 @@ def _remedies(model: Geometry, plan: DevicePlan, least: int, kv: KvOptions, room
     for kind in (CacheType.Q8_0, CacheType.Q4_0):
         small = kv.with_(type_k=kind, type_v=kind)
         if small != kv and model.holds(kind.value) and fits(plan.n_ctx, small):
-            yield f"--type-k {kind.value} --type-v {kind.value}"
+            yield f"--cache-type-k {kind.value} --cache-type-v {kind.value}"
             break

@@ -52,22 +52,22 @@ def room_of(info: DeviceInfo) -> DeviceRoom:
 def place(kv: KvOptions) -> Placement:
     """The device for a context of these options. Raises CudaUnavailable if a device was asked for and cannot be used, ConfigError if the
     mode does not run on it."""
-    if kv.mode is KvMode.EVICT and kv.placement.device not in (AUTO_DEVICE, DeviceKind.HOST.value):
-        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.device}; use --device cpu")
-    if kv.placement.device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
+    if kv.mode is KvMode.EVICT and kv.placement.attention_device not in (AUTO_DEVICE, DeviceKind.HOST.value):
+        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.attention_device}; use --attention-device cpu")
+    if kv.placement.attention_device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
         return Placement(DeviceKind.HOST)
-    kind = DeviceKind.CUDA if kv.placement.device == AUTO_DEVICE else DeviceKind(kv.placement.device)
+    kind = DeviceKind.CUDA if kv.placement.attention_device == AUTO_DEVICE else DeviceKind(kv.placement.attention_device)
     found = devices(kind)
     listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
     why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
-    if why is None and kv.cache.home is not None:
-        raise ConfigError(f"a KV home on disk works on the processor only, and {found[0].name} can be used; add --device cpu, or leave the home out")
+    if why is None and kv.cache.kv_dir is not None:
+        raise ConfigError(f"a KV home on disk works on the processor only, and {found[0].name} can be used; add --attention-device cpu, or leave the home out")
     if why is None:
         return Placement(kind, found[0].index, found[0])
-    if kv.placement.device != AUTO_DEVICE:
-        raise CudaUnavailable(f"device {kv.placement.device} cannot be used: {why}; use --device cpu to run without it")
+    if kv.placement.attention_device != AUTO_DEVICE:
+        raise CudaUnavailable(f"device {kv.placement.attention_device} cannot be used: {why}; use --attention-device cpu to run without it")
     seen = found[0].name if found else next(iter(listed[0]), None)
-    warning = f"THE GPU IS NOT USED ({seen}): {why}; --device cpu runs without it and without this warning" if seen else None
+    warning = f"THE GPU IS NOT USED ({seen}): {why}; --attention-device cpu runs without it and without this warning" if seen else None
     return Placement(DeviceKind.HOST, warning=warning)
 
 

@@ -169,7 +169,7 @@ def check_types(model: Geometry, cache: CacheOptions) -> None:
 
 def page_bytes(model: Geometry, cache: CacheOptions) -> int:
     """Bytes of one page in the arena. The model must have `sparse_layers`."""
-    return slot_bytes(head_row_bytes(model, cache), cache.page_tokens)
+    return slot_bytes(head_row_bytes(model, cache), cache.page_size)
 
 
 def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
@@ -180,14 +180,14 @@ def head_row_bytes(model: Geometry, cache: CacheOptions) -> int:
 
 def in_tokens(model: Geometry, kv: KvOptions) -> KvOptions:
     """The options with `keep` in tokens: mode evict keeps as many as the bytes hold, in multiples of 256. Raises ConfigError."""
-    if kv.mode is not KvMode.EVICT or not kv.eviction.keep.bytes:
+    if kv.mode is not KvMode.EVICT or not kv.eviction.evict_to.bytes:
         return kv
     per_token = model.kv_bytes_per_token(*kv.cache.kinds)
-    n_tokens = kv.eviction.keep.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
+    n_tokens = kv.eviction.evict_to.bytes // max(1, per_token) // CONTEXT_STEP * CONTEXT_STEP
     if n_tokens < CONTEXT_STEP:
-        raise ConfigError(f"{size(kv.eviction.keep.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
+        raise ConfigError(f"{size(kv.eviction.evict_to.bytes)} hold fewer than {CONTEXT_STEP} tokens of this model, {per_token:,} bytes each; "
                           f"keep at least {size(CONTEXT_STEP * per_token)}")
-    return kv.with_(keep=Keep(n_tokens))
+    return kv.with_(evict_to=Keep(n_tokens))
 
 
 def kept(n_ctx: int, kv: KvOptions) -> int:
@@ -217,10 +217,10 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
     tables = paging_bytes(model, layers, n_ctx, kv, n_sequences)
     if kv.mode is KvMode.EVICT and not kv.samples_kept:
         return KvBytes(home, tables=tables)
-    n_pages = -(-n_ctx // kv.cache.page_tokens)  # of a sequence
+    n_pages = -(-n_ctx // kv.cache.page_size)  # of a sequence
     return KvBytes(
         home,
-        sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_tokens, kv),
+        sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_size, kv),
         tables=tables,
         arena=0 if kv.mode is KvMode.EVICT else _arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
         workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
@@ -229,9 +229,9 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
 
 def paging_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_sequences: int) -> int:
     """Bytes of the tables of these layers' pages, in the library and in Python, for `n_sequences` caches of `n_cells` cells."""
-    n_pages = n_sequences * -(-n_cells // kv.cache.page_tokens)
+    n_pages = n_sequences * -(-n_cells // kv.cache.page_size)
     beside = PAGE_BYTES[kv.mode] * n_pages * sum(model.n_head_kv[il] for il in layers)
-    return table_bytes(model, layers, n_sequences, n_cells, kv.cache.page_tokens) + beside
+    return table_bytes(model, layers, n_sequences, n_cells, kv.cache.page_size) + beside
 
 
 def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:

@@ -104,7 +104,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     if request.from_disk:
         notes.append("the speeds here do not include reading weights from the disk")
     if kv.mode is KvMode.SPARSE and kv.selection.lacks_head_errors:
-        notes.append(f"speeds of mode sparse are those of resolution {kv.selection.resolution:,.15g}: the resolutions for an error are measured when the "
+        notes.append(f"speeds of mode sparse are those of sample budget {kv.selection.sample_budget:,.15g}: the budgets for an error are measured when the "
                      "model is first opened with it")
     parts = tuple(request.parts(n_ctx, request.with_hot_rows(n_ctx, kv)))
     place = HOST if request.room is None else request.room.name
@@ -114,8 +114,8 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     start, each = _growth(request, n_ctx, kv)
     free = {HOST: request.available} | ({place: request.room.free} if request.room is not None else {})
-    if kv.cache.home is not None:
-        free[str(kv.cache.home)] = request.disk_free
+    if kv.cache.kv_dir is not None:
+        free[str(kv.cache.kv_dir)] = request.disk_free
     return Plan(
         model=str(shape.path), architecture=shape.architecture, file_type=shape.file_type, n_params=shape.n_params, n_ctx_train=shape.n_ctx_train,
         kv_bytes_per_token=shape.kv_bytes_per_token(*kv.cache.kinds), mode=kv.mode.value, n_ctx=n_ctx,
@@ -132,7 +132,7 @@ def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -
     fixed = [part for part in request.parts(n_tokens, kv.with_(mode=KvMode.OFF)) if not part.name.startswith("KV")]
     if request.room is not None and kv.mode is KvMode.OFF:
         return max(0, request.room.free - total(fixed, request.room.name)) // each if each else 0
-    room = request.disk_free if kv.cache.home is not None else max(0, request.available - total(fixed) - NATIVE_BYTES)
+    room = request.disk_free if kv.cache.kv_dir is not None else max(0, request.available - total(fixed) - NATIVE_BYTES)
     return room // each if each else 0
 
 
@@ -174,7 +174,7 @@ def _speeds(request: ContextRequest, roofline: Callable[[KvMode, int], Speed] | 
 
 def _limits(request: ContextRequest, kv: KvOptions, roofline: Callable[[KvMode, int], Speed] | None) -> Iterator[Limit]:
     for mode in _MODES:
-        options = kv.with_(mode=mode, **({"kv_vram": None, "home": None} if mode is KvMode.OFF else {}))
+        options = kv.with_(mode=mode, **({"kv_vram": None, "kv_dir": None} if mode is KvMode.OFF else {}))
         yield Limit(mode.value, largest_context(partial(_fits, request, options), LONGEST), None if roofline is None else
                     depth_at(LEAST_TOKENS_PER_S, partial(_decode, roofline, mode), LONGEST))
 
@@ -229,7 +229,7 @@ def _sentence(request: ContextRequest, limits: tuple[Limit, ...]) -> str:
         return (f"without EdgeKV this machine would stop at {_tokens(stock.fits_tokens)}, where {request.room.name} is full; with it at "
                 f"{_tokens(ours.fits_tokens)}, where host memory is")
     text = (f"K and V lie on a disk: {_tokens(ours.fits_tokens)} fit in mode sparse, {_tokens(stock.fits_tokens)} with stock in memory."
-            if request.kv.cache.home is not None else
+            if request.kv.cache.kv_dir is not None else
             f"on a processor K and V lie in the same memory with EdgeKV and without: {_tokens(stock.fits_tokens)} fit with stock, "
             f"{_tokens(ours.fits_tokens)} in mode sparse, whose sketches lie beside them.")
     depths = [(name, of[mode].readable_tokens) for name, mode in (("stock", "off"), ("exact", "exact"), ("sparse", "sparse"))]
@@ -246,22 +246,22 @@ def _tokens(n: int) -> str:
 def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
     yield from ("--ctx", str(n_ctx), "--kv", mode.value)
     if request.slots.n > 1:
-        yield from ("--slots", str(request.slots.n))
+        yield from ("--parallel", str(request.slots.n))
     if request.n_threads != default_threads():
         yield from ("--threads", str(request.n_threads))
     if request.from_disk:
         yield "--weights-from-disk"
-    if mode is KvMode.SPARSE and (error := request.kv.selection.error) is not None:
-        yield from ("--error", f"{100 * error:g}%")
+    if mode is KvMode.SPARSE and (error := request.kv.selection.target_error) is not None:
+        yield from ("--target-error", f"{100 * error:g}%")
     cache = request.kv.cache
     if cache.kv_bytes is not None:
         yield from ("--kv-bytes", str(cache.kv_bytes or "auto"))
-    for name, kind in () if cache.kv_bytes is not None else (("--type-k", cache.type_k.value), ("--type-v", cache.type_v.value)):
+    for name, kind in () if cache.kv_bytes is not None else (("--cache-type-k", cache.type_k.value), ("--cache-type-v", cache.type_v.value)):
         if kind != "f16":
             yield from (name, kind)
-    if cache.home is not None:
-        yield from ("--home", str(cache.home))
-    yield from ("--device", "cpu" if request.room is None else "cuda")
+    if cache.kv_dir is not None:
+        yield from ("--kv-dir", str(cache.kv_dir))
+    yield from ("--attention-device", "cpu" if request.room is None else "cuda")
 
 
 def fitting_context(model: ModelFile, available: int) -> int:

@@ -14,7 +14,7 @@ from edgekv.planning.fit import sparse_layers, whole_layers
 from edgekv.planning.host import HostRates, KernelRates, measured_head_dim
 
 ROWS = ((1800, 322), (7168, 403), (16_000, 503), (32_000, 598))
-"""(depth, rows that a KV head reads) in mode sparse at resolution 2,000, measured on the default model (LOG.md). Texts and models differ."""
+"""(depth, rows that a KV head reads) in mode sparse at sample budget 2,000, measured on the default model (LOG.md). Texts and models differ."""
 
 _ROWS_RESOLUTION = 2000.0
 

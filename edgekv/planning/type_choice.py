@@ -56,7 +56,7 @@ def check_by_layer(model: Geometry, kv: KvOptions) -> None:
     """Raise ConfigError if the layers of a model cannot have types of their own, or the smallest take more than `kv_bytes`."""
     name, wanted = model.path.name, kv.cache.kv_bytes
     if model.mla or model.index_rows or any(model.index_dims):
-        raise ConfigError(f"{name} does not keep plain rows of K and V in each layer; use --type-k and --type-v in place of --kv-bytes")
+        raise ConfigError(f"{name} does not keep plain rows of K and V in each layer; use --cache-type-k and --cache-type-v in place of --kv-bytes")
     check_types(model, kv.with_(type_k=COARSE, type_v=COARSE, layer_types=None).cache)
     least = model.kv_bytes_per_token(COARSE.value, COARSE.value)
     if wanted and wanted < least:

@@ -72,4 +72,4 @@ def _sizes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions, n_th
     sketch = SketchKind.NONE if kv.mode is KvMode.EVICT and not kv.samples_kept else kv.selection.sketch
     for il in layers:
         yield LayerSize(kv.mode, sketch, model.n_head[il], model.n_head_kv[il], model.head_dim_k,
-                        model.head_dim_v if model.mla else 0, model.index_rows, n_cells, kv.cache.page_tokens, n_threads)
+                        model.head_dim_v if model.mla else 0, model.index_rows, n_cells, kv.cache.page_size, n_threads)

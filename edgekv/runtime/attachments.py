@@ -70,7 +70,7 @@ def attach(address: int, options: KvOptions) -> Runtime:
         raise_failure()
         return _of(handle)
     found = _of(handle)
-    found.configure(options.with_(page_tokens=found.page_tokens))
+    found.configure(options.with_(page_size=found.page_tokens))
     return found
 
 
@@ -90,14 +90,14 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
     with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
     global _options, _told
-    if options is not None and options.cache.home is not None and not core.enabled():
+    if options is not None and options.cache.kv_dir is not None and not core.enabled():
         raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
     _options, _told = options, began
     if options is None:
         core.clear_defaults()
         token_rows.set_home(None)
     else:
-        token_rows.set_home(options.cache.home)
+        token_rows.set_home(options.cache.kv_dir)
         token_rows.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 
@@ -139,7 +139,7 @@ def _attached(handle: core.Handle) -> None:
     options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:
-            if options.placement.device != AUTO_DEVICE:
+            if options.placement.attention_device != AUTO_DEVICE:
                 raise problem
             if isinstance(problem, NotPinned):
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))

@@ -53,7 +53,7 @@ def text_digest() -> str:
 
 def measuring_options(options: KvOptions) -> KvOptions:
     """Options of a measured context; all other options are those of a context in use."""
-    return options.with_(mode=KvMode.SPARSE, resolution=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1)
+    return options.with_(mode=KvMode.SPARSE, sample_budget=RESOLUTIONS[0], head_errors=None, exact_tokens=0, error_every=1)
 
 
 def measure(run: Runtime, evaluate: Callable[[Sequence[int]], object], tokens: Sequence[int], progress: Progress) -> HeadErrors:
@@ -70,7 +70,7 @@ def measure(run: Runtime, evaluate: Callable[[Sequence[int]], object], tokens: S
             progress(_WHAT, min(first + _BATCH, n_read), len(tokens))
         for turn, first in enumerate(range(n_read, len(tokens), _TURN)):
             at = turn % len(RESOLUTIONS)
-            run.configure(run.options.with_(mode=KvMode.SPARSE, resolution=RESOLUTIONS[at]))
+            run.configure(run.options.with_(mode=KvMode.SPARSE, sample_budget=RESOLUTIONS[at]))
             before = run.layer_selection()
             for token in tokens[first : first + _TURN]:
                 evaluate([token])

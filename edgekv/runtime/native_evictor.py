@@ -60,7 +60,7 @@ class NativeEvictor:
         n_cells[pages] = np.count_nonzero(positions[pages] >= 0, axis=1)
         if eviction is None:
             return Demand(gone, newest, n_cells, Split.POOLED, None, n_excess, positions)
-        n_tokens = min(eviction.keep.tokens, self._n_kept - self._n_batch) if self._n_kept else eviction.keep.tokens
+        n_tokens = min(eviction.evict_to.tokens, self._n_kept - self._n_batch) if self._n_kept else eviction.evict_to.tokens
         return Demand(gone, newest, n_cells, eviction.split, n_tokens // shape.page_tokens, n_excess, positions, n_tokens, self._layer_bytes)
 
     def _excess(self, cells: core.NativeCells, by_layer: bool) -> int:

@@ -166,9 +166,9 @@ class Runtime:
         """Change all options but the page size and the cache types, from the next ubatch on. The policy starts again if `begins_with`
         changes. Call it where `mode` may be set; it raises the same errors, and ConfigError for another page size."""
         handle, before = self._native_handle(), self._options
-        if options.cache.page_tokens != self.page_tokens:
+        if options.cache.page_size != self.page_tokens:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
-                              f"{options.cache.page_tokens}")
+                              f"{options.cache.page_size}")
         effective = attachments.effective(options)
         self._check_evict(effective)
         self._check_errors(effective)
@@ -209,18 +209,18 @@ class Runtime:
             raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
         if self.cells.n_stream < limits.n_seq_max:
             raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
-        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_tokens  # whole pages
+        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_size  # whole pages
         eviction.check_keep(options.keep_tokens, limits.n_kept or self.cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
 
     def _check_errors(self, options: KvOptions) -> None:
         """Raise ConfigError if the resolutions for the wanted error are unknown."""
         if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
-            raise ConfigError("the errors of this model's heads were not measured, so no resolution follows from an error; open the model by "
+            raise ConfigError("the errors of this model's heads were not measured, so no sample budget follows from an error; open the model by "
                               "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
 
     def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
         """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one,
-        samples at `resolution`."""
+        samples at `sample_budget`."""
         table = options.selection.resolutions
         hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
         if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):

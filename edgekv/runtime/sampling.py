@@ -5,10 +5,10 @@ from typing import Any
 
 from edgekv.config import KvOptions, SelectionOptions
 
-_OF_PROMPTS = ("prompts", "prompt_resolution")
+_OF_PROMPTS = ("prompts", "prompt_sample_budget")
 _ONLY_SHOWN = ("error_every", "keep_rows")
 """These change reports only. Every other field of SelectionOptions counts, new ones too."""
-_BEHIND_RESOLUTIONS = ("error", "head_errors")
+_BEHIND_RESOLUTIONS = ("target_error", "head_errors")
 """Settings that choose resolutions; the resolutions count instead of them."""
 
 
@@ -18,7 +18,7 @@ def sampled_with(options: KvOptions) -> tuple[Any, ...]:
     values = ((field.name, getattr(chosen, field.name)) for field in fields(SelectionOptions)
               if field.name not in (*_OF_PROMPTS, *_ONLY_SHOWN, *_BEHIND_RESOLUTIONS))
     own = () if (resolutions := chosen.resolutions) is None else (("resolutions", resolutions),)
-    return options.placement.policy, options.cache.page_tokens, *values, *own
+    return options.placement.policy, options.cache.page_size, *values, *own
 
 
 def sparse_with(options: KvOptions) -> tuple[Any, ...]:

@@ -113,7 +113,7 @@ class Tiering:
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
-        self._hot_rows = core.memory(handle).arena_bytes if options.cache.home is not None else 0
+        self._hot_rows = core.memory(handle).arena_bytes if options.cache.kv_dir is not None else 0
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
@@ -150,7 +150,7 @@ class Tiering:
         if self.hierarchy.policy.needs_keys:
             if self._plane is not None:
                 raise ConfigError(f"the policy {options.placement.policy} reads keys in host memory, which cannot be done while a device "
-                                  "computes; use another policy, or --device cpu")
+                                  "computes; use another policy, or --attention-device cpu")
             self._key_norms = KeyNorms(handle, self.shape)
             self._key_norms.update(np.flatnonzero(self._newest >= 0))
         self.resize(options)
@@ -164,7 +164,7 @@ class Tiering:
         self._use(options)
         n_pages = self.shape.n_existing_heads * self.shape.n_pages
         kv_bytes = n_pages * self.slot_bytes
-        if options.cache.home is not None:
+        if options.cache.kv_dir is not None:
             self._keep_rows(options.placement.kv_budget, kv_bytes)
             n_slots = 0  # rows are copied where they are read, not pages by a plan
         elif options.mode is KvMode.EVICT:

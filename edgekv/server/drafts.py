@@ -25,9 +25,11 @@ _OTHER_DRAFTS = ("--spec-", "--model-draft", "-md", "--hf-repo-draft", "-hfd", "
 """Beginnings of options of llama.cpp's server that draft otherwise; with media no draft was measured."""
 
 
-def parse_draft(text: str) -> Drafting | Path:
-    """The value of --draft: a word, or the file of a draft model."""
-    return Drafting(text) if text in [member.value for member in Drafting] else Path(text)
+def chosen_draft(spec_type: str | None, model_draft: Path | None) -> Drafting | Path | None:
+    """The value of ServerOptions.draft for --spec-type and --model-draft. Raises ConfigError for both."""
+    if spec_type is not None and model_draft is not None:
+        raise ConfigError("--spec-type guesses from the text and --model-draft by a model; give one of the two")
+    return Drafting(spec_type) if spec_type is not None else model_draft
 
 
 def drafting(options: ServerOptions, model: Geometry, on_host: bool) -> Drafting | Path:
@@ -35,7 +37,7 @@ def drafting(options: ServerOptions, model: Geometry, on_host: bool) -> Drafting
     attention, on a processor, for models that can take back a token (recurrent states cannot), and without other drafts among the options of
     llama.cpp's server. Raises ConfigError for drafts in mode evict."""
     if options.draft not in (None, Drafting.OFF) and options.kv.mode is KvMode.EVICT:
-        raise ConfigError("--draft does not go with mode evict: what a wrong guess made it drop is gone; leave it out, or use another --kv")
+        raise ConfigError("--spec-type and --model-draft do not go with mode evict: what a wrong guess made it drop is gone; leave it out, or use another --kv")
     if options.draft is not None:
         return options.draft
     others = any(argument.replace("_", "-").startswith(_OTHER_DRAFTS) for argument in options.extra)

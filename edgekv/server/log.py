@@ -24,7 +24,7 @@ _MEANINGS = [
     # (pattern in the log, sentence for people)
     (r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
     (r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
-     "the model and its context do not fit in memory; use a smaller --ctx or --type-k q8_0 --type-v q8_0 (or q4_0)"),
+     "the model and its context do not fit in memory; use a smaller --ctx or --cache-type-k q8_0 --cache-type-v q8_0 (or q4_0)"),
     (r"unknown model architecture: '([^']*)'", "the model's architecture ({0}) is newer than this EdgeKV"),
     (r"unknown pre-tokenizer type: '([^']*)'", "the model's tokenizer ({0}) is newer than this EdgeKV"),
     (r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),

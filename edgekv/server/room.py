@@ -33,6 +33,6 @@ def failed_start(kv: KvOptions, sentence: str) -> EdgeKVError:
     """The error of a server that ended before it answered, as the sentence says; or because its KV home could not be made."""
     from edgekv._native import token_rows
 
-    if kv.cache.home is not None and (why := token_rows.home_failure()):
-        return no_home(why, kv.cache.home)
+    if kv.cache.kv_dir is not None and (why := token_rows.home_failure()):
+        return no_home(why, kv.cache.kv_dir)
     return EdgeKVError(sentence)

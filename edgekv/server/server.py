@@ -264,7 +264,7 @@ class Server:
         ]
         argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
         argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
-        argv += ["--device", "none"] if kv.placement.device == DeviceKind.HOST.value else []
+        argv += ["--device", "none"] if kv.placement.attention_device == DeviceKind.HOST.value else []
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if self._keys:

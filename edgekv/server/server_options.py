@@ -35,11 +35,11 @@ _OWNED = {
     **dict.fromkeys(("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-dr", "--docker-repo"), "MODEL"),
     "--host": "--host before the --", "--port": "--port before the --",
     "--api-key": "--api-key before the --", "--api-key-file": "--api-key-file before the --", "--cors-origins": "--cors",
-    "-c": "--ctx", "--ctx-size": "--ctx", "-np": "--slots", "--parallel": "--slots",
+    "-c": "--ctx", "--ctx-size": "--ctx", **dict.fromkeys(("-np", "--parallel"), "--parallel before the --"),
     **dict.fromkeys(("-cram", "--cache-ram"), "--cache-ram before the --"),
-    **dict.fromkeys(("-ctk", "--cache-type-k"), "--type-k"), **dict.fromkeys(("-ctv", "--cache-type-v"), "--type-v"),
+    **dict.fromkeys(("-ctk", "--cache-type-k"), "--cache-type-k before the --"), **dict.fromkeys(("-ctv", "--cache-type-v"), "--cache-type-v before the --"),
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "--gpu-layers before the --"),
-    **dict.fromkeys(("-dev", "--device"), "--device before the --, and CUDA_VISIBLE_DEVICES to choose one of several GPUs"),
+    **dict.fromkeys(("-dev", "--device"), "--attention-device, and CUDA_VISIBLE_DEVICES to choose one of several GPUs"),
     **dict.fromkeys(("--api-prefix", "--ssl-key-file", "--ssl-cert-file", "--reuse-port"), "a reverse proxy in front of EdgeKV"),
     **dict.fromkeys(("--models-dir", "--models-preset"), "one EdgeKV for each model"),
     **dict.fromkeys(("--log-disable", "--log-file"), "--log-file before the --"),
@@ -154,7 +154,7 @@ def _keys_in(path: Path) -> list[str]:
 
 _NOT_WHILE_EVICTING = {
     **dict.fromkeys(("--context-shift", "--cache-reuse"), "they move the remaining tokens to other positions"),
-    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--keep sets it"),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "--evict-to sets it"),
     **dict.fromkeys(("-md", "--model-draft", "--spec-draft-model"), "a draft model's cache has no bound"),
     **dict.fromkeys(("-kvu", "--kv-unified"), "each slot keeps tokens of its own"),
 }

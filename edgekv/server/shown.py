@@ -104,11 +104,12 @@ def props(shown: Shown) -> dict[str, Any]:
         return about
     options = figures.options
     sparse = {"policy": options.placement.policy, "prefetch": options.placement.prefetch, "sketch": options.selection.sketch.value,
-              "resolution": options.selection.resolution if options.selection.error is None else None, "error": options.selection.error}
-    return {**about, "page_tokens": options.cache.page_tokens, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
+              "sample_budget": options.selection.sample_budget if options.selection.target_error is None else None,
+              "target_error": options.selection.target_error}
+    return {**about, "page_size": options.cache.page_size, "n_layers": figures.n_layers, "n_layers_served": figures.n_layers_served,
             **(sparse if shown.mode is KvMode.SPARSE else {}),
             **({"policy": options.placement.policy, "keep_tokens": options.keep_tokens,
-                "resolution": options.selection.resolution if options.samples_kept else None} if shown.mode is KvMode.EVICT else {}),
+                "sample_budget": options.selection.sample_budget if options.samples_kept else None} if shown.mode is KvMode.EVICT else {}),
             "coverage": figures.coverage, "tiers": tiers(shown), "store": store(shown)}
 
 
@@ -166,13 +167,13 @@ def state(shown: Shown) -> dict[str, Any]:
     if figures is None:
         return found
     options, pages, selection = figures.options, figures.tiers, figures.selection
-    settings = {"page tokens": f"{options.cache.page_tokens}"}
+    settings = {"page size": f"{options.cache.page_size}"}
     if shown.mode is KvMode.SPARSE:
-        sampled = dict([options.selection.sampled_at.split(maxsplit=1)])
+        sampled = dict([options.selection.sampled_by])
         settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy,
                     "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
     elif shown.mode is KvMode.EVICT:
-        sampled = dict([options.selection.sampled_at.split(maxsplit=1)]) if options.samples_kept else {}
+        sampled = dict([options.selection.sampled_by]) if options.samples_kept else {}
         settings = {"kept": f"{options.keep_tokens:,} tokens", **sampled, "policy": options.placement.policy, **settings}
     return {
         **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,

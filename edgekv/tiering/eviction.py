@@ -78,7 +78,7 @@ def check_keep(keep_tokens: int, n_cells: int, n_batch: int, n_always: int, free
                           f"{BATCHES * n_batch:,} tokens, or read at most {batch_tokens(n_cells)} tokens at once (n_batch)")
     room = n_cells - n_batch if frees else keep_tokens
     if n_always > min(keep_tokens, room):
-        raise ConfigError(f"the tokens that are always kept ({n_always:,}: the first and the newest) do not fit into --keep {keep_tokens}, "
+        raise ConfigError(f"the tokens that are always kept ({n_always:,}: the first and the newest) do not fit into --evict-to {keep_tokens}, "
                           f"which has room for {min(keep_tokens, room):,}; keep more, or fewer of these")
 
 

@@ -145,9 +145,9 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
     found.finite = bool(np.isfinite(stock).all() and np.isfinite(exact).all())
     if not any(found.hooked):
         return
-    certain = _logits(model, tokens, sparse.with_(exact_tokens=EXACT_TOKENS, resolution=ALL_CERTAIN))
+    certain = _logits(model, tokens, sparse.with_(exact_tokens=EXACT_TOKENS, sample_budget=ALL_CERTAIN))
     found.certain = _apart(exact, certain)
-    with _context(model, sparse.with_(exact_tokens=EXACT_TOKENS, resolution=SAMPLES)) as (ctx, run):
+    with _context(model, sparse.with_(exact_tokens=EXACT_TOKENS, sample_budget=SAMPLES)) as (ctx, run):
         sampled = _decode(model, ctx, tokens)
         read = run.selection()
     found.sampled = float(kld(exact, sampled).mean())

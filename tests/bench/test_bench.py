@@ -60,8 +60,8 @@ def test_names_are_llama_benchs():
 @pytest.mark.parametrize("settings, said", [
     ({"modes": ("fast",)}, "fast"), ({"modes": ("evict",)}, "cannot take turns"), ({"n_prompt": (0,), "n_gen": (0,)}, "no test"),
     ({"n_rounds": 0}, "repetitions"), ({"threads": (0,)}, "threads"), ({"modes": ("exact",), "budgets": (1 << 20,)}, "sparse"),
-    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"), ({"texts": ()}, "no text"), ({"page_tokens": -1}, "page"),
-    ({"modes": ("evict:keep=64",)}, "evict:keep=64 cannot take turns here: it drops what the modes after it"),
+    ({"batches": (0,)}, "batch"), ({"depths": ()}, "depth"), ({"texts": ()}, "no text"), ({"page_size": -1}, "page"),
+    ({"modes": ("evict:evict_to=64",)}, "evict:evict_to=64 cannot take turns here: it drops what the modes after it"),
     ({"modes": ("fish",)}, "choose one of: off, "),
 ])
 def test_what_cannot_be_measured(synthetic, settings, said):
@@ -287,12 +287,12 @@ def n_homes() -> int:
 def test_a_home_on_disk_is_measured_in_its_file(synthetic, tmp_path, monkeypatch, fill):
     once, seen = Passes.one, []
     monkeypatch.setattr(Passes, "one", lambda *arguments: (seen.append(n_homes()), once(*arguments))[1])
-    rows = measure(synthetic(), n_pg=((24, 6),), depths=(0, 200), modes=("exact", "sparse"), home=tmp_path, fill=fill)
+    rows = measure(synthetic(), n_pg=((24, 6),), depths=(0, 200), modes=("exact", "sparse"), kv_dir=tmp_path, fill=fill)
     assert len(seen) == 24 and min(seen) > 0 and n_homes() == 0 and os.listdir(tmp_path) == []
     tests = [name + depth for depth in ("", " @ d200") for name in ("pp24", "tg6", "pp24+tg6")]
     assert [(row["test"], row["kv_mode"]) for row in rows] == [(test, mode) for test in tests for mode in ("exact", "sparse")]
     for row in rows:
-        assert row["home"] == str(tmp_path) and row["note"] is None and min(row["samples_ns"]) > 0
+        assert row["kv_dir"] == str(tmp_path) and row["note"] is None and min(row["samples_ns"]) > 0
         assert row["disk_pages"] >= 0 and row["ratio_vs_stock"] is None and not row["best_stock"] and row["kld"] is None
         predicts = row["test"].startswith("tg") and not (row["n_depth"] and fill is Fill.SYNTHETIC)
         assert (row["kld_exact"] is not None) == (predicts and row["kv_mode"] == "sparse")
@@ -300,12 +300,12 @@ def test_a_home_on_disk_is_measured_in_its_file(synthetic, tmp_path, monkeypatch
 
 @needs_linux
 def test_predictions_from_a_disk_are_those_from_memory(synthetic, tmp_path):
-    settings = {"n_prompt": (), "n_gen": (12,), "depths": (200,), "n_rounds": 1, "modes": ("exact", "sparse:resolution=60,exact_tokens=0")}
+    settings = {"n_prompt": (), "n_gen": (12,), "depths": (200,), "n_rounds": 1, "modes": ("exact", "sparse:sample_budget=60,exact_tokens=0")}
     rows = measure(synthetic(), **settings)
-    there = measure(synthetic(), **settings, home=tmp_path)
+    there = measure(synthetic(), **settings, kv_dir=tmp_path)
     nll = {row["kv_mode"]: row["nll"] for row in rows}
     assert [row["nll"] for row in there] == [nll[row["kv_mode"]] for row in there] and len(there) == 2
-    assert all(row["home"] is None is row["disk_pages"] for row in rows)
+    assert all(row["kv_dir"] is None is row["disk_pages"] for row in rows)
 
 
 @needs_linux
@@ -318,7 +318,7 @@ def test_pages_that_came_from_the_disk_are_counted(synthetic, tmp_path, monkeypa
         return step(self, tokens)
 
     path = synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=8192)
-    settings = {"n_prompt": (), "n_gen": (4,), "depths": (2048,), "n_rounds": 1, "modes": ("exact",), "home": tmp_path}
+    settings = {"n_prompt": (), "n_gen": (4,), "depths": (2048,), "n_rounds": 1, "modes": ("exact",), "kv_dir": tmp_path}
     assert measure(path, **settings)[0]["disk_pages"] < 100
     monkeypatch.setattr(Decoder, "decode", forgetful)
     (row,) = measure(path, **settings)
@@ -328,13 +328,13 @@ def test_pages_that_came_from_the_disk_are_counted(synthetic, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("settings, said", [
-    ({"modes": ("exact", "off")}, "--home works in modes sparse and exact only, and the mode is off; use --modes sparse"),
+    ({"modes": ("exact", "off")}, "--kv-dir works in modes sparse and exact only, and the mode is off; use --modes sparse"),
     ({"modes": ("off-flash",)}, "the mode is off"),
     ({"modes": ("evict",)}, "mode evict bounds K and V in memory"),
 ])
 def test_options_that_exclude_a_home_on_disk(synthetic, tmp_path, settings, said):
     with pytest.raises(ConfigError, match=said):
-        measure(synthetic(), home=tmp_path, **settings)
+        measure(synthetic(), kv_dir=tmp_path, **settings)
 
 
 @needs_linux
@@ -342,10 +342,10 @@ def test_a_folder_without_room_ends_the_run_before_anything_is_loaded(synthetic,
     monkeypatch.setattr(speed, "contexts", None)  # opening any fails
     settings = {"modes": ("exact",), "depths": (0, 3000)}
     with pytest.raises(ConfigError, match="there is no folder"):
-        measure(synthetic(), home=tmp_path / "none", **settings)
+        measure(synthetic(), kv_dir=tmp_path / "none", **settings)
     monkeypatch.setattr(home, "free_on_disk", lambda folder: 1 << 20)
     with pytest.raises(DoesNotFit, match=f"K and V of a context of 3,072 tokens take .* in {tmp_path}, and 1.0 MiB are free there; use a smaller -d"):
-        measure(synthetic(), home=tmp_path, **settings)
+        measure(synthetic(), kv_dir=tmp_path, **settings)
 
 
 @needs_linux
@@ -353,6 +353,6 @@ def test_memory_need_not_hold_a_home_on_disk(synthetic, tmp_path):
     file = open_model(synthetic(n_ctx_train=1 << 17))
     found = []
     for folder in (None, tmp_path):
-        cache = CacheOptions(home=folder)
-        found.append(needs.Room(file, [KvOptions(mode="sparse", home=folder)], cache, 512, 0, 1 << 30).first(1 << 16))
+        cache = CacheOptions(kv_dir=folder)
+        found.append(needs.Room(file, [KvOptions(mode="sparse", kv_dir=folder)], cache, 512, 0, 1 << 30).first(1 << 16))
     assert found[0] - found[1] == file.geometry.kv_bytes(1 << 16)

@@ -78,7 +78,7 @@ def test_lists_ranges_and_repeated_options(synthetic):
     (["--fill", "holes"], "holes"), (["-r", "0"], "0"), (["-ctk", "q9"], "q9"), (["--kv-budget", "lots"], "lots"),
     (["-p", "8", "serve"], "before 'serve'"),
     (["kv"], "--kld adds predictions, and -p N -n 0 replaces --prefill"), (["kv", "--prefill", "-d", "8"], "--kld adds"),
-    (["-d", "many"], "512"), (["-ctk", "q2_k"], "q2_k"), (["--page-tokens", "0"], "0"), (["-ub", "x"], "512"), (["-d", "1-8*1"], "never ends"),
+    (["-d", "many"], "512"), (["-ctk", "q2_k"], "q2_k"), (["--page-size", "0"], "0"), (["-ub", "x"], "512"), (["-d", "1-8*1"], "never ends"),
 ])
 def test_bad_usage(arguments, said):
     done = bench(*arguments)
@@ -107,22 +107,22 @@ def test_a_model_that_cannot_be_loaded_ends_the_run_behind_what_was_measured(syn
 
 
 def test_a_home_on_disk_at_the_command_line(synthetic, tmp_path):
-    arguments = ["-m", synthetic(), *SMALL, "-d", "64", "--home", tmp_path]
+    arguments = ["-m", synthetic(), *SMALL, "-d", "64", "--kv-dir", tmp_path]
     rows = json.loads(answered(*arguments, "-o", "json"))
-    assert [(row["kv_mode"], row["home"]) for row in rows] == [("exact", str(tmp_path)), ("sparse", str(tmp_path))] * 2
+    assert [(row["kv_mode"], row["kv_dir"]) for row in rows] == [("exact", str(tmp_path)), ("sparse", str(tmp_path))] * 2
     table, markdown = answered(*arguments).splitlines(), answered(*arguments, "-o", "md").splitlines()
     assert table[1].endswith(f"fill: text; K and V in {tmp_path}") and "disk pages" in table[3]
-    assert {"home", "disk pages"} <= {cell.strip() for cell in markdown[2].split("|")} and str(tmp_path) in markdown[-3]
-    in_variable = bench("-m", synthetic(), *SMALL, "-o", "json", env={"EDGEKV_HOME": str(tmp_path)})
-    assert {row["home"] for row in json.loads(in_variable.stdout)} == {str(tmp_path)}
+    assert {"KV folder", "disk pages"} <= {cell.strip() for cell in markdown[2].split("|")} and str(tmp_path) in markdown[-3]
+    in_variable = bench("-m", synthetic(), *SMALL, "-o", "json", env={"EDGEKV_KV_DIR": str(tmp_path)})
+    assert {row["kv_dir"] for row in json.loads(in_variable.stdout)} == {str(tmp_path)}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
 @pytest.mark.parametrize("arguments, code, said", [
-    (["--home", "nowhere"], 2, "there is no folder nowhere for the KV home"),
-    (["--home", ".", "--modes", "off"], 2, "--home works in modes sparse and exact only"),
-    (["--home", ".", "--modes", "evict"], 2, "leave one of the two out"),
-    (["--home", ".", "-d", "512"], 4, "there is no room for the KV cache in ."),
+    (["--kv-dir", "nowhere"], 2, "there is no folder nowhere for the KV home"),
+    (["--kv-dir", ".", "--modes", "off"], 2, "--kv-dir works in modes sparse and exact only"),
+    (["--kv-dir", ".", "--modes", "evict"], 2, "leave one of the two out"),
+    (["--kv-dir", ".", "-d", "512"], 4, "there is no room for the KV cache in ."),
 ])
 def test_homes_on_disk_that_cannot_be_end_with_a_sentence(synthetic, monkeypatch, tmp_path, arguments, code, said):
     monkeypatch.chdir(tmp_path)

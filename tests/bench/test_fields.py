@@ -279,7 +279,7 @@ def test_number_of_timed_steps(synthetic, monkeypatch, n_steps, n_rounds):
 def test_every_mode_runs(synthetic):
     """A sparse mode reads less than everything; the figures that a table of modes needs are there."""
     modes = tuple(name for name in MODES if not find_mode(name).destructive)
-    changed = "sparse:resolution=100,error_every=1", "ema:attend=50%"
+    changed = "sparse:sample_budget=100,error_every=1", "ema:attend=50%"
     rows = {row["kv_mode"]: row for row in decode(synthetic(), depths=(1200,), modes=(*modes, *changed), n_gen=(40,), n_warmup=16,
                                                      budgets=(1 << 20,))}
     for name in (*modes[5:], *changed):
@@ -304,6 +304,6 @@ def test_passes_do_not_know_of_each_other(synthetic):
     """What a mode predicts does not depend on the modes before it: its policy begins anew, and residency changes nothing."""
     settings = {"depths": (1200,), "n_rounds": 1, "n_gen": (11,), "n_warmup": 16}  # 16 + 1 + 11 steps: the policy runs after every fourth
     alone = decode(synthetic(), modes=("exact", "sparse"), **settings)[-1]
-    after = decode(synthetic(), modes=("exact", "sparse:resolution=500", "ema", "sparse"), **settings)[-1]
+    after = decode(synthetic(), modes=("exact", "sparse:sample_budget=500", "ema", "sparse"), **settings)[-1]
     assert after["kv_mode"] == alone["kv_mode"] == "sparse"
     assert (after["nll"], after["kld_exact"]) == pytest.approx((alone["nll"], alone["kld_exact"]), rel=1e-4)

@@ -18,9 +18,9 @@ from edgekv.measure.steps import rotated
 
 
 def test_modes_can_be_changed():
-    mode = find_mode("sparse:resolution=1e3,keep_rows=on,kv_budget=2MiB,error_every=2,sketch=b3")
+    mode = find_mode("sparse:sample_budget=1e3,keep_rows=on,kv_budget=2MiB,error_every=2,sketch=b3")
     options = mode.options(KvOptions(), 4096)
-    assert (options.selection.resolution, options.selection.keep_rows, options.selection.error_every) == (1000.0, True, 2)
+    assert (options.selection.sample_budget, options.selection.keep_rows, options.selection.error_every) == (1000.0, True, 2)
     assert options.placement.kv_budget == 2 << 20 and options.selection.sketch is SketchKind.B3 and options.mode is KvMode.SPARSE
     assert str(find_mode("sparse:sketch=none,attend=10%").options(KvOptions(), 4096).selection.attend) == "10%"
     assert find_mode("sparse:kv_budget=auto").options(KvOptions(), 4096).placement.kv_budget is None
@@ -30,28 +30,29 @@ def test_modes_can_be_changed():
 
 def test_a_mode_with_an_error_knows_the_heads(synthetic, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("EDGEKV_ERROR", raising=False)
+    monkeypatch.delenv("EDGEKV_TARGET_ERROR", raising=False)
     path = synthetic("llama")
-    plain, finer = find_mode("sparse"), find_mode("sparse:error=2%")
-    assert finer.options(KvOptions(), 0).selection.error == 0.02 and errors_for([plain, find_mode("exact")], path, {}, 1) is None
+    plain, finer = find_mode("sparse"), find_mode("sparse:target_error=2%")
+    assert finer.options(KvOptions(), 0).selection.target_error == 0.02 and errors_for([plain, find_mode("exact")], path, {}, 1) is None
     known = errors_for([plain, finer], path, {}, 1)
     base = KvOptions(head_errors=known)
     assert known is not None and finer.options(base, 0).selection.resolutions and plain.options(base, 0).selection.resolutions is None
-    monkeypatch.setenv("EDGEKV_ERROR", "1%")
+    monkeypatch.setenv("EDGEKV_TARGET_ERROR", "1%")
     assert errors_for([plain], path, {}, 1) == known, "a variable sets the error of all modes that say nothing else"
-    assert errors_for([find_mode("sparse:resolution=500")], path, {}, 1) is None
+    assert errors_for([find_mode("sparse:sample_budget=500")], path, {}, 1) is None
 
 
 @pytest.mark.parametrize(("name", "sentence"), [
-    ("sparse:error=0", "above 0%"), ("sparse:error=1%,resolution=300", "error chooses .* give one of the two"),
-    ("exact:error=1%", "error works in mode sparse only"), ("sparse:head_errors=x", "is not a change"),
-    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, resolution, error, sketch, "),
-    ("sparse:resolution", "write NAME=VALUE"), ("sparse:resolution=much", "resolution is 'much'; it must be a number"),
+    ("sparse:target_error=0", "above 0%"), ("sparse:target_error=1%,sample_budget=300", "target_error chooses .* give one of the two"),
+    ("exact:target_error=1%", "target_error works in mode sparse only"), ("sparse:head_errors=x", "is not a change"),
+    ("fish", "choose one of: off, "), ("sparse:fins=2", "with one of mode, sample_budget, target_error, sketch, "),
+    ("sparse:sample_budget", "write NAME=VALUE"), ("sparse:sample_budget=much", "sample_budget is 'much'; it must be a number"),
     ("sparse:keep_rows=perhaps", "it must be on or off"), ("sparse:error_every=0.5", "a whole number"),
-    ("sparse:resolution=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
-    ("sparse:attend=10%", "attend works without sketches only, .* use resolution, or sketch none"), ("ema:resolution=9", "the sketch is none; use attend"),
-    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_tokens=32", "is not a change"),
-    ("exact:resolution=100", "resolution works in modes sparse and evict only, and the mode is exact; use mode sparse"),
+    ("sparse:sample_budget=0.5", "a number from 1"), ("sparse:coverage=0.9", "is not a change"), ("sparse-box", "choose one of: off, "),
+    ("sparse:attend=10%", "attend works without sketches only, .* use sample_budget, or sketch none"),
+    ("ema:sample_budget=9", "the sketch is none; use attend"),
+    ("sparse:sketch=b7", "use one of: b3, none"), ("sparse:kv_budget=much", "write bytes"), ("sparse:page_size=32", "is not a change"),
+    ("exact:sample_budget=100", "sample_budget works in modes sparse and evict only, and the mode is exact; use mode sparse"),
     ("off:kv_vram=1GiB", "kv_vram does nothing in mode off"),
     ("sparse:policy=ema+fish", "there is no policy 'fish'"), ("sparse:prefetch=fish", "there is no prefetch 'fish'")])
 def test_modes_that_are_none(name, sentence):
@@ -61,13 +62,13 @@ def test_modes_that_are_none(name, sentence):
 
 def test_lists_of_modes():
     assert split_modes("off, exact") == ("off", "exact")
-    changed = ("sparse:resolution=1000,policy=lru", "ema", "streaming:attend=5%")
+    changed = ("sparse:sample_budget=1000,policy=lru", "ema", "streaming:attend=5%")
     assert split_modes(",".join(changed)) == changed
     assert in_order(("sparse", "exact", "sparse")) == ("off", "exact", "sparse") and in_order(("ema",)) == ("off", "ema")
 
 
 def test_a_mode_that_drops_is_known_however_it_is_named():
-    assert find_mode("evict").destructive and find_mode("sparse:mode=evict,keep=512").destructive
+    assert find_mode("evict").destructive and find_mode("sparse:mode=evict,evict_to=512").destructive
     assert not find_mode("sparse").destructive and not find_mode("evict:mode=exact").destructive
 
 

@@ -42,7 +42,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     import pydoc_data.topics
 
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
-    chat = screen("--kv", "sparse", "--resolution", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
+    chat = screen("--kv", "sparse", "--sample-budget", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
                   NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
     chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
     footer = chat.say("Summarise.", r"decode [\d.]+ t/s")

@@ -53,7 +53,7 @@ def test_a_new_file_has_every_option_and_says_nothing(file):
     assert {source for _, source in shown(**variables).values()} == {"default"}
     again = run("config", "init", **variables)
     assert isinstance(again.exception, ConfigError) and "--force" in str(again.exception)
-    file.write_text("slots = 2")
+    file.write_text("parallel = 2")
     assert run("config", "init", "--force", **variables).exit_code == 0 and file.read_text() == template()
 
 
@@ -62,19 +62,7 @@ def test_each_line_of_a_new_file_is_toml():
     lines = [line[1:] for line in template().splitlines() if re.match(r"#[a-z-]+ = ", line)]
     found = {name for line in lines for name in config_file.tomllib.loads(line)}
     assert found == {name for command in commands().values() for name in config_file.keys(command)}
-    assert "prompt" not in found and {"ctx", "slots", "temp", "model", "cache-dir", "max-gap"} <= found
-
-
-def test_the_command_line_then_variables_then_the_file(file):
-    variables = write(file, 'slots = 2\nctx = 4096\nkv = "exact"\nresolution = 500\nmax-gap = 1\nfooter = false\nkv-budget = "1MiB"\n')
-    found = shown(**variables)
-    assert found["slots"] == ("2", "file") and found["kv"] == ("exact", "file") and found["max-gap"] == ("1.0", "file")
-    assert found["host"] == ("127.0.0.1", "default")
-    found = shown("serve", "--slots", "4", EDGEKV_CTX="512", EDGEKV_KV="off", **variables)
-    assert found["slots"] == ("4", "command line")
-    assert found["ctx"] == ("512", "variable EDGEKV_CTX") and found["kv"] == ("off", "variable EDGEKV_KV")
-    chat = shown("chat", **variables)
-    assert chat["footer"] == ("false", "file") and chat["ctx"] == ("4096", "file") and "slots" not in chat
+    assert "prompt" not in found and {"ctx", "parallel", "temp", "model", "cache-dir", "max-itl"} <= found
 
 
 def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
@@ -84,31 +72,32 @@ def test_kv_options_of_the_file_reach_the_context(file, monkeypatch):
     seen = []
     monkeypatch.setattr(module, "model_path", lambda model: Path("m.gguf"))
     monkeypatch.setattr("edgekv.server.server.Server", lambda options: seen.append(options) or 1 / 0)
-    variables = write(file, 'kv = "exact"\nresolution = 500\ntype-k = "q8_0"\nslots = 3\nmax-queue = 0\ncache-dir = "kept"\ncache-disk = "2GiB"\n')
+    variables = write(file, 'kv = "exact"\nsample-budget = 500\ncache-type-k = "q8_0"\nparallel = 3\nmax-queue = 0\ncache-dir = "kept"\ncache-disk = "2GiB"\n')
     run("serve", **variables)
-    run("serve", "--kv", "sparse", "--cache-ram", "0", EDGEKV_RESOLUTION="900", **variables)
+    run("serve", "--kv", "sparse", "--cache-ram", "0", EDGEKV_SAMPLE_BUDGET="900", **variables)
     first, second = seen
     assert (first.kv.mode.value, first.kv.cache.type_k.value, first.n_slots, first.limits.max_queue) == ("exact", "q8_0", 3, 0)
     assert first.store.folder == file.parent / "kept" and first.store.folder_bytes == 2 << 30, "paths begin in the file's folder"
-    assert second.kv.mode.value == "sparse" and second.kv.selection.resolution == 900 and second.store.ram_bytes == 0
+    assert second.kv.mode.value == "sparse" and second.kv.selection.sample_budget == 900 and second.store.ram_bytes == 0
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("slot = 2", "there is no option slot; did you mean slots?"),
+    ("paralel = 2", "there is no option paralel; did you mean parallel?"),
     ("api_key = 'x'", "there is no option api_key; did you mean api-key?"),
     ("zzz = 2", "there is no option zzz; `edgekv config show` lists those there are"),
     ("prompt = 'x'", "there is no option prompt"),
-    ("slots = '2'", "slots is '2'; it must be a whole number"),
-    ("slots = true", "slots is True; it must be a whole number"),
-    ("slots = 99", "slots: 99 is not in the range 1<=x<=16"),
-    ("max-gap = 'long'", "max-gap is 'long'; it must be a number"),
+    ("parallel = '2'", "parallel is '2'; it must be a whole number"),
+    ("parallel = true", "parallel is True; it must be a whole number"),
+    ("parallel = 99", "parallel: 99 is not in the range 1<=x<=16"),
+    ("max-itl = 'long'", "max-itl is 'long'; it must be a number"),
     ("kv = 'fast'", "kv: 'fast' is not one of 'exact'"),
     ("footer = 1", "footer is 1; it must be true or false"),
     ("alias = [1]", "alias is [1]; it must be text in quotes"),
-    ("kv-budget = 'much'", "kv-budget: the KV budget is 'much'; write bytes such as 512MiB"),
+    ("kv-budget = 'much'", "kv-budget: kv-budget is 'much'; write bytes such as 512MiB"),
     ("cache-url = 'http://x'", "must begin with redis://"),
-    ("slots = ", "is not TOML"),
-    ("[serve]\nslots = 2", "there is no option serve"),
+    ("parallel = ", "is not TOML"),
+    ("slots = 2", "slots is now called parallel"), ("page_tokens = 2", "page-tokens is now called page-size"),
+    ("[serve]\nparallel = 2", "there is no option serve"),
 ])
 def test_mistakes_get_a_sentence(file, text, sentence):
     for command in ("serve", "chat"):

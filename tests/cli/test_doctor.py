@@ -244,7 +244,7 @@ def test_rates_that_cannot_be_measured(machine):
 def test_the_emulated_device_is_shown_where_it_is_asked_for(machine, monkeypatch):
     machine.infos.append(replace(CARD, kind=DeviceKind.EMULATED, name="emulated", arch=0, driver=0, runtime=0))
     assert [device["name"] for device in json.loads(run("-o", "json").stdout)["devices"]] == [CARD.name]
-    monkeypatch.setenv("EDGEKV_DEVICE", "emulated")
+    monkeypatch.setenv("EDGEKV_ATTENTION_DEVICE", "emulated")
     assert [device["name"] for device in json.loads(run("-o", "json").stdout)["devices"]] == [CARD.name, "emulated"]
 
 

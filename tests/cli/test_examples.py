@@ -31,7 +31,7 @@ def test_every_command_has_examples(path):
 
 
 @pytest.mark.parametrize("line", [
-    "edgekv chat --kv-buget 1GiB", "edgekv lab trace", "edgekv bnech kv", "edgekv chat --ctx many", "edgekv chat a.gguf b.gguf", "edgekv serve --slots 99",
+    "edgekv chat --kv-buget 1GiB", "edgekv lab trace", "edgekv bnech kv", "edgekv chat --ctx many", "edgekv chat a.gguf b.gguf", "edgekv serve --parallel 99",
     "edgekv models synth", 'edgekv chat "$(edgekv models pth)"', "true | EDGEKV_KV=off edgekv chat --kv on",
 ])
 def test_a_wrong_example_is_seen(line):

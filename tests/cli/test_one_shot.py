@@ -20,9 +20,9 @@ def test_one_shot(edgekv, default_model):
     assert "\x1b" not in whole.stdout
     piped = edgekv("chat", str(default_model), *SHORT, stdin="Say hello.")
     assert piped.stdout == whole.stdout
-    portable = edgekv("chat", "-p", "Say hello.", "--footer", *SHORT, EDGEKV_ISA="portable", EDGEKV_DEVICE="cpu")
+    portable = edgekv("chat", "-p", "Say hello.", "--footer", *SHORT, EDGEKV_ISA="portable", EDGEKV_ATTENTION_DEVICE="cpu")
     assert portable.returncode == EXIT_OK and "KV exact" in portable.stderr, "sketches are slow to scan there"
-    both = edgekv("chat", "-p", "Say", "--footer", *SHORT, stdin="hello.", EDGEKV_TYPE_K="q8_0", EDGEKV_KV="off")
+    both = edgekv("chat", "-p", "Say", "--footer", *SHORT, stdin="hello.", EDGEKV_CACHE_TYPE_K="q8_0", EDGEKV_KV="off")
     assert both.returncode == EXIT_OK and "KV off" in both.stderr and "context" not in both.stdout and "\x1b" not in both.stderr
 
 
@@ -38,13 +38,13 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
     (["chat", "--kv", "fast", "-p", "x"], "", EXIT_USAGE, "'exact', 'sparse', 'evict', 'off'"),
     (["chat", "--kv", "exact", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "--attend works in mode sparse only"),
     (["chat", "--kv", "sparse", "--attend", "0", "-p", "x"], "", EXIT_USAGE, "a share of the context such as 12.5%, or a number"),
-    (["chat", "--kv", "sparse", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "the sketch is b3; use --resolution, or --sketch none"),
-    (["chat", "--kv", "sparse", "--resolution", "0.5", "-p", "x"], "", EXIT_USAGE, r"it must be a number from 1 to 1e\+09, such as 2000"),
+    (["chat", "--kv", "sparse", "--attend", "10%", "-p", "x"], "", EXIT_USAGE, "the sketch is b3; use --sample-budget, or --sketch none"),
+    (["chat", "--kv", "sparse", "--sample-budget", "0.5", "-p", "x"], "", EXIT_USAGE, r"it must be a number from 1 to 1e\+09, such as 2000"),
     (["chat", "--kv", "sparse", "--coverage", "95%", "-p", "x"], "", EXIT_USAGE, "No such option '--coverage'"),
     (["chat", "--kv", "sparse", "--policy", "ema+luck", "-p", "x"], "", EXIT_USAGE, "no policy 'luck'; choose one of: ema"),
     (["chat", "--kv", "sparse", "--prefetch", "x", "-p", "x"], "", EXIT_USAGE, "no prefetch 'x'"),
     (["chat", "--kv", "sparse", "--kv-budget", "100", "-p", "x"], "", EXIT_USAGE, "one page of this model takes 4,096"),
-    (["chat", "--page-tokens", "17", "-p", "x"], "", EXIT_USAGE, "a multiple of 16"),
+    (["chat", "--page-size", "17", "-p", "x"], "", EXIT_USAGE, "a multiple of 16"),
     (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
     (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
     (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),

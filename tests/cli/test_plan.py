@@ -47,7 +47,7 @@ def header(tmp_path, name="llama-3.2-1b", weight_type="q4_0") -> str:
 
 
 def test_table(tmp_path, measured):
-    result = run(header(tmp_path), "--ctx", "16384", "--device", "cpu", "--slots", "2", "--cache-ram", "256MiB")
+    result = run(header(tmp_path), "--ctx", "16384", "--attention-device", "cpu", "--parallel", "2", "--cache-ram", "256MiB")
     assert result.exception is None and result.return_value == 0, result.output
     assert "32,768 bytes of K and V a token" in result.stdout and "16,384 tokens for each of 2 slots, mode sparse" in result.stdout
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
@@ -55,7 +55,7 @@ def test_table(tmp_path, measured):
         assert words in result.stdout, words
     assert "at the start, then " in result.stdout and "bytes a token as tokens come" in result.stdout
     assert result.stderr.splitlines() == ["measuring this machine once"] and measured == ["q4_0"], "one line, whatever is measured"
-    again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--device", "cpu")
+    again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--attention-device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 
 
@@ -65,7 +65,7 @@ def test_what_rests_on_rates_of_a_busy_machine_says_so(tmp_path, monkeypatch, me
     path = header(tmp_path)
 
     def lines(*arguments: str) -> list[str]:
-        return run(path, "--ctx", "16384", "--device", "cpu", *arguments).stdout.splitlines()
+        return run(path, "--ctx", "16384", "--attention-device", "cpu", *arguments).stdout.splitlines()
 
     found = lines()
     rests = [line for line in found if line.startswith(("stock ", "exact ", "sparse ", "limit ", "take ")) or line.strip()[:1].isdigit() and "x" in line]
@@ -100,33 +100,33 @@ def test_one_line_and_one_bar_on_a_terminal(monkeypatch, capsys):
 
 
 def test_json(tmp_path):
-    result = run(header(tmp_path), "--ctx", "4096", "--json", "--device", "cpu", "--type-k", "q8_0", "--type-v", "q8_0")
+    result = run(header(tmp_path), "--ctx", "4096", "--json", "--attention-device", "cpu", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
     found = json.loads(result.stdout)
     assert found["n_ctx"] == 4096 and found["fits"] and found["mode"] == "sparse" and found["kv_bytes_per_token"] == 32_768 * 34 // 64
     assert found["total"]["host"] == sum(part["bytes"] for part in found["parts"])
     assert {part["how"] for part in found["parts"]} == {"known", "estimated"}
-    assert {"--type-k", "q8_0"} < set(found["flags"]) and {speed["mode"] for speed in found["speeds"]} == {"off", "exact", "sparse"}
+    assert {"--cache-type-k", "q8_0"} < set(found["flags"]) and {speed["mode"] for speed in found["speeds"]} == {"off", "exact", "sparse"}
 
 
 def test_work_buffers_are_measured_when_asked(tmp_path):
-    found = json.loads(run(header(tmp_path), "--ctx", "4096", "--json", "--measure", "--device", "cpu").stdout)
+    found = json.loads(run(header(tmp_path), "--ctx", "4096", "--json", "--measure", "--attention-device", "cpu").stdout)
     compute = next(part for part in found["parts"] if part["name"] == "compute")
     assert compute["how"] == "measured" and compute["bytes"] == pytest.approx(68.5 * 2**20, rel=0.01)
 
 
 def test_what_does_not_fit_has_its_exit_code(tmp_path):
     path = str(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "bf16"))
-    result = run(path, "--device", "cpu", "--ctx", "131072", "--kv", "exact")
+    result = run(path, "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
     assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "327,680 bytes of K and V" in result.stdout
 
 
 def test_a_home_on_disk(tmp_path):
-    result = run(header(tmp_path), "--ctx", "8192", "--json", "--device", "cpu", "--kv", "sparse", "--home", str(tmp_path))
+    result = run(header(tmp_path), "--ctx", "8192", "--json", "--attention-device", "cpu", "--kv", "sparse", "--kv-dir", str(tmp_path))
     found = json.loads(result.stdout)
     (home,) = [part for part in found["parts"] if part["name"] == "KV home"]
     assert home["place"] == str(tmp_path) and home["bytes"] == 8192 * found["kv_bytes_per_token"] == found["total"][str(tmp_path)]
     assert found["total"]["host"] == sum(part["bytes"] for part in found["parts"] if part["place"] == "host")
-    assert ["--home", str(tmp_path)] == found["flags"][(at := found["flags"].index("--home")) : at + 2]
+    assert ["--kv-dir", str(tmp_path)] == found["flags"][(at := found["flags"].index("--kv-dir")) : at + 2]
     assert any("scattered pages of 4 KiB a second" in note or "could not be measured" in note for note in found["notes"])
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("edgekv-")] == []
 
@@ -137,11 +137,11 @@ def test_no_model(tmp_path):
 
 def test_summary_line(default_model, monkeypatch):
     monkeypatch.setattr("edgekv.server.room.available_bytes", lambda: 1 << 34)
-    server = Server(ServerOptions(default_model, KvOptions(mode="sparse", device="cpu"), 8192, store=StoreSettings(1 << 30)))
+    server = Server(ServerOptions(default_model, KvOptions(mode="sparse", attention_device="cpu"), 8192, store=StoreSettings(1 << 30)))
     line = summary_line(server)
     assert "(weights 92.1 MiB, KV home 180.0 MiB, sketches 18.5 MiB" in line and line.endswith("), 16.0 GiB are free")
     assert "prefixes up to 1.0 GiB" in line and "\n" not in line
-    plan = json.loads(run(str(default_model), "--ctx", "8192", "--kv", "sparse", "--device", "cpu", "--json").stdout)
+    plan = json.loads(run(str(default_model), "--ctx", "8192", "--kv", "sparse", "--attention-device", "cpu", "--json").stdout)
     assert plan["total"]["host"] == sum(part.bytes for part in server.parts()), "the plan counts the same"
     assert line.startswith(f"needs {size(plan['total']['host'])} (")
 
@@ -149,7 +149,7 @@ def test_summary_line(default_model, monkeypatch):
 def test_summary_line_with_what_is_there(synthetic):
     from edgekv.llama import Llama
 
-    path, kv = synthetic("llama"), KvOptions(mode="sparse", device="cpu", kv_budget=1 << 18)
+    path, kv = synthetic("llama"), KvOptions(mode="sparse", attention_device="cpu", kv_budget=1 << 18)
     server = Server(ServerOptions(path, kv, 1024))
     llama = Llama(str(path), kv_options=kv, n_ctx=1024, verbose=False)
     line = summary_line(server, llama.kv)
@@ -165,7 +165,7 @@ def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
     """The card's memory has a line of its own."""
     monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30)))
     monkeypatch.setattr("edgekv.server.server.open_model", lambda path: open_model(path, whole=False))
-    server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", device="cuda"), 32_768))
+    server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", attention_device="cuda"), 32_768))
     host, card = summary_line(server).splitlines()
     assert "(KV home 4.0 GiB)" in host and "weights" not in host
     assert card.startswith("needs on a card ") and "(weights 4." in card and card.endswith("), 11.0 GiB are free")
@@ -173,6 +173,6 @@ def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
 
 def test_without_edgekv_there_are_no_speeds(tmp_path):
     environment = os.environ | {"EDGEKV": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    result = subprocess.run([*EDGEKV, "plan", header(tmp_path), "--ctx", "4096", "--device", "cpu"], env=environment,
+    result = subprocess.run([*EDGEKV, "plan", header(tmp_path), "--ctx", "4096", "--attention-device", "cpu"], env=environment,
                             capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and "the speeds could not be measured: EDGEKV=0 is set" in result.stdout + result.stderr, result.stderr

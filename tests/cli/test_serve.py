@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from support.program import EDGEKV
 from support.serve_process import serving
 
-from edgekv.cli.common.caches import cache_options, caches_text, split_cache_options, without_password
+from edgekv.cli.common.caches import caches_text, split_cache_options, without_password
 from edgekv.cli.common.config_file import use_config_file
+from edgekv.cli.common.shared_options import settings_of
 from edgekv.cli.main import cli
 from edgekv.cli.serve import _announce
 from edgekv.common.enums import CacheCodec
@@ -36,10 +37,9 @@ def caches(*arguments: str, **variables: str) -> StoreSettings | None:
     found: list[StoreSettings | None] = []
 
     @click.command()
-    @cache_options
+    @settings_of("serve")
     def command(**settings: Any) -> None:
         found.append(split_cache_options(settings))
-        assert not settings, f"nobody took {settings}"
 
     result = CliRunner().invoke(command, arguments, env=variables, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -49,6 +49,7 @@ def caches(*arguments: str, **variables: str) -> StoreSettings | None:
 def test_what_is_kept_where():
     assert caches() == StoreSettings() and caches().folder is None, "RAM alone: nothing is written that nobody asked for"
     assert caches("--cache-ram", "0") is None
+    assert caches("-cram", "512") == caches("--cache-ram", "512MiB") == StoreSettings(512 << 20), "a bare number is in MiB, as in llama.cpp"
     assert caches("--cache-ram", "0", "--cache-dir", "d") == StoreSettings(ram_bytes=0, folder=Path("d"))
     assert caches("--cache-ram", "2GiB", "--cache-disk", "5GiB", EDGEKV_CACHE_DIR="d") == StoreSettings(2 << 30, Path("d"), 5 << 30)
     assert caches(EDGEKV_CACHE_URL="redis://h:1/0").url == "redis://h:1/0"
@@ -70,8 +71,8 @@ def test_what_is_said_of_them():
 
 @pytest.mark.parametrize("arguments", [
     ("--cache-ram", "much"), ("--cache-ram", "auto"), ("--cache-ram", "-1"), ("--cache-disk", "x"), ("--cache-ttl", "x"), ("--cache-url", "http://h"),
-    ("--cache-dir", __file__), ("--slots", "0"), ("--slots", "17"), ("--slots", "x"), ("--parallel", "2"), ("--max-gap", "-1"),
-    ("--max-gap", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--allow-host", "a b"), ("--api-key", ""), ("--api-key", "a,b"),
+    ("--cache-dir", __file__), ("--parallel", "0"), ("-np", "17"), ("--parallel", "x"), ("--max-itl", "-1"),
+    ("--max-itl", "nan"), ("--max-queue", "-1"), ("--cors", "example.org"), ("--allow-host", "a b"), ("--api-key", ""), ("--api-key", "a,b"),
     ("--allow-media-host", "http://a"), ("--api-key-file", "none"), ("--host", "1.2.3.4"), ("--port", "99999"),
 ], ids=" ".join)
 def test_mistakes_get_a_sentence(synthetic, arguments):
@@ -141,7 +142,7 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
         needed, announced, example = (server.stderr.readline() for _ in range(3))
         assert re.match(r"needs \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", needed), needed
         assert re.search(r"^edgekv: takes \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", log.read_text(), re.M)
-        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: resolution 2,000, .*)\)", announced)[1]
+        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: sample budget 2,000, .*)\)", announced)[1]
         python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
         assert url in python
         answer = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, timeout=120, check=True)
@@ -158,12 +159,12 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
 
 
 def test_serve_says_what_mode_sparse_has(environment, default_model):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--slots", "2"],
-                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_RESOLUTION": "16000"}, stderr=subprocess.PIPE,
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--parallel", "2"],
+                              env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
         announced = list(islice(server.stderr, 2))[-1]
-        assert "(1,024 tokens of context for each of 2 slots, KV sparse: resolution 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
+        assert "(1,024 tokens of context for each of 2 slots, KV sparse: sample budget 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:
@@ -172,7 +173,7 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
 
 
 def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--type-k", "q8_0", "--type-v", "q8_0", "--log-file", str(tmp_path / "log")],
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file", str(tmp_path / "log")],
                               env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
     try:
         said = list(islice(server.stderr, 4))

@@ -68,46 +68,46 @@ def test_what_is_no_measurement(made):
 
 @pytest.mark.parametrize(("value", "error"), [("1%", 0.01), ("0.5%", 0.005), (0.02, 0.02), ("0.02", 0.02), ("50%", 0.5), (None, None)])
 def test_an_error_is_a_share(value, error):
-    assert SelectionOptions(error=value).error == error
+    assert SelectionOptions(target_error=value).target_error == error
 
 
 @pytest.mark.parametrize("value", ["0", "0%", 0, -0.01, "51%", 1, "much", "", "nan"])
 def test_an_error_out_of_bounds(value):
-    with pytest.raises(ConfigError, match=r"the error is .*; it must be a share above 0% and up to 50%, such as 2% or 0\.02"):
-        KvOptions(error=value)
+    with pytest.raises(ConfigError, match=r"the target error is .*; it must be a share above 0% and up to 50%, such as 2% or 0\.02"):
+        KvOptions(target_error=value)
 
 
 def test_one_of_the_two_counts(monkeypatch):
     for make in (KvOptions, KvOptions.from_env, KvOptions().with_):
-        with pytest.raises(ConfigError, match="error chooses a resolution for each layer and head, and resolution is one for all; give one"):
-            make(error="1%", resolution=2000)
-    options = KvOptions(error="1%")
-    assert options.with_(mode="exact").selection.error == 0.01, "another option leaves it"
-    assert options.with_(resolution=500).selection == SelectionOptions(resolution=500.0), "the newer of the two counts"
-    monkeypatch.setenv("EDGEKV_ERROR", "2%")
-    assert KvOptions.from_env().selection.error == 0.02
-    assert KvOptions.from_env(resolution=500).selection == SelectionOptions(resolution=500.0), "an argument counts more than a variable"
-    monkeypatch.setenv("EDGEKV_RESOLUTION", "300")
-    assert KvOptions.from_env(error="1%").selection.error == 0.01
+        with pytest.raises(ConfigError, match="target_error chooses a sample budget for each layer and head, and sample_budget is one for all; give one"):
+            make(target_error="1%", sample_budget=2000)
+    options = KvOptions(target_error="1%")
+    assert options.with_(mode="exact").selection.target_error == 0.01, "another option leaves it"
+    assert options.with_(sample_budget=500).selection == SelectionOptions(sample_budget=500.0), "the newer of the two counts"
+    monkeypatch.setenv("EDGEKV_TARGET_ERROR", "2%")
+    assert KvOptions.from_env().selection.target_error == 0.02
+    assert KvOptions.from_env(sample_budget=500).selection == SelectionOptions(sample_budget=500.0), "an argument counts more than a variable"
+    monkeypatch.setenv("EDGEKV_SAMPLE_BUDGET", "300")
+    assert KvOptions.from_env(target_error="1%").selection.target_error == 0.01
     with pytest.raises(ConfigError, match="give one of the two"):
         KvOptions.from_env()
 
 
 def test_where_an_error_has_no_effect():
     with pytest.raises(ConfigError, match="error works in mode sparse only, and the mode is exact"):
-        KvOptions(mode="exact", error="1%").check_effect({"error"})
+        KvOptions(mode="exact", target_error="1%").check_effect({"target_error"})
     with pytest.raises(ConfigError, match="error needs sketches, and the sketch is none"):
-        KvOptions(mode="sparse", sketch="none", error="1%").check_effect({"error", "sketch"})
-    assert not KvOptions(mode="sparse", sketch="none", error="1%").selection.lacks_head_errors
+        KvOptions(mode="sparse", sketch="none", target_error="1%").check_effect({"target_error", "sketch"})
+    assert not KvOptions(mode="sparse", sketch="none", target_error="1%").selection.lacks_head_errors
 
 
 def test_resolutions_follow_from_both():
-    asked = SelectionOptions(error=0.01)
-    assert asked.lacks_head_errors and asked.resolutions is None and asked.typical_resolution == 2000 and asked.sampled_at == "error 1 %"
-    known = SelectionOptions(error=0.01, head_errors=errors(0.01, 0.01, 0.0))
+    asked = SelectionOptions(target_error=0.01)
+    assert asked.lacks_head_errors and asked.resolutions is None and asked.typical_resolution == 2000 and asked.sampled_by == ("target error", "1 %")
+    known = SelectionOptions(target_error=0.01, head_errors=errors(0.01, 0.01, 0.0))
     assert not known.lacks_head_errors and known.resolutions == ((2000.0, 2000.0, 0.0),)
-    known = SelectionOptions(error=0.02, resolution=8000, head_errors=errors(0.04, 0.0))
+    known = SelectionOptions(target_error=0.02, sample_budget=8000, head_errors=errors(0.04, 0.0))
     assert known.resolutions == ((8000.0, 0.0),) and known.typical_resolution == pytest.approx(8000)
-    assert SelectionOptions(head_errors=errors(0.005)).resolutions is None and SelectionOptions().sampled_at == "resolution 2,000"
+    assert SelectionOptions(head_errors=errors(0.005)).resolutions is None and SelectionOptions().sampled_by == ("sample budget", "2,000")
     with pytest.raises(ConfigError, match="head_errors is 'x'"):
         SelectionOptions(head_errors="x")

@@ -47,7 +47,7 @@ def test_bytes_and_types_exclude_each_other(monkeypatch):
     chosen = KvOptions(kv_bytes=4096).with_(type_k="q4_0", type_v="q4_0", layer_types=TYPES)
     assert chosen.cache.kv_bytes == 4096 and chosen.with_(mode="sparse").cache == chosen.cache
     monkeypatch.setenv("EDGEKV_KV_BYTES", "24KiB")
-    monkeypatch.setenv("EDGEKV_TYPE_K", "q8_0")
+    monkeypatch.setenv("EDGEKV_CACHE_TYPE_K", "q8_0")
     assert KvOptions.from_env().cache == CacheOptions(kv_bytes=24 << 10), "both variables: the bytes count"
     assert KvOptions.from_env(type_v="q8_0").cache == CacheOptions(type_k="q8_0", type_v="q8_0"), "what is named counts more"
 

@@ -89,7 +89,7 @@ import resource
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-options = KvOptions(mode="sparse", device="cuda", kv_vram=64 << 20)
+options = KvOptions(mode="sparse", attention_device="cuda", kv_vram=64 << 20)
 llama = Llama({str(model)!r}, kv_options=options, n_ctx=8192, n_gpu_layers=-1, verbose=False)
 llama.eval(list(range(260, 340)) * 4)
 llama.eval([261])

@@ -105,7 +105,7 @@ class DeviceBench:
     def options(self) -> KvOptions:
         option = "kv_budget" if self.device is DeviceKind.HOST else "kv_vram"
         budget: dict[str, Any] = {} if self.way.mode is KvMode.OFF else {option: self.budget_bytes}
-        return KvOptions(mode=self.way.mode, device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
+        return KvOptions(mode=self.way.mode, attention_device=self.device, type_k=self.way.cache, type_v=self.way.cache, **budget)
 
     @property
     def identity(self) -> Row:
@@ -222,7 +222,7 @@ class _Column:
 
     def _missed_bytes(self, selection: SelectionReport) -> int:
         """Bytes of K and V of rows read in place."""
-        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_tokens
+        return (selection.n_read - selection.n_hits) * self.runtime.tiers().slot_bytes // self.runtime.options.cache.page_size
 
     def _figures(self, done: Pass, depth: int) -> Row:
         milliseconds, n = 1000 * np.asarray(done.seconds), len(done.seconds)

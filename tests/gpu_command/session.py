@@ -111,7 +111,7 @@ class Session:
             libraries[:0] = map(str, self.toolkit.libraries)
             paths.append(str(self.toolkit.nvcc.parent))
         kept |= {"PATH": os.pathsep.join(filter(None, paths)), "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
-                 "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "EDGEKV_DEVICE": self.device,
+                 "PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "EDGEKV_ATTENTION_DEVICE": self.device,
                  "EDGEKV_GPU_MODELS": str(self.models)}
         if self.device == "emulated":
             kept["EDGEKV_EMULATOR"] = str(self.emulator)

@@ -30,7 +30,7 @@ def _models(session: Session) -> str:
 def _run(session: Session, path: Path, seconds: float) -> Outcome:
     environment = session.environment(EDGEKV_GPU_TESTS=session.device)
     if path.parent.name != "gpu":
-        environment.pop("EDGEKV_DEVICE")  # these tests choose a device themselves
+        environment.pop("EDGEKV_ATTENTION_DEVICE")  # these tests choose a device themselves
     command = [session.python, "-m", "pytest", "-v", "-rs", "--tb=short", "-p", "no:cacheprovider", path]
     done = session.execute(path.stem, command, seconds, environment)
     outcome = session.outcome(path.stem, done)

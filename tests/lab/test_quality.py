@@ -80,15 +80,15 @@ def test_a_mode_that_attended_everything_is_no_finding(synthetic, monkeypatch):
     monkeypatch.setattr("edgekv.lab.questions.answers.ask", lambda decoder, question, *_: (
         decode_some(decoder), [f" {blank.expected}" for blank in question.blanks])[-1])
     deep = f"{SPARSE},exact_tokens=768"
-    dropping = "evict:keep=416,split=uniform,policy=streaming"
+    dropping = "evict:evict_to=416,split=uniform,policy=streaming"
     rows = rows_of(synthetic(), n_steps=4, tasks=("lines", "passkey"), lengths=(700, 900),
-                   modes=(deep, "ema:attend=100%,exact_tokens=0", SPARSE, "evict:keep=1000", dropping))
+                   modes=(deep, "ema:attend=100%,exact_tokens=0", SPARSE, "evict:evict_to=1000", dropping))
     for row in (row for row in rows if row["mode"] == deep and row["kind"] == "task"):
         all_asked = {"lines": 8, "passkey": 1, "all": 9}[row["task"]]
         assert row["asked"] == (0 if row["length"] == 700 else all_asked)
         assert row["note"] == (None if row["length"] == 900 else "attended everything in 700 tokens: not counted")
         assert row["retention"] == (None if row["length"] == 700 else 1)
-    for row in (row for row in rows if row["mode"] in ("ema:attend=100%,exact_tokens=0", "evict:keep=1000")):
+    for row in (row for row in rows if row["mode"] in ("ema:attend=100%,exact_tokens=0", "evict:evict_to=1000")):
         assert "attended everything" in row["note"] and row["retention"] is None and row["asked"] in (None, 0)
     for row in (row for row in rows if row["mode"] in (SPARSE, dropping, "exact", "off")):
         assert not row["note"] and (row["kind"] == "text" or row["retention"] == 1)

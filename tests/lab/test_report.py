@@ -220,7 +220,7 @@ def test_the_rows_of_bench_are_read(synthetic, tmp_path):
 
 def test_quality_by_what_is_read(tmp_path):
     """A mode at several settings is one line, over the tokens that it read; what attends everything is no point of a line."""
-    modes = {"sparse": (0.066, 0.006), "sparse:resolution=1000": (0.042, 0.02), "ema:attend=10%,policy=lru": (0.11, 0.07),
+    modes = {"sparse": (0.066, 0.006), "sparse:sample_budget=1000": (0.042, 0.02), "ema:attend=10%,policy=lru": (0.11, 0.07),
              "ema": (0.13, 0.05)}
     rows = [{**row, "attended_fraction": modes[mode][0], "kld_exact": modes[mode][1] if row["mode"] == mode else row.get("kld_exact")}
             for mode in modes for row in quality_rows(mode)]

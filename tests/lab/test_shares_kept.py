@@ -16,7 +16,7 @@ TABLES = ROOT / "edgekv" / "lab" / "results"
 def test_a_curve_is_the_mean_of_the_texts(tmp_path):
     (tmp_path / "policies_bounded.csv").write_text("policy,kept_of_4096,kld_a,kld_b,same_top_%\nlru+anchor,1024,0.1,0.3,80\nlru+anchor,2048,0.1,0.1,90\n")
     (tmp_path / "policies_in_evict.csv").write_text(
-        "mode,kept_%,kld_a,kld_b\noff,100,0.01,0.03\nsparse (1024 rows a head),100,0.2,0.4\nsparse:resolution=1 (512 rows a head),100,1,1\n"
+        "mode,kept_%,kld_a,kld_b\noff,100,0.01,0.03\nsparse (1024 rows a head),100,0.2,0.4\nsparse:sample_budget=1 (512 rows a head),100,1,1\n"
         "lru,10,0.5,0.7\n")
     assert shares_kept.bounded(tmp_path) == {"lru": [(0.25, pytest.approx(0.2)), (0.5, pytest.approx(0.1))]}
     assert shares_kept.read_whole(tmp_path) == {"sparse": [(0.125, 1.0), (0.25, pytest.approx(0.3))], "lru": [(0.1, pytest.approx(0.6))]}

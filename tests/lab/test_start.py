@@ -74,7 +74,7 @@ def test_a_mode_with_sparse_prompts_reads_the_context_itself(synthetic):
     with opened(synthetic("llama", n_head=6), Caches(), 4096, 2) as decoder:
         tokens = np.random.default_rng(5).integers(260, 350, 3000).tolist()
         start, told = Start(decoder, decoder.llama.kv.options), []
-        reading, exact = find_mode("sparse:prompts=sparse,prompt_resolution=2"), find_mode("exact")
+        reading, exact = find_mode("sparse:prompts=sparse,prompt_sample_budget=2"), find_mode("exact")
         assert reading.reads_itself and not exact.reads_itself and not find_mode("sparse").reads_itself
         start.read(tokens, [reading], 2, told.append)
 

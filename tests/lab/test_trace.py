@@ -249,8 +249,8 @@ def test_a_recording_is_full_attention(tmp_path, synthetic, kind, shape, type_k)
 
 def sparse(model, tokens, n_prompt: int, resolution: float) -> tuple[np.ndarray, np.ndarray]:
     """float32 [step, row, head, page]: what mode sparse observes, and how many rows it reads of each page."""
-    options = KvOptions(mode="sparse", resolution=resolution, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
-                        device="cpu")
+    options = KvOptions(mode="sparse", sample_budget=resolution, exact_tokens=0, keep_rows=True, plan_every=1, policy="none", kv_budget=0,
+                        attention_device="cpu")
     llama = Llama(str(model), kv_options=options, n_ctx=len(tokens), n_threads=1, verbose=False)
     masses, reads = [], []
 
@@ -347,14 +347,14 @@ def command(*arguments: object, **environment: str) -> subprocess.CompletedProce
 def test_record_and_info(tmp_path, synthetic):
     path = tmp_path / "a.trace"
     small = ("--depth", 200, "--steps", 20, "--window", 4, "--threads", 1)
-    done = command("trace", "record", synthetic("llama"), "-o", path, "--text", "code", "--resolution", "2000", *small)
+    done = command("trace", "record", synthetic("llama"), "-o", path, "--text", "code", "--sample-budget", "2000", *small)
     assert done.returncode == 0 and done.stdout == "" and "200 tokens and 20 steps" in done.stderr
     told = command("trace", "info", path)
     assert "200 before the steps (4 of them the window), 20 steps" in told.stdout and "4 KV heads in 2 layers" in told.stdout
-    assert "at resolution 2,000" in told.stdout and '"resolution": 2000.0' in command("trace", "info", path, "-o", "json").stdout
+    assert "at sample budget 2,000" in told.stdout and '"resolution": 2000.0' in command("trace", "info", path, "-o", "json").stdout
     stock = command("trace", "record", synthetic("llama"), "-o", path, *small, EDGEKV="0")
     assert stock.returncode == 2 and stock.stderr == "edgekv: EDGEKV=0 is set, so there is no attention to observe; unset it\n"
-    none = command("trace", "record", synthetic("llama"), "-o", path, "--resolution", "0")
+    none = command("trace", "record", synthetic("llama"), "-o", path, "--sample-budget", "0")
     assert none.returncode == 2 and "the resolution is '0'" in none.stderr
 
 

@@ -18,7 +18,7 @@ from edgekv.planning.context import choose_context
 from edgekv.planning.fit import kv_bytes, page_bytes
 from edgekv.planning.plan import make_plan
 
-EXACT, SPARSE = (KvOptions(mode=mode, device="cpu") for mode in (KvMode.EXACT, KvMode.SPARSE))
+EXACT, SPARSE = (KvOptions(mode=mode, attention_device="cpu") for mode in (KvMode.EXACT, KvMode.SPARSE))
 MIB, PLENTY = 1 << 20, 1 << 40
 
 
@@ -72,7 +72,7 @@ def test_the_automatic_length_leaves_half_of_the_rest(model, n_slots):
 # ---- what counts ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv", [EXACT, SPARSE, KvOptions(mode="off", device="cpu"), KvOptions(mode="evict", keep="512", device="cpu")], ids=str)
+@pytest.mark.parametrize("kv", [EXACT, SPARSE, EXACT.with_(mode="off"), EXACT.with_(mode="evict", evict_to="512")], ids=str)
 @pytest.mark.parametrize("slots", [Slots(), Slots(3), Slots(3, unified=True)], ids=str)
 def test_the_plan_and_the_choice_agree(model, kv, slots):
     """Plan and choice agree to the byte: the choice refuses a context that the plan finds too large, and opens the one that it names

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("emulator")
 
 N_CTX = 2048
 CASES = [
-    ("exact", {}, {}), ("exact", {"page_tokens": 80}, {"n_head": 6}), ("exact", {"type_k": "q8_0"}, {"head_dim": 128}),
-    ("sparse", {}, {}), ("sparse", {"sketch": "none"}, {"n_head": 6}), ("sparse", {"page_tokens": 80}, {"head_dim": 128, "n_head": 16}),
+    ("exact", {}, {}), ("exact", {"page_size": 80}, {"n_head": 6}), ("exact", {"type_k": "q8_0"}, {"head_dim": 128}),
+    ("sparse", {}, {}), ("sparse", {"sketch": "none"}, {"n_head": 6}), ("sparse", {"page_size": 80}, {"head_dim": 128, "n_head": 16}),
     ("sparse", {"type_v": "q8_0"}, {}), ("sparse", {"type_k": "q4_0", "type_v": "q8_0"}, {}),
 ]
 
@@ -27,7 +27,7 @@ CASES = [
 def test_the_plan_is_what_is_allocated(synthetic, mode, changes, shape, n_sequences, budget):
     """The small budget stages one layer at a time, has a shorter ring in mode exact, and an arena for a part of the pages."""
     path = synthetic("llama", n_ctx_train=4096, **shape)
-    options = KvOptions(mode=mode, device="emulated", exact_tokens=0, **changes)
+    options = KvOptions(mode=mode, attention_device="emulated", exact_tokens=0, **changes)
     room = room_of(device_calls.info(DeviceKind.EMULATED))
     if budget != "auto":
         options = options.with_(kv_vram=GIB)

@@ -12,7 +12,7 @@ from edgekv.models.shapes import SHAPES
 from edgekv.planning import device_mode
 from edgekv.planning.devices import Placement
 
-KV = KvOptions(device="cuda")
+KV = KvOptions(attention_device="cuda")
 PLACED = Placement(DeviceKind.CUDA, 0, CARD)
 
 

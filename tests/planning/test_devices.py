@@ -28,20 +28,20 @@ def machine(gpus, monkeypatch):
 
 def refusal(**options) -> str:
     with pytest.raises(CudaUnavailable) as caught:
-        devices.place(KvOptions(**{"device": "cuda"} | options))
+        devices.place(KvOptions(**{"attention_device": "cuda"} | options))
     message = str(caught.value)
     assert caught.value.exit_code == EXIT_LIBRARY, "another exit code"
-    assert "\n" not in message and "--device cpu" in message, "a message is one line and says what helps"
+    assert "\n" not in message and "--attention-device cpu" in message, "a message is one line and says what helps"
     return message
 
 
 def test_a_usable_gpu(machine):
     machine(CARD)
     for device in ("auto", "cuda"):
-        placed = devices.place(KvOptions(device=device))
+        placed = devices.place(KvOptions(attention_device=device))
         assert placed.kind is DeviceKind.CUDA and placed.info == CARD and placed.warning is None
         assert placed.room.free == CARD.free_bytes and placed.room.holds_model
-    host = devices.place(KvOptions(device="cpu"))
+    host = devices.place(KvOptions(attention_device="cpu"))
     assert host.kind is DeviceKind.HOST and host.room is None and host.warning is None
 
 
@@ -90,16 +90,16 @@ def test_without_cupy(machine, runtime, extra):
     machine(replace(CARD, runtime=runtime), cupy=None)
     assert "CuPy is not installed" in refusal() and extra in refusal()
     assert extra in devices.place(KvOptions()).warning
-    assert devices.place(KvOptions(mode="off", device="cuda")).kind is DeviceKind.CUDA, "stock llama.cpp does without CuPy"
+    assert devices.place(KvOptions(mode="off", attention_device="cuda")).kind is DeviceKind.CUDA, "stock llama.cpp does without CuPy"
 
 
 def test_the_emulated_device(machine):
     machine(EMULATED, smi=())
-    placed = devices.place(KvOptions(device="emulated"))
+    placed = devices.place(KvOptions(attention_device="emulated"))
     assert placed.kind is DeviceKind.EMULATED and not placed.room.holds_model
     assert devices.place(KvOptions()).kind is DeviceKind.HOST, "it is never chosen by itself"
     machine(smi=())
-    assert "libedgekv-emulated" in refusal(device="emulated")
+    assert "libedgekv-emulated" in refusal(attention_device="emulated")
 
 
 def test_cupy_is_not_imported():

@@ -33,7 +33,7 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     assert sparse.home == exact.home == exact.total
     n_heads = sum(model.n_head_kv[il] for il in layers)
     assert (sparse.tables > 0) == (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
-    evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, keep=512))
+    evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, evict_to=512))
     # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; given back; oldest and newest; stale and pinned; what Python has
     entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
     assert evict.tables == (entries * (4 + 4 + 8 + 1) + len(layers) * 32 + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
@@ -50,7 +50,7 @@ def test_heads_that_have_kernels():
 def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
     """As much as the context then allocates, with the sights of one head for each thread besides mode sparse's work space."""
     path = synthetic("llama")
-    model, options = geometry(path), KvOptions(mode="evict", keep=1024, resolution=500, exact_tokens=0)
+    model, options = geometry(path), KvOptions(mode="evict", evict_to=1024, sample_budget=500, exact_tokens=0)
     expected, sparse = kv_bytes(model, 8192, options), kv_bytes(model, 2048, SPARSE)  # cells for layers that keep different tokens
     assert expected.workspace == sparse.workspace + 16 * 16 * 32 and expected.sketches == sparse.sketches > 0 and expected.arena == 0
     with attached(path, options, n_ctx=8192, n_seq=1, n_threads=1, n_batch=256, n_ubatch=256) as (context, run):
@@ -61,7 +61,7 @@ def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
         assert (memory.home_bytes, memory.sketch_bytes) == (expected.home, expected.sketches)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"page_tokens": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_size": 80}, {"page_size": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
          {"kv_budget": 0}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 
 
@@ -77,7 +77,7 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
     with attached(path, options, **shape, **types) as (_, runtime):
         memory = runtime.memory()
         assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
-        layers, page_tokens, n_slots = sparse_layers(model), options.cache.page_tokens, expected.arena // page_bytes(model, options.cache)
+        layers, page_tokens, n_slots = sparse_layers(model), options.cache.page_size, expected.arena // page_bytes(model, options.cache)
         tables = workspace.table_bytes(model, layers, n_sequences, 1536, page_tokens, n_slots)
         pins = n_sequences * -(-(-(-1536 // page_tokens) * page_tokens) // 64) * 8  # nothing is pinned
         assert tables - pins <= memory.table_bytes + memory.observation_bytes < tables - pins + 64 and tables < expected.tables
@@ -216,9 +216,9 @@ def test_an_emulated_device_holds_no_model(large):
 SHORT = [
     (SPARSE.with_(kv_vram=512 * MIB), 32768, ["--kv-vram", "--ctx"]),
     (SPARSE.with_(kv_vram=GIB), 131072, ["--kv-vram", "--ctx"]),
-    (SPARSE.with_(kv_vram=1860 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
-    (EXACT.with_(kv_vram=400 * MIB), 131072, ["--kv-vram", "--ctx", "--type-k"]),
-    (EXACT.with_(kv_vram=128 * MIB), 16384, ["--kv-vram", "--ctx", "--type-k"]),
+    (SPARSE.with_(kv_vram=1860 * MIB), 131072, ["--kv-vram", "--ctx", "--cache-type-k"]),
+    (EXACT.with_(kv_vram=400 * MIB), 131072, ["--kv-vram", "--ctx", "--cache-type-k"]),
+    (EXACT.with_(kv_vram=128 * MIB), 16384, ["--kv-vram", "--ctx", "--cache-type-k"]),
     (EXACT.with_(kv_vram=MIB), 4096, ["--kv-vram"]),
     (SPARSE, 524288, ["--ctx"]),
 ]
@@ -259,7 +259,7 @@ def test_more_than_the_card_has(large):
 def test_the_weights_do_not_fit(large, free, layers):
     with pytest.raises(DoesNotFit, match="are missing; ") as caught:
         check_device(large, 4096, SPARSE, DeviceRoom("small card", 4 * GIB, free))
-    assert "--device cpu" in str(caught.value) and ("--gpu-layers" in str(caught.value)) is layers
+    assert "--attention-device cpu" in str(caught.value) and ("--gpu-layers" in str(caught.value)) is layers
     assert caught.value.exit_code == EXIT_DOES_NOT_FIT
 
 

@@ -26,7 +26,7 @@ from edgekv.planning.served import layers
 from edgekv.runtime.wiring import ROWS_SHARE
 
 MIB, GB = 1 << 20, 10**9
-EXACT, SPARSE, OFF = (KvOptions(mode=mode, device="cpu") for mode in ("exact", "sparse", "off"))
+EXACT, SPARSE, OFF = (KvOptions(mode=mode, attention_device="cpu") for mode in ("exact", "sparse", "off"))
 RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9, 50e9), "q4_0": WeightRates(5e9, 40e9, 40e9), "f16": WeightRates(8e9, 50e9, 50e9)},
                   ATTENTION)
 
@@ -72,7 +72,7 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
     """GQA, one KV head, as many as query heads, sliding windows, a mixture, a hybrid, no attention at all, layers that differ, a compressed cache,
     an index beside it."""
     path = synthetic(kind, **SIZE | changes)
-    kv = KvOptions(mode=mode, device="cpu", type_k=cache, type_v=cache)
+    kv = KvOptions(mode=mode, attention_device="cpu", type_k=cache, type_v=cache)
     with caplog.at_level(logging.INFO, "edgekv.llama.cpp"):
         llama = Llama(str(path), kv_options=kv, n_ctx=n_ctx, n_batch=512, n_ubatch=512, swa_full=False, verbose=False)
     said = dict.fromkeys(("model", "KV", "RS"), 0.0)
@@ -148,7 +148,7 @@ def test_a_small_model_gains_early(tmp_path):
 def test_long_contexts_gain(tmp_path):
     plan = make_plan(request(header(tmp_path, "llama-3.2-1b", "q4_0"), n_ctx=65_536), RATES)
     assert plan.problem is None and plan.recommended == "sparse" and re.search(r"\d\.\dx as fast as stock", plan.why)
-    assert plan.flags[:4] == ("--ctx", "65536", "--kv", "sparse") and "--device" in plan.flags
+    assert plan.flags[:4] == ("--ctx", "65536", "--kv", "sparse") and "--attention-device" in plan.flags
     of = {(speed.mode, speed.depth): speed.decode for speed in plan.speeds}
     assert of["off", 131_072] < of["exact", 131_072] < of["sparse", 131_072] and of["off", 4096] > of["off", 8192]
     assert "on a processor K and V lie in the same memory" in plan.sentence and "The limit is speed" in plan.sentence
@@ -190,14 +190,14 @@ def test_the_prefix_store_and_slots_count(tmp_path):
     parts = {part.name: part.bytes for part in more.parts}
     assert parts["prefix store"] == 1 << 30 and parts["KV home"] == 4 * next(p.bytes for p in one.parts if p.name == "KV home")
     assert parts["prefixes in flight"] == 2 * 256 * 32_768, "two blocks, which are streamed"
-    assert "--slots" in more.flags and not more.speeds
+    assert "--parallel" in more.flags and not more.speeds
 
 
 def test_on_a_gpu_the_limit_is_memory(tmp_path):
     """K and V of stock must fit beside the weights; EdgeKV's pages lie in host memory."""
     model = header(tmp_path, "llama-3-8b", "q4_0")
     room = DeviceRoom("a GPU", 8 << 30, 8 << 30)
-    kv = KvOptions(mode="exact", device="cuda")
+    kv = KvOptions(mode="exact", attention_device="cuda")
     plan = make_plan(request(model, kv, 65_536, room=room), None)
     assert plan.problem is None and plan.recommended == "exact" and plan.total("a GPU") <= room.free
     stock, exact, _ = plan.limits
@@ -211,7 +211,7 @@ def test_a_gpu_s_speed_follows_its_link(tmp_path):
     from edgekv._native.device_calls import Rates
 
     model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
-    line = DeviceRoofline(model, KvOptions(mode="exact", device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
+    line = DeviceRoofline(model, KvOptions(mode="exact", attention_device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
     assert line.decode_seconds(KvMode.OFF, 131_072) is None, "K and V of stock do not fit"
     exact, sparse = (line.decode_seconds(mode, 131_072) for mode in (KvMode.EXACT, KvMode.SPARSE))
     assert exact > 131_072 * 131_072 / 20e9 * 0.5 > sparse > 4.5e9 / 900e9

@@ -106,7 +106,7 @@ def test_two_contexts_share_the_device(compare: Compare):
 
 def test_settings_that_change_are_in_no_recording(compare: Compare):
     counts = compare(options=SAMPLED, steps=[150, *[1] * 16],
-                     changes={"5": {"resolution": 10}, "9": {"mode": "off"}, "13": {"mode": "exact"}}).counts
+                     changes={"5": {"sample_budget": 10}, "9": {"mode": "off"}, "13": {"mode": "exact"}}).counts
     assert (counts["recorded"][[2, 6, 14]] == 1).all() and (counts["custom"][[5, 6, 13, 14]] == N_NODES).all()
     assert (counts["served"] == [1] * 9 + [0] * 4 + [1] * 4).all()
 

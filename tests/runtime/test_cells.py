@@ -163,7 +163,7 @@ def flags_of(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages to ask for")
-@pytest.mark.parametrize(("options", "flag"), [(KvOptions(), "hg"), (KvOptions(mode="evict", keep=1 << 15), "nh")])
+@pytest.mark.parametrize(("options", "flag"), [(KvOptions(), "hg"), (KvOptions(mode="evict", evict_to=1 << 15), "nh")])
 def test_the_cache_asks_for_huge_pages(synthetic, options, flag):
     """In mode evict for small ones, of which single ones are given back."""
     with attached(synthetic("llama"), options, n_ctx=1 << 16, n_seq=1) as (_, run):

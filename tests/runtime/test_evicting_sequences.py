@@ -66,7 +66,7 @@ def feed(*parts: tuple[Talk, list[int]]) -> list[np.ndarray]:
 @pytest.mark.usefixtures("single_precision")
 @pytest.mark.parametrize(("kind", "more"), [
     ("llama", {"policy": "anchor+recent"}), ("llama", OWN), ("llama", {**OWN, "positions": 1}), ("llama", {**OWN, "split": "pooled", "policy": "h2o"}),
-    ("llama", {"policy": "streaming(sink_tokens=4)", "recent_tokens": 0}), ("llama", {**OWN, "resolution": 1e9, "exact_tokens": 0}),
+    ("llama", {"policy": "streaming(sink_tokens=4)", "recent_tokens": 0}), ("llama", {**OWN, "sample_budget": 1e9, "exact_tokens": 0}),
     ("llama", {**OWN, "policy": "tova+recent"}), ("gemma2", {**OWN, "positions": 1})])
 def test_two_sequences_are_as_each_alone(synthetic, kind, more):
     """Their tokens share batches, one is idle while the other goes on, one goes back; each has the logits and the kept tokens of a context alone.
@@ -107,7 +107,7 @@ def test_two_sequences_are_as_each_alone(synthetic, kind, more):
         assert run.stats.n_freed == run_left.stats.n_freed + run_right.stats.n_freed > KEEP // 2
         for mine, other in zip(ours, alone, strict=True):
             assert mine.kept() == other.kept()
-        if "resolution" in more:
+        if "sample_budget" in more:
             assert testing.check(run._native_handle()).n_groups_wrong == 0
 
 

@@ -18,7 +18,7 @@ import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in pl
 def test_where_all_is_kept_it_is_exact(synthetic):
     logits = {}
     for mode in ("exact", "evict"):
-        with attached(synthetic("llama", n_head=6), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ONE) as (context, run):
+        with attached(synthetic("llama", n_head=6), KvOptions(mode=mode, evict_to=1024), n_ctx=1024, **ONE) as (context, run):
             chat = Chat(context, run)
             assert run.cells.n_cells == 1024
             logits[mode] = np.concatenate([chat.feed(chat.tokens(n)) for n in (128, 128, 100, *[1] * 40, 7, 16, 17, 128, 1)])
@@ -208,9 +208,9 @@ def test_contexts_that_cannot_evict_say_so(synthetic):
     with pytest.raises(ConfigError, match="there are none here"):
         Llama(path, kv_options=evict(1024), n_ctx=4096, flash_attn=False, verbose=False)
     with pytest.raises(ConfigError, match="runs on the processor only"):
-        Llama(path, kv_options=evict(1024, device="cuda"), n_ctx=4096, verbose=False)
+        Llama(path, kv_options=evict(1024, attention_device="cuda"), n_ctx=4096, verbose=False)
     with pytest.raises(ConfigError, match="hold fewer than 256 tokens of this model"):
-        Llama(path, kv_options=KvOptions(mode="evict", keep="100KiB"), n_ctx=4096, verbose=False)
+        Llama(path, kv_options=KvOptions(mode="evict", evict_to="100KiB"), n_ctx=4096, verbose=False)
     with attached(synthetic("llama"), n_ctx=1024) as (_, run), pytest.raises(ConfigError, match="the 4 of this context share one cache"):
         run.configure(evict(256))
     with attached(synthetic("llama"), n_ctx=1024, **ONE) as (_, run):
@@ -221,7 +221,7 @@ def test_contexts_that_cannot_evict_say_so(synthetic):
 
 def test_llama_fits_its_batches_to_what_it_keeps(synthetic):
     per_token = 2 * 2 * 2 * 64 * 2
-    llama = Llama(str(synthetic("llama")), kv_options=KvOptions(mode="evict", keep=f"{600 * per_token}B"), n_ctx=4096, verbose=False)
+    llama = Llama(str(synthetic("llama")), kv_options=KvOptions(mode="evict", evict_to=f"{600 * per_token}B"), n_ctx=4096, verbose=False)
     assert llama.n_batch == 128 and llama.kv.memory().n_cells == 512 and llama.n_ctx() == 4096 and llama.kv.options.keep_tokens == 512
     assert llama.kv.memory().home_bytes <= 600 * per_token
     text = llama("abcdefgh" * 200, max_tokens=600, temperature=0.0)
@@ -230,7 +230,7 @@ def test_llama_fits_its_batches_to_what_it_keeps(synthetic):
 
 
 def test_the_default_model_goes_on_past_what_it_keeps(default_model):
-    llama = Llama(str(default_model), kv_options=KvOptions(mode="evict", keep=512), n_ctx=4096, n_threads=1, verbose=False)
+    llama = Llama(str(default_model), kv_options=KvOptions(mode="evict", evict_to=512), n_ctx=4096, n_threads=1, verbose=False)
     prompt = "The magic number is 7421. " + "The quick brown fox jumps over the lazy dog. " * 70
     text = llama(prompt + "The quick brown fox", max_tokens=8, temperature=0.0)["choices"][0]["text"]
     assert "jumps over the lazy dog" in text

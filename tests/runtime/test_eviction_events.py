@@ -15,7 +15,7 @@ import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in pl
 
 
 def test_rewinding_and_state_files_bring_back_what_they_change(synthetic):
-    options = KvOptions(mode="evict", keep=128, policy="ema+anchor+recent", split="uniform", recent_tokens=16)
+    options = KvOptions(mode="evict", evict_to=128, policy="ema+anchor+recent", split="uniform", recent_tokens=16)
     with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024, **ONE) as (context, run):
         chat = Chat(context, run)
         for _ in range(4):

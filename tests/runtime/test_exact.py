@@ -79,7 +79,7 @@ def test_cells_that_an_index_lists(synthetic, n_head: int, n_top_k: int, types: 
     assert all(layer.hooked and layer.n_head_kv == 1 and layer.type_v == "-" for layer in llama.kv.layers)
     prompt, steps = tokens_and_steps()
     ours = step_logits(llama, prompt, steps, "exact")
-    llama.kv.configure(llama.kv.options.with_(resolution=100.0, exact_tokens=0))
+    llama.kv.configure(llama.kv.options.with_(sample_budget=100.0, exact_tokens=0))
     assert (step_logits(llama, prompt, steps, "sparse") == ours).all() and not llama.kv.memory().sketch_bytes
     every = step_logits(open_model(synthetic("deepseek32", **shape, n_top_k=4096), **types), prompt, steps, "off")
     assert (kld(every, ours).max() > 0.05) == (n_top_k < N_PROMPT), "its lists are shorter than the context"

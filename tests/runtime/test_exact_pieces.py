@@ -13,7 +13,7 @@ from edgekv.runtime.runtime import Runtime
 
 N = 600
 EXACT = {"mode": "exact", "observe": True, "observe_prompt": False}
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 4.0, "policy": "none", "kv_budget": 0, "observe": True, "observe_prompt": False}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 4.0, "policy": "none", "kv_budget": 0, "observe": True, "observe_prompt": False}
 PIECES = (1, 4, 15, 16, 1)
 TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 
@@ -129,6 +129,6 @@ def test_so_does_python(synthetic):
 @pytest.mark.usefixtures("emulator")
 def test_so_does_a_device(synthetic):
     """The device agrees where a ubatch holds nothing but a prompt's tokens."""
-    want, _, _ = pieces(synthetic("llama", dtype="f32"), EXACT | {"device": "emulated"}, n_seq=1)
-    got, _, _ = pieces(synthetic("llama", dtype="f32"), SPARSE | {"device": "emulated"}, n_seq=1)
+    want, _, _ = pieces(synthetic("llama", dtype="f32"), EXACT | {"attention_device": "emulated"}, n_seq=1)
+    got, _, _ = pieces(synthetic("llama", dtype="f32"), SPARSE | {"attention_device": "emulated"}, n_seq=1)
     np.testing.assert_array_equal(got, want)

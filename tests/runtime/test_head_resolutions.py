@@ -31,7 +31,7 @@ def known(table: np.ndarray) -> HeadErrors:
 
 def rows_at(path, table: np.ndarray | None, resolution: float = BASE) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """What the token behind N others reads, [layer][head]."""
-    with attached(path, KvOptions(**SAMPLED, resolution=resolution), n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
+    with attached(path, KvOptions(**SAMPLED, sample_budget=resolution), n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
         rng = np.random.default_rng(3)
         for first in range(0, N, 300):
             context.decode(rng.integers(260, 350, 300).tolist(), range(first, first + 300), [0] * 300)
@@ -76,11 +76,11 @@ def test_what_is_no_table_of_resolutions(synthetic, table, said):
 def test_an_error_sets_the_resolutions_of_a_context(synthetic):
     """And takes them back; coverage is counted at what a head sampled at."""
     path = synthetic("llama", **SHAPE)
-    asked = KvOptions(**SAMPLED, error="1%", head_errors=known(np.array([[500, 1000, 4000, 0], [8000, 0, 500, 500], [16000, 16000, 500, 1000.0]])))
+    asked = KvOptions(**SAMPLED, target_error="1%", head_errors=known(np.array([[500, 1000, 4000, 0], [8000, 0, 500, 500], [16000, 16000, 500, 1000.0]])))
     table = np.where(asked.selection.resolutions, asked.selection.resolutions, 2000)
     assert len(set(table[0])) == 4
     read = {}
-    for name, options in {"error": asked, "uniform": asked.with_(resolution=2000)}.items():
+    for name, options in {"error": asked, "uniform": asked.with_(sample_budget=2000)}.items():
         with attached(path, options, n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
             rng = np.random.default_rng(3)
             for first in range(0, N, 300):
@@ -89,7 +89,7 @@ def test_an_error_sets_the_resolutions_of_a_context(synthetic):
             read[name] = run.layer_selection()
             covered = read[name]["covered"] / read[name]["n_covered"]
             assert (covered > 0.2).all() and (covered <= 1).all()
-            run.configure(run.options.with_(error=None))
+            run.configure(run.options.with_(target_error=None))
             before = run.layer_selection()["n_read"]
             context.decode([271], [N + 1], [0])
             read[f"{name}, then none"] = run.layer_selection()["n_read"] - before
@@ -99,24 +99,24 @@ def test_an_error_sets_the_resolutions_of_a_context(synthetic):
 
 def test_another_model_samples_at_the_resolution_for_all(synthetic):
     """Such as a draft's, whose context gets the same options."""
-    asked = KvOptions(**SAMPLED, error="1%", head_errors=known(np.full((3, 2), 500.0)))
+    asked = KvOptions(**SAMPLED, target_error="1%", head_errors=known(np.full((3, 2), 500.0)))
     with attached(synthetic("llama", **SHAPE), asked, n_ctx=1024, n_seq=1, n_threads=1) as (context, run):
         context.decode(np.random.default_rng(3).integers(260, 350, 300).tolist(), range(300), [0] * 300)
         context.decode([270], [300], [0])
         found = run.layer_selection()
-        run.configure(run.options.with_(resolution=2000))
+        run.configure(run.options.with_(sample_budget=2000))
         context.decode([270], [301], [0])
         # of the mean head: a head's own number follows the token that reads
         assert np.mean(found["n_read"]) == pytest.approx(np.mean(run.layer_selection()["n_read"] - found["n_read"]), rel=0.03)
 
 
 def test_an_error_that_nobody_knows_a_resolution_for(synthetic):
-    asked = KvOptions(**SAMPLED, error="1%")
+    asked = KvOptions(**SAMPLED, target_error="1%")
     with attached(synthetic("llama", **SHAPE), KvOptions(), n_seq=1) as (_, run):
         with pytest.raises(ConfigError, match="the errors of this model's heads were not measured, .*edgekv.Llama with an error"):
             Runtime.attach(run.address, asked)
         assert run.mode is KvMode.EXACT
-    with attached(synthetic("llama", **SHAPE), KvOptions(mode="exact", error="1%"), n_seq=1) as (_, run):
+    with attached(synthetic("llama", **SHAPE), KvOptions(mode="exact", target_error="1%"), n_seq=1) as (_, run):
         with pytest.raises(ConfigError, match="were not measured"):
             run.mode = "sparse"
         with pytest.raises(ConfigError, match="were not measured"):
@@ -125,10 +125,10 @@ def test_an_error_that_nobody_knows_a_resolution_for(synthetic):
 
 def test_rows_of_other_resolutions_are_others():
     """The table is part of what a store tells rows apart by, not the error that it follows from; without an error it is what it was."""
-    one = KvOptions(**SAMPLED, error="1%", head_errors=known(np.full((1, 2), 1000.0)))
+    one = KvOptions(**SAMPLED, target_error="1%", head_errors=known(np.full((1, 2), 1000.0)))
     assert sampled_with(KvOptions(**SAMPLED)) == sampled_with(KvOptions(**SAMPLED, head_errors=one.selection.head_errors))
     assert "error" not in repr(sampled_with(one)) and sampled_with(one) != sampled_with(KvOptions(**SAMPLED))
-    others = [one.with_(error="2%"), one.with_(resolution=1000), one.with_(head_errors=known(np.array([[1000.0, 500.0]])))]
+    others = [one.with_(target_error="2%"), one.with_(sample_budget=1000), one.with_(head_errors=known(np.array([[1000.0, 500.0]])))]
     assert len({sampled_with(options) for options in (one, *others)}) == 4 == len({sparse_with(options) for options in (one, *others)})
 
 
@@ -145,19 +145,19 @@ def test_errors_are_measured_once_and_kept(synthetic, tmp_path, monkeypatch, cap
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path, options = synthetic("llama", **SHAPE), dict(n_ctx=512, n_threads=1, verbose=False)
     done: list[tuple[int, int]] = []
-    asked = KvOptions(mode="sparse", error="5%")
+    asked = KvOptions(mode="sparse", target_error="5%")
     with caplog.at_level(logging.WARNING, "edgekv"):
         measured = edgekv.with_head_errors(path, asked, lambda what, n, total: done.append((n, total)), n_threads=1)
         assert [record.message for record in caplog.records if "is measured once" in record.message and path.name in record.message]
         caplog.clear()
-        with_it = edgekv.Llama(str(path), kv="sparse", error=0.05, **options)
+        with_it = edgekv.Llama(str(path), kv="sparse", target_error=0.05, **options)
         assert not caplog.records, "it is known"
     errors = measured.selection.head_errors
     assert done[-1][0] == done[-1][1] and with_it.kv.options.selection.head_errors == errors
     assert np.shape(errors.errors) == (3, 3, 4) and errors.resolutions == measured_heads.RESOLUTIONS
     assert (np.diff(np.array(errors.errors), axis=0) < 0).all() and np.max(errors.errors) < 0.5, "a finer sample errs less"
-    assert edgekv.with_head_errors(path, asked.with_(error="10%")).selection.head_errors == errors, "one measurement serves all errors"
-    for unmoved in (asked.with_(mode="exact"), asked.with_(error=None), measured):
+    assert edgekv.with_head_errors(path, asked.with_(target_error="10%")).selection.head_errors == errors, "one measurement serves all errors"
+    for unmoved in (asked.with_(mode="exact"), asked.with_(target_error=None), measured):
         assert edgekv.with_head_errors(path, unmoved) is unmoved
 
     other = synthetic("llama", seed=1, **SHAPE)
@@ -168,7 +168,7 @@ def test_errors_are_measured_once_and_kept(synthetic, tmp_path, monkeypatch, cap
 
 def test_a_model_that_is_never_sampled_has_nothing_to_measure(synthetic, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    errors = edgekv.with_head_errors(synthetic("mamba"), KvOptions(mode="sparse", error="1%"), n_threads=1).selection.head_errors
+    errors = edgekv.with_head_errors(synthetic("mamba"), KvOptions(mode="sparse", target_error="1%"), n_threads=1).selection.head_errors
     assert not any(errors.errors[0])
 
 
@@ -190,8 +190,8 @@ def test_the_file_of_errors(tmp_path, caplog):
 
 
 def test_what_errors_are_valid_for():
-    options = KvOptions(mode="sparse", error="1%")
+    options = KvOptions(mode="sparse", target_error="1%")
     keys = [key_of(b"model", options, "cpu avx2", "text")]
     keys += [key_of(b"other", options, "cpu avx2", "text"), key_of(b"model", options, "cpu avx512", "text"), key_of(b"model", options, "cpu avx2", "t")]
     keys += [key_of(b"model", options.with_(**change), "cpu avx2", "text") for change in ({"type_k": "q8_0"}, {"recent_tokens": 32}, {"sink_tokens": 0})]
-    assert len(set(keys)) == len(keys) and key_of(b"model", options.with_(error="2%"), "cpu avx2", "text") == keys[0]
+    assert len(set(keys)) == len(keys) and key_of(b"model", options.with_(target_error="2%"), "cpu avx2", "text") == keys[0]

@@ -26,7 +26,7 @@ import llama_cpp
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
 
 MIB = 1 << 20
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32, "policy": "none"}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 60, "recent_tokens": 32, "policy": "none"}
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["one stream", "streams"])
@@ -39,7 +39,7 @@ def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kin
     found = []
     for home, budget, between in ((None, 0, lambda: None), (tmp_path, 0, lambda: None), (tmp_path, 0, page_out), (tmp_path, 20_000, lambda: None),
                                   (tmp_path, MIB, lambda: None)):
-        with attached(path, KvOptions(home=home, kv_budget=budget, **mode), **arguments) as (context, run):
+        with attached(path, KvOptions(kv_dir=home, kv_budget=budget, **mode), **arguments) as (context, run):
             assert len({file.st_ino for file in files_of_homes()}) == (home is not None) + (budget > 0 and mode["mode"] == "sparse")
             found.append(conversation(context, between))
             if mode is SPARSE:
@@ -52,7 +52,7 @@ def test_the_logits_are_those_of_a_home_in_memory(synthetic, tmp_path, mode, kin
 
 @pytest.mark.parametrize("mode", [{"mode": "exact"}, SPARSE], ids=["exact", "sparse"])
 def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
-    with attached(synthetic("llama", n_layer=2, head_dim=128), KvOptions(home=tmp_path, **mode), n_ctx=8192, n_seq=1) as (context, _):
+    with attached(synthetic("llama", n_layer=2, head_dim=128), KvOptions(kv_dir=tmp_path, **mode), n_ctx=8192, n_seq=1) as (context, _):
         for first in range(0, 4096, 512):
             context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
         context.decode([270], [4096], [0])
@@ -65,7 +65,7 @@ def test_what_a_token_reads_comes_back_from_the_disk(synthetic, tmp_path, mode):
 
 
 def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
-    with attached(synthetic("llama", head_dim=128), KvOptions(mode="exact", home=tmp_path), n_ctx=16384, n_seq=1) as (_, run):
+    with attached(synthetic("llama", head_dim=128), KvOptions(mode="exact", kv_dir=tmp_path), n_ctx=16384, n_seq=1) as (_, run):
         assert os.listdir(tmp_path) == []
         (file,) = files_of_homes()
         assert file.st_mode & 0o777 == 0o600
@@ -75,7 +75,7 @@ def test_the_file_has_no_name_and_all_its_space(synthetic, tmp_path):
 
 def test_what_is_removed_is_zeros_and_keeps_its_space(synthetic, tmp_path):
     path = synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128, n_ctx_train=8192)
-    with attached(path, KvOptions(mode="exact", home=tmp_path), n_ctx=8192, n_seq=1) as (context, run):
+    with attached(path, KvOptions(mode="exact", kv_dir=tmp_path), n_ctx=8192, n_seq=1) as (context, run):
         for first in range(0, 4096, 512):
             context.decode([260 + i % 90 for i in range(first, first + 512)], range(first, first + 512), [0] * 512)
         assert run.cells.keys(1)[0, 3000].any()
@@ -94,7 +94,7 @@ START = """
     from pathlib import Path
     from support.contexts import attached
     from edgekv.config import KvOptions
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=sys.argv[3]), n_ctx=4096, n_seq=1) as (context, run):
         context.decode(range(260, 300), range(40), [0] * 40)
         print("ready", flush=True)
         time.sleep(60)
@@ -124,7 +124,7 @@ GROWN = """
             return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) << 10
 
     home = None if sys.argv[3] == "memory" else sys.argv[3]
-    with attached(Path(sys.argv[2]), KvOptions(mode="exact", home=home), n_ctx=4096, n_seq=1) as (context, run):
+    with attached(Path(sys.argv[2]), KvOptions(mode="exact", kv_dir=home), n_ctx=4096, n_seq=1) as (context, run):
         before = None
         for first in range(0, 2048, 64):
             context.decode([260 + i % 90 for i in range(first, first + 64)], range(first, first + 64), [0] * 64)
@@ -150,31 +150,31 @@ def test_folders_that_cannot_have_a_home(synthetic, tmp_path):
     file.write_text("")
     for folder in (tmp_path / "none", file):
         with pytest.raises(ConfigError, match="there is no folder"):
-            Llama(path, kv="sparse", home=folder, n_ctx=256, verbose=False)
+            Llama(path, kv="sparse", kv_dir=folder, n_ctx=256, verbose=False)
     with pytest.raises(ConfigError, match="has no name"):
-        KvOptions(home=" ")
+        KvOptions(kv_dir=" ")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_not_writable(synthetic, tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="not writable"):
-        Llama(str(synthetic("llama")), kv="sparse", home=tmp_path, n_ctx=256, verbose=False)
+        Llama(str(synthetic("llama")), kv="sparse", kv_dir=tmp_path, n_ctx=256, verbose=False)
     tmp_path.chmod(0o700)
 
 
 def test_options_that_exclude_a_home(synthetic, tmp_path):
     with pytest.raises(ConfigError, match="mode evict bounds K and V in memory"):
-        KvOptions(mode="evict", home=tmp_path)
+        KvOptions(mode="evict", kv_dir=tmp_path)
     with pytest.raises(ConfigError, match="home works in modes sparse and exact only"):
-        KvOptions(mode="off", home=tmp_path).check_effect({"home"})
+        KvOptions(mode="off", kv_dir=tmp_path).check_effect({"kv_dir"})
     with pytest.raises(ConfigError, match="needs flash_attn"):
-        Llama(str(synthetic("llama")), kv="exact", home=tmp_path, flash_attn=False, n_ctx=256, verbose=False)
+        Llama(str(synthetic("llama")), kv="exact", kv_dir=tmp_path, flash_attn=False, n_ctx=256, verbose=False)
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_is_loaded(synthetic, tmp_path, monkeypatch):
     file = open_model(synthetic("llama", n_ctx_train=1 << 17))
-    kv = KvOptions(mode="exact", home=tmp_path)
+    kv = KvOptions(mode="exact", kv_dir=tmp_path)
     request = ContextRequest(file, kv, None, Slots(), 8 << 30)
     per_token = file.geometry.kv_bytes_per_token()
     monkeypatch.setattr(allocations, "free_on_disk", lambda folder: 20000 * per_token)
@@ -184,7 +184,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_loaded(synthetic, t
     assert choice.n_ctx == 9984 and choice.note is not None and str(tmp_path) in choice.note, "half of what is free"
     (home,) = [part for part in request.parts(1024, kv) if part.name == "KV home"]
     assert home.place == str(tmp_path) and home.bytes == 1024 * per_token
-    assert request.needed(1 << 16, kv) < request.needed(1 << 16, kv.with_(home=None)) - home.bytes
+    assert request.needed(1 << 16, kv) < request.needed(1 << 16, kv.with_(kv_dir=None)) - home.bytes
 
 
 FULL = """
@@ -193,11 +193,11 @@ FULL = """
     from edgekv.llama import Llama
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:
-        Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+        Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
     except DoesNotFit as error:
         print(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=8192, verbose=False)
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=8192, verbose=False)
     llama.eval([260, 261])
     print(llama.n_tokens)
     llama.close()
@@ -220,7 +220,7 @@ LOST = """
     from edgekv import _native
     _native.prepare()
     from edgekv.llama import Llama
-    llama = Llama(sys.argv[2], kv="exact", home=sys.argv[3], n_ctx=1024, verbose=False)
+    llama = Llama(sys.argv[2], kv="exact", kv_dir=sys.argv[3], n_ctx=1024, verbose=False)
     llama.eval([260] * 600)
     for number in os.listdir("/proc/self/fd"):
         if "edgekv-home-" in os.readlink(f"/proc/self/fd/{number}"):
@@ -239,6 +239,6 @@ def test_a_disk_that_fails_ends_the_process_with_a_sentence(synthetic, tmp_path)
 
 
 def test_with_edgekv_0_there_is_no_home_on_disk(synthetic, tmp_path):
-    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], home=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
+    code = "import sys; from edgekv.llama import Llama; Llama(sys.argv[2], kv_dir=sys.argv[3], kv='exact', n_ctx=256, verbose=False)"
     done = in_process(code, synthetic("llama"), tmp_path, EDGEKV="0")
     assert done.returncode == 1 and "ConfigError: EDGEKV=0 is set" in done.stderr

@@ -40,7 +40,7 @@ class Kept:
 def test_at_the_finest_resolution_all_that_is_kept_is_read(synthetic, kind, bounded, types):
     """Behind five times what is kept, step by step and in batches: the logits of mode evict without a resolution, while pages are freed,
     filled again and dropped by layers."""
-    path, sampled, whole = synthetic(kind), evict(512, **KEPT, resolution=ALL), evict(512, **KEPT)
+    path, sampled, whole = synthetic(kind), evict(512, **KEPT, sample_budget=ALL), evict(512, **KEPT)
     first = (sampled, whole) if bounded else (KvOptions(mode="exact"),) * 2
     with attached(path, first[0], n_ctx=4096, **ONE, **types) as (context, run), attached(path, first[1], n_ctx=4096, **ONE, **types) as (
             other, plain):
@@ -65,7 +65,7 @@ def test_a_sample_reads_less_and_a_finer_one_is_nearer(synthetic):
     for resolution in (300, 3000):
         with attached(path, KvOptions(mode="exact"), n_ctx=4096, **ONE) as (context, run), attached(
                 path, KvOptions(mode="exact"), n_ctx=4096, **ONE) as (other, plain):
-            run.configure(evict(2560, **KEPT, resolution=resolution)), plain.configure(evict(2560, **KEPT))
+            run.configure(evict(2560, **KEPT, sample_budget=resolution)), plain.configure(evict(2560, **KEPT))
             ours, theirs = Chat(context, run), Chat(other, plain)
             for _ in range(24):
                 tokens = ours.tokens(128)
@@ -92,19 +92,19 @@ def test_the_resolution_may_come_and_go(synthetic):
         chat = Chat(context, run)
         for _ in range(12):
             chat.feed(chat.tokens(128))
-        for options in (evict(1024, resolution=ALL, exact_tokens=0), evict(1024), KvOptions(mode="sparse"), evict(1024, resolution=50, exact_tokens=0)):
+        for options in (evict(1024, sample_budget=ALL, exact_tokens=0), evict(1024), KvOptions(mode="sparse"), evict(1024, sample_budget=50, exact_tokens=0)):
             run.configure(options)
             for n in (1, 16, 128, 1):
                 assert np.isfinite(chat.feed(chat.tokens(n))).all()
             weights = run.last_rows(0, 0)[1] if options.selection.keep_rows else np.zeros(0)
-            assert (weights > 1).any() == (options.selection.resolution == 50)
+            assert (weights > 1).any() == (options.selection.sample_budget == 50)
         assert testing.check(run._native_handle()).n_groups_wrong == 0
 
 
 def test_short_views_are_read_whole(synthetic):
     """As in mode sparse, of up to `exact_tokens` cells, though heads have dropped pages."""
     with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024, **ONE) as (context, run):
-        run.configure(evict(512, **{**KEPT, "exact_tokens": 1024}, resolution=10))
+        run.configure(evict(512, **{**KEPT, "exact_tokens": 1024}, sample_budget=10))
         chat = Chat(context, run)
         for n in (*[128] * 6, *[1] * 20):
             chat.feed(chat.tokens(n))

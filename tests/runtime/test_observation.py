@@ -106,7 +106,7 @@ def test_streams_have_their_own_pages(synthetic):
 def test_larger_pages_add_up_small_ones(synthetic):
     mass = {}
     for page_tokens in (16, 64):
-        with attached(synthetic("llama"), KvOptions(page_tokens=page_tokens)) as (context, run):
+        with attached(synthetic("llama"), KvOptions(page_size=page_tokens)) as (context, run):
             seen = Recorder(run)
             context.decode(range(260, 350), range(90), [0] * 90)
             context.decode([300], [90], [0])
@@ -138,9 +138,9 @@ def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
 
 # ---- observing changes nothing --------------------------------------------------------------------------------------------------
 
-SPARSE = KvOptions(mode="sparse", resolution=200, exact_tokens=0, recent_tokens=16, kv_budget=64 << 10)
-EVICT = KvOptions(mode="evict", keep=256, policy="ema+anchor+recent", recent_tokens=16)
-DEVICE = SPARSE.with_(device="emulated")
+SPARSE = KvOptions(mode="sparse", sample_budget=200, exact_tokens=0, recent_tokens=16, kv_budget=64 << 10)
+EVICT = KvOptions(mode="evict", evict_to=256, policy="ema+anchor+recent", recent_tokens=16)
+DEVICE = SPARSE.with_(attention_device="emulated")
 
 
 def conversation(path, options: KvOptions, observer=None):
@@ -166,7 +166,7 @@ def conversation(path, options: KvOptions, observer=None):
     return np.concatenate(logits), plans, scores, counters
 
 
-@pytest.mark.parametrize("options", [SPARSE.with_(device="cpu"), DEVICE, EVICT], ids=["sparse", "device", "evict"])
+@pytest.mark.parametrize("options", [SPARSE.with_(attention_device="cpu"), DEVICE, EVICT], ids=["sparse", "device", "evict"])
 def test_observing_changes_nothing(synthetic, emulator, options: KvOptions):
     seen = []
     alone = conversation(synthetic("llama"), options)
@@ -187,7 +187,7 @@ def test_each_ubatch_is_told_by_itself(synthetic):
     told = {}
     for plan_every in (1, 32):
         masses = told[plan_every] = []
-        conversation(synthetic("llama"), SPARSE.with_(device="cpu", policy="none", plan_every=plan_every),
+        conversation(synthetic("llama"), SPARSE.with_(attention_device="cpu", policy="none", plan_every=plan_every),
                      lambda step: masses.append((step.n_tokens, step.hooked, step.n_observed, step.mass_sum.copy(), step.mass_max.copy())))
     for one, other in zip(told[1], told[32], strict=True):
         assert one[:3] == other[:3]

@@ -12,7 +12,7 @@ from edgekv.runtime.runtime import Runtime
 import llama_cpp
 
 N = 600
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 4.0, "sink_tokens": 20, "recent_tokens": 40, "keep_rows": True}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 4.0, "sink_tokens": 20, "recent_tokens": 40, "keep_rows": True}
 """The default policy applies."""
 TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 
@@ -93,7 +93,8 @@ def test_positions_say_it_wherever_the_cells_lie(synthetic):
 
 @pytest.mark.usefixtures("emulator")
 def test_so_on_a_device(synthetic):
-    with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE | {"keep_rows": True}, device="emulated"), n_ctx=1024, n_seq=1) as (context, run):
+    with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE | {"keep_rows": True}, attention_device="emulated"), n_ctx=1024,
+                  n_seq=1) as (context, run):
         run.pin(200, 230, ahead=True)
         read(context, run, 0, N)
         for at in range(N, N + 20):

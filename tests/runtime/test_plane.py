@@ -195,7 +195,8 @@ def test_the_errors_of_heads_are_measured_where_attention_runs(synthetic, tmp_pa
     monkeypatch.setattr(measured_heads, "READ_TOKENS", 300)
     monkeypatch.setattr(measured_heads, "N_TOKENS", 300 + 3 * measured_heads.STEPS)
     path = synthetic("llama", dtype="f32")
-    ours, host = (np.array(with_head_errors(path, KvOptions(mode="sparse", error="5%", device=device), n_threads=1).selection.head_errors.errors)
+    asked = KvOptions(mode="sparse", target_error="5%")
+    ours, host = (np.array(with_head_errors(path, asked.with_(attention_device=device), n_threads=1).selection.head_errors.errors)
                   for device in ("emulated", "cpu"))
     assert ours.shape == host.shape and (host > 0).all()
     assert len(json.loads((tmp_path / "edgekv" / "head-errors.json").read_text())) == 2, "each was measured for itself"
@@ -228,7 +229,7 @@ def test_rows_by_chance_are_read_in_place(synthetic):
         llama.eval([260 + token])
     now = llama.kv.layer_selection()
     n_rows = (now["n_read"] - now["n_hits"]).sum() - (selected["n_read"] - selected["n_hits"]).sum()
-    row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.cache.page_tokens
+    row_bytes = llama.kv.tiers().slot_bytes / llama.kv.options.cache.page_size
     assert n_rows > 0
     assert link_bytes() - before == pytest.approx(n_rows * row_bytes, rel=0.25), "besides tables, and the keys of the open group"
 
@@ -260,7 +261,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     logits = {}
     for where in ("cpu", "emulated"):
         rng = np.random.default_rng(1)
-        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**ALL | {"mode": mode}, device=where),
+        with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(**ALL | {"mode": mode}, attention_device=where),
                       n_ctx=3 * 256, n_seq=3, unified=unified, n_threads=1) as (context, run):
             ends = [70, 90, 120]  # prompts, on both planes
             for seq, n in enumerate(ends):
@@ -288,7 +289,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
     """Cells are removed, copied, shifted, saved and restored: sketches and slots are always as if built anew."""
-    compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, device="emulated")
+    compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, attention_device="emulated")
     assert compared > 40 and resident > 20
 
 
@@ -298,7 +299,7 @@ def test_everything_may_change_while_it_runs(synthetic):
     options = llama.kv.options
     logits_of(llama)
     for changes in (SAMPLED, {"sketch": "none"}, {"mode": "off"}, {"mode": "sparse"},
-                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "sketch": "b3", "resolution": 20},
+                    {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"mode": "sparse", "sketch": "b3", "sample_budget": 20},
                     {"exact_tokens": 1000}, {"policy": "none", "prefetch": "none"}):
         options = options.with_(**changes)
         llama.kv.configure(options)

@@ -28,7 +28,7 @@ def test_a_budget_that_is_too_small_is_refused(synthetic):
 
 def test_what_is_refused_takes_no_memory(synthetic):
     """The staging buffer is allocated before the rest finds no room."""
-    options = KvOptions(device="emulated", mode="exact", kv_vram=1000)
+    options = KvOptions(attention_device="emulated", mode="exact", kv_vram=1000)
     with attached(synthetic("llama"), options, n_ctx=256, n_seq=1, n_threads=1) as (context, run):
         handle = core.find(context.address)
         assert run is None and isinstance(core.device_problem(handle), DoesNotFit) and device_calls.plane(handle) is None
@@ -99,7 +99,7 @@ def test_a_mode_that_is_refused_takes_nothing_apart(synthetic):
         thread.start()
         thread.join()
 
-    with attached(synthetic("llama"), KvOptions(device="emulated", **ALL), n_seq=1, n_threads=1) as (context, run):
+    with attached(synthetic("llama"), KvOptions(attention_device="emulated", **ALL), n_seq=1, n_threads=1) as (context, run):
         context.decode(range(260, 340), range(80), [0] * 80)
         for position in range(80, 120):
             context.decode([270], [position], [0])

@@ -19,7 +19,7 @@ PIECE = 64 << 20
 def test_the_logits_are_those_of_whole_layers(synthetic, kind, shape, types, mode):
     """A prompt of two ubatches, then single tokens, and steps of several. Where the context is short, a layer is one piece."""
     path = synthetic(kind, dtype="f32", head_dim=128, n_ctx_train=N_CTX, **shape)
-    options = {"mode": mode, **types} | ({"resolution": 1e9, "exact_tokens": 0} if mode == "sparse" else {})
+    options = {"mode": mode, **types} | ({"sample_budget": 1e9, "exact_tokens": 0} if mode == "sparse" else {})
     short = open_model(path, n_ctx=1024, **options)
     whole = logits_of(short, (1, 20, 1), n_prompt=300)
     llama = open_model(path, n_ctx=N_CTX, **options)

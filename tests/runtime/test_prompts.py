@@ -115,7 +115,7 @@ def test_each_mode_reads_prompts_alike(synthetic, mode: str):
     """Only decode steps select and use sketches; and where nothing was dropped, nothing is left out."""
     logits = {}
     for name in ("exact", mode):
-        options = KvOptions(mode=name, keep=1024, exact_tokens=0, resolution=200)
+        options = KvOptions(mode=name, evict_to=1024, exact_tokens=0, sample_budget=200)
         with attached(synthetic("llama", n_head=6), options, n_ctx=1024, **ALONE) as (context, run):
             logits[name] = np.concatenate([context.decode(random_tokens(n, n), range(n - 100, 2 * n - 100), [0] * n) for n in (100, 200)])
             assert run.stats.n_tokens_hooked == 300 and run.selection().n_selections == 0
@@ -195,7 +195,7 @@ def test_what_a_head_dropped_is_not_attended(synthetic, monkeypatch, sizes):
     """Each head's output and observed mass follow from the pages that it kept, while prompts and drops go on. Back in mode exact all that
     is left is attended: tokens that lost their rows in some layer are gone."""
     capture = Capture()
-    options = KvOptions(mode="evict", keep=1024, policy="anchor+recent")
+    options = KvOptions(mode="evict", evict_to=1024, policy="anchor+recent")
     with attached(synthetic("llama", n_head=6, dtype="f32"), options, n_ctx=1024, **ALONE, **capture.arguments) as (context, run):
         fill(context, run, 230)
         monkeypatch.setattr(run._tiering.hierarchy, "evict", lambda: None)  # it would free what all heads dropped
@@ -242,7 +242,7 @@ def assert_observed(mass_sum: np.ndarray, mass_max: np.ndarray, masses: np.ndarr
 def test_the_mass_of_the_last_16_tokens(synthetic, mode: str, n: int):
     """The mass of two layers sums up, and layer 0 agrees with NumPy. Each prompt is told alone, since it ends its run of the policy."""
     capture = Capture()
-    with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, n_ubatch=1024, n_batch=1024,
+    with attached(synthetic("llama", n_head=6, dtype="f32"), KvOptions(mode=mode, evict_to=1024), n_ctx=1024, **ALONE, n_ubatch=1024, n_batch=1024,
                   **capture.arguments) as (context, run):
         fill(context, run, 100)
         told = []
@@ -329,7 +329,7 @@ class Order:
 def test_rows_are_stored_and_the_mask_is_classified_before_anything_is_attended(synthetic, kind: str, n_served: int, mode: str):
     """The order of a graph's nodes is the only barrier. A mask is classified once for all layers that have it: windows have one of their own."""
     order = Order()
-    with attached(synthetic(kind), KvOptions(mode=mode, keep=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
+    with attached(synthetic(kind), KvOptions(mode=mode, evict_to=1024), n_ctx=1024, **ALONE, **order.arguments) as (context, run):
         order.names.clear()
         context.decode(random_tokens(100), range(100), [0] * 100)
         hooked, whole = ([il for il, layer in enumerate(run.layers) if getattr(layer, how)] for how in ("hooked", "whole"))

@@ -132,7 +132,7 @@ def test_a_context_that_comes_into_mode_evict_later_gives_back_too(synthetic):
             chat.feed(chat.tokens(64))
         per_token = sum(rows.strides[1] for rows in home(run))
         assert resident(run) >= 1024 * per_token
-        run.configure(options(keep=256))
+        run.configure(options(256))
         for n in (1, 1, 16, 64):
             chat.feed(chat.tokens(n))
         check_rows(run)

@@ -12,7 +12,7 @@ from edgekv.runtime import wiring
 
 pytestmark = pytest.mark.usefixtures("emulator")
 
-SPARSE = {"device": "emulated", "mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32}
+SPARSE = {"attention_device": "emulated", "mode": "sparse", "exact_tokens": 0, "sample_budget": 60, "recent_tokens": 32}
 
 
 def read_prompt(context: Context, n: int) -> None:

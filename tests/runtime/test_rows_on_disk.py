@@ -20,7 +20,7 @@ import llama_cpp
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a home on disk needs Linux")
 
 MIB = 1 << 20
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 60, "recent_tokens": 32, "policy": "none"}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 60, "recent_tokens": 32, "policy": "none"}
 
 
 def read_4096(context: Context) -> None:
@@ -30,7 +30,7 @@ def read_4096(context: Context) -> None:
 
 def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
     """The second file's pages are asked for and given back, so what of it stays in memory is the copies alone."""
-    options = KvOptions(home=tmp_path, kv_budget=8 * MIB, **SPARSE)
+    options = KvOptions(kv_dir=tmp_path, kv_budget=8 * MIB, **SPARSE)
     with attached(synthetic("llama", n_layer=2, head_dim=128), options, n_ctx=8192, n_seq=1) as (context, run):
         assert run.memory().arena_bytes == pytest.approx(8 * MIB, rel=0.01)
         read_4096(context)
@@ -40,7 +40,7 @@ def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
             context.decode([270], [4096 + i], [0])
             rates.append(run.selection().since(before).hit_rate)
         assert rates[0] == 0 and np.median(rates[-8:]) > 0.6
-        run.configure(run.options.with_(resolution=50, kv_budget=None))
+        run.configure(run.options.with_(sample_budget=50, kv_budget=None))
         before = run.selection()
         context.decode([270], [4120], [0])
         assert run.selection().since(before).hit_rate > 0.5, "copies stay where another option changes"
@@ -56,7 +56,8 @@ def test_rows_that_were_read_lately_are_not_read_again(synthetic, tmp_path):
 
 def test_a_k_shift_is_read_ahead(synthetic, tmp_path):
     """The kernel reads ahead of the shift, which passes over all keys, and not of the tokens behind it, which read rows here and there."""
-    with attached(synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128), KvOptions(home=tmp_path, **SPARSE), n_ctx=8192, n_seq=1) as (context, _):
+    with attached(synthetic("llama", n_layer=2, n_head=8, n_head_kv=8, head_dim=128), KvOptions(kv_dir=tmp_path, **SPARSE), n_ctx=8192,
+                  n_seq=1) as (context, _):
         read_4096(context)
         assert at_random() == [True] * len(homes())
         page_out()
@@ -87,7 +88,7 @@ def test_a_k_shift_in_pieces_turns_the_same_keys(synthetic, kind):
 def test_memory_for_rows_is_what_is_free(synthetic, tmp_path, monkeypatch):
     """Three quarters of what is free beside everything else, or what leaves 16 MiB; none where all of K and V fit there, then no second file either."""
     file = open_model(synthetic("llama", n_layer=4, head_dim=128, n_ctx_train=1 << 17))
-    kv, n_ctx = KvOptions(mode="sparse", home=tmp_path), 1 << 16
+    kv, n_ctx = KvOptions(mode="sparse", kv_dir=tmp_path), 1 << 16
     beside = ContextRequest(file, kv, n_ctx, Slots(), 0).needed(n_ctx, kv)
     home = file.geometry.kv_bytes_per_token() * n_ctx
     some, all_of_it = (ContextRequest(file, kv, n_ctx, Slots(), beside + n_bytes) for n_bytes in (home // 2, home))
@@ -97,7 +98,7 @@ def test_memory_for_rows_is_what_is_free(synthetic, tmp_path, monkeypatch):
         assert few.with_hot_rows(n_ctx, kv).placement.kv_budget == budget and few.on_disk(n_ctx, kv) >= home * (1 + (budget > 0))
     assert all_of_it.with_hot_rows(n_ctx, kv).placement.kv_budget == 0
     assert home * 2 <= some.on_disk(n_ctx, kv) < home * 2.1 and all_of_it.on_disk(n_ctx, kv) == home
-    for other in (kv.with_(kv_budget=MIB), kv.with_(mode="exact"), kv.with_(home=None)):
+    for other in (kv.with_(kv_budget=MIB), kv.with_(mode="exact"), kv.with_(kv_dir=None)):
         assert some.with_hot_rows(n_ctx, other) == other
     monkeypatch.setattr(allocations, "free_on_disk", lambda folder: home * 3 // 2)
     with pytest.raises(DoesNotFit, match="are free there; use --ctx"):
@@ -111,7 +112,7 @@ FAILED = """
     from edgekv.llama import Llama
 
     def make():
-        return Llama(sys.argv[2], kv="sparse", exact_tokens=0, resolution=60, home=sys.argv[3], kv_budget=1 << 20, n_ctx=1024, verbose=False)
+        return Llama(sys.argv[2], kv="sparse", exact_tokens=0, sample_budget=60, kv_dir=sys.argv[3], kv_budget=1 << 20, n_ctx=1024, verbose=False)
 
     def answers(one):
         try:

@@ -148,7 +148,7 @@ def test_a_prompt_that_goes_back_behind_the_window_is_read_again(synthetic, capl
 @pytest.mark.parametrize(("options", "message"), [
     ({"kv": "fast"}, "there is no KV mode 'fast'; use one of: exact, sparse, evict, off"),
     ({"type_k": "q3"}, "there is no K cache type 'q3'; use one of: f16, q8_0, q4_0"),
-    ({"page_tokens": 20}, "page_tokens is 20; it must be a multiple of 16")])
+    ({"page_size": 20}, "page_size is 20; it must be a multiple of 16")])
 def test_bad_options_are_refused(synthetic, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         Llama(str(synthetic("llama")), verbose=False, **options)
@@ -156,13 +156,13 @@ def test_bad_options_are_refused(synthetic, options: dict, message: str):
 
 def test_options_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("EDGEKV_KV", "off")
-    monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "32")
+    monkeypatch.setenv("EDGEKV_PAGE_SIZE", "32")
     monkeypatch.setenv("EDGEKV_OBSERVE", "0")
     options = KvOptions.from_env(type_k="q8_0")
-    assert (options.mode, options.cache.page_tokens, options.placement.observe, options.cache.type_k.value) == (KvMode.OFF, 32, False, "q8_0")
+    assert (options.mode, options.cache.page_size, options.placement.observe, options.cache.type_k.value) == (KvMode.OFF, 32, False, "q8_0")
     assert KvOptions.from_env(mode="exact").mode is KvMode.EXACT, "an argument beats the environment"
-    monkeypatch.setenv("EDGEKV_PAGE_TOKENS", "many")
-    with pytest.raises(ConfigError, match="EDGEKV_PAGE_TOKENS=many is not a whole number"):
+    monkeypatch.setenv("EDGEKV_PAGE_SIZE", "many")
+    with pytest.raises(ConfigError, match="EDGEKV_PAGE_SIZE=many is not a whole number"):
         KvOptions.from_env()
 
 

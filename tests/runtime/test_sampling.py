@@ -37,7 +37,7 @@ def sampled_steps(path, resolution: float, n_steps: int = STEPS) -> Iterator[tup
     """Decoded tokens of a text behind DEPTH others: (runtime, capture of attention, cells, this step's sums of selection [row, head],
     attention mass [row, head, page])."""
     capture, seen = Capture(), []
-    options = SAMPLED.with_(resolution=resolution)
+    options = SAMPLED.with_(sample_budget=resolution)
     with attached(path, options, n_ctx=DEPTH + n_steps, n_seq=1, n_threads=1, **capture.arguments) as (context, run):
         tokens = tokens_of(context, DEPTH + n_steps)
         read(context, tokens[:DEPTH])
@@ -53,7 +53,7 @@ def sampled_steps(path, resolution: float, n_steps: int = STEPS) -> Iterator[tup
             yield run, capture, position + 1, sums, seen.pop()
 
 
-@pytest.mark.parametrize("resolution", [500, SelectionOptions.resolution])
+@pytest.mark.parametrize("resolution", [500, SelectionOptions.sample_budget])
 def test_the_estimated_error_is_the_error(default_model, resolution: float):
     """The estimate agrees with the error of each head's output from full attention of the same query over the same cache."""
     estimated, true = [], []

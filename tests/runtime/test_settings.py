@@ -59,7 +59,7 @@ def of_server(**options: object) -> Callable[[Path], object]:
     "a decoder": (of_decoder, (512, 128, 64, 1, 3, 3)),
     "a server": (of_server(), (512, 512, 512, 1, 3, 3)),
     "its slots": (of_server(n_slots=2, kv=KvOptions(mode="exact", type_k="q8_0", type_v="q4_0")), (1024, 512, 512, 2, 3, 3)),
-    "in mode evict": (of_server(kv=KvOptions(mode="evict", keep=256)), (512, 64, 64, 1, 3, 3)),
+    "in mode evict": (of_server(kv=KvOptions(mode="evict", evict_to=256)), (512, 64, 64, 1, 3, 3)),
     "llama.cpp's options": (of_server(extra=("--threads-batch", "2", "--batch-size", "128", "--ubatch-size", "64")), (512, 128, 64, 1, 3, 2)),
 }.values())
 def test_a_context_says_what_it_was_asked_for(synthetic, run, said):
@@ -135,7 +135,7 @@ def test_a_quiet_model_says_nothing_and_a_loud_one_does(synthetic, imports, befo
 @pytest.mark.parametrize("mode", ["exact", "sparse", "evict"])
 def test_a_callers_small_numbers_stay_numbers(synthetic, mode):
     """Kernels count values below a float's normal range as zero (`SubnormalsAreZero`), on threads of which one is the caller's."""
-    kv = KvOptions(mode=mode, **({"keep": 256} if mode == "evict" else {"exact_tokens": 0}))
+    kv = KvOptions(mode=mode, **({"evict_to": 256} if mode == "evict" else {"exact_tokens": 0}))
     llama = Llama(str(synthetic("llama")), kv_options=kv, n_ctx=512, n_threads=2, verbose=False)
     small, inside = np.float32([1e-39]), []
     llama.kv.observers.append(lambda *_: inside.append(small * np.float32(0.5)))

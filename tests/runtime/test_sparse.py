@@ -127,7 +127,7 @@ def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
     n_read, errors, klds = [], [], []
     for resolution in (30, 300, 3000):
         before = llama.kv.selection()
-        found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"resolution": resolution, "error_every": 1}))
+        found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"sample_budget": resolution, "error_every": 1}))
         seen = llama.kv.selection().since(before)
         assert seen.n_errors == seen.n_selections * 2, "each query head of the two that share a KV head"
         n_read.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
@@ -163,7 +163,7 @@ def test_rows_and_weights_are_those_of_the_specification(synthetic):
 @pytest.mark.parametrize("sketch", ["b3", "none"])
 def test_what_is_always_read(synthetic, sketch: str):
     llama = open_model(synthetic("llama"))
-    options = llama.kv.options.with_(**SAMPLED | {"resolution": 20, "recent_tokens": 40, "sink_tokens": 20}, sketch=sketch, attend="64",
+    options = llama.kv.options.with_(**SAMPLED | {"sample_budget": 20, "recent_tokens": 40, "sink_tokens": 20}, sketch=sketch, attend="64",
                                     keep_rows=True)
     logits_of(llama, (1,), options)
     assert llama.kv.pin(300, 335) == 3

@@ -23,7 +23,7 @@ def test_everything_may_change_while_it_runs(synthetic):
     logits_of(llama, (1,) * 20, options)
     slots = llama.kv.tiers().n_slots
     assert llama.kv.memory().arena_bytes == slots * llama.kv.tiers().slot_bytes <= 1 << 17
-    for changes in ({"kv_budget": 1 << 16}, {"resolution": 1e4}, {"mode": "off"}, {"mode": "sparse"}, {"sketch": "none"}, {"kv_budget": 0},
+    for changes in ({"kv_budget": 1 << 16}, {"sample_budget": 1e4}, {"mode": "off"}, {"mode": "sparse"}, {"sketch": "none"}, {"kv_budget": 0},
                     {"sketch": "b3", "kv_budget": 1 << 18}, {"policy": "lru", "prefetch": "rope"}, {"mode": "exact"}, {"exact_tokens": 900},
                     {"mode": "sparse", "error_every": 3, "keep_rows": True}, {"exact_tokens": 0, "recent_tokens": 0},
                     {"policy": "random", "prefetch": "previous"}, {"policy": "none"}):
@@ -37,7 +37,7 @@ def test_everything_may_change_while_it_runs(synthetic):
     exact, bound = exact_and_its_spread(llama, (1, 2, 1))
     assert kld(exact, logits_of(llama, (1, 2, 1), options.with_(**ALL))).max() < bound
     with pytest.raises(ConfigError, match="this context has pages of 16 tokens"):
-        llama.kv.configure(options.with_(page_tokens=32))
+        llama.kv.configure(options.with_(page_size=32))
 
 
 @pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
@@ -88,7 +88,7 @@ def test_every_instruction_set_gives_the_same_answers(synthetic):
     """A kernel that rounds a prompt's operands to bf16 changes all probabilities a little, and the walk reads another sample: there
     everything is read."""
     script = ("import sys, numpy as np, edgekv; llama = edgekv.Llama(sys.argv[1], kv='sparse', n_ctx=1024, verbose=False, logits_all=True); "
-              "llama.kv.configure(llama.kv.options.with_(resolution=float(sys.argv[3]), exact_tokens=0)); "
+              "llama.kv.configure(llama.kv.options.with_(sample_budget=float(sys.argv[3]), exact_tokens=0)); "
               "rng = np.random.default_rng(0); llama.eval(rng.integers(260, 350, 600).tolist()); "
               "[llama.eval([int(t)]) for t in rng.integers(260, 350, 12)]; np.save(sys.argv[2], llama.scores[600:612])")
 

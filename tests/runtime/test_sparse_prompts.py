@@ -47,7 +47,7 @@ def test_what_is_left_out_is_counted_and_labelled(synthetic):
     path = synthetic("llama", n_head=6, dtype="f32")
     exact, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
     assert (seen, attended) == (0, 0) and not labels.any()
-    logits, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE, prompt_resolution=2.0))
+    logits, (seen, attended), labels = chunk_behind(path, KvOptions(**SPARSE, prompt_sample_budget=2.0))
     assert 0 < attended < seen
     assert labels[DEPTH : DEPTH + CHUNK].all() and not labels[:DEPTH].any() and not labels[DEPTH + CHUNK :].any()
     assert kld(exact, logits).mean() > 0
@@ -58,7 +58,7 @@ def test_a_finer_resolution_attends_more_and_all_of_it_is_exact(synthetic):
     exact, *_ = chunk_behind(path, KvOptions(**SPARSE | {"prompts": "exact"}))
     apart, share = [], []
     for resolution in (2.0, 50.0, 1e6):
-        logits, (seen, attended), _ = chunk_behind(path, KvOptions(**SPARSE, prompt_resolution=resolution))
+        logits, (seen, attended), _ = chunk_behind(path, KvOptions(**SPARSE, prompt_sample_budget=resolution))
         apart.append(kld(exact, logits).mean())
         share.append(attended / seen)
     assert share[0] < share[1] < share[2] and apart[2] < apart[1] < apart[0]
@@ -67,7 +67,7 @@ def test_a_finer_resolution_attends_more_and_all_of_it_is_exact(synthetic):
 
 def test_the_number_of_threads_changes_nothing_but_the_cut(synthetic):
     path = synthetic("llama", n_head=6)
-    options = KvOptions(**SPARSE, prompt_resolution=20.0)
+    options = KvOptions(**SPARSE, prompt_sample_budget=20.0)
     first = chunk_behind(path, options)
     again = chunk_behind(path, options)
     assert np.array_equal(first[0], again[0]) and first[1] == again[1]
@@ -77,18 +77,18 @@ def test_short_contexts_are_read_exactly(synthetic):
     path = synthetic("llama", n_head=6)
     results = []
     for prompts in ("exact", "sparse"):
-        with attached(path, KvOptions(**SPARSE | {"prompts": prompts}, prompt_resolution=2.0), **SIZES) as (context, run):
+        with attached(path, KvOptions(**SPARSE | {"prompts": prompts}, prompt_sample_budget=2.0), **SIZES) as (context, run):
             results.append(read(context, 0, 1500))
             assert blocks(run) == (0, 0)
     assert np.array_equal(*results)
 
 
 def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
-    with attached(synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0), **SIZES) as (context, run):
+    with attached(synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_sample_budget=2.0), **SIZES) as (context, run):
         read(context, 0, DEPTH)
         assert run.cells.stream().read_sparsely[2048:DEPTH].any()
         for options in (KvOptions(**SPARSE | {"prompts": "exact"}), KvOptions(mode="exact", policy="none", kv_budget=0)):
-            run.configure(KvOptions(**SPARSE, prompt_resolution=2.0))
+            run.configure(KvOptions(**SPARSE, prompt_sample_budget=2.0))
             llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
             read(context, 2560, DEPTH)
             assert run.cells.stream().read_sparsely[2560:DEPTH].all()
@@ -100,7 +100,7 @@ def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
 
 def test_a_label_goes_with_the_cells(synthetic):
     """The label goes into a saved state, from it into another context, and into a copy in another stream. An exact state takes it off."""
-    path, sparse = synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_resolution=2.0)
+    path, sparse = synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_sample_budget=2.0)
     exact = sparse.with_(prompts="exact")
     with attached(path, exact, **SIZES) as (context, run):
         read(context, 0, DEPTH)
@@ -126,7 +126,7 @@ def test_a_label_goes_with_the_cells(synthetic):
 
 def test_streams_of_their_own(synthetic):
     """Each stream chooses among its own cells: its logits are those that it has alone."""
-    path, options = synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SPARSE, prompt_resolution=10.0)
+    path, options = synthetic("llama", n_head=6, dtype="f32"), KvOptions(**SPARSE, prompt_sample_budget=10.0)
     alone = {}
     for sequence in (0, 1):
         with attached(path, options, **SIZES | {"n_ctx": 2 * 4096, "n_seq": 2}, unified=False) as (context, run):
@@ -151,7 +151,7 @@ def test_sequences_of_one_cache_do_not_lose_each_other(synthetic, offset: int):
             for sequence in (0, 1):
                 for start in range(0, n, 250):
                     context.decode(tokens(n)[start : start + 250] + sequence, range(start, start + 250), [sequence] * 250)
-            run.configure(KvOptions(**SPARSE | {"prompts": prompts}, prompt_resolution=1e6))
+            run.configure(KvOptions(**SPARSE | {"prompts": prompts}, prompt_sample_budget=1e6))
             sequences = np.array([1 if i % 4 == offset else 0 for i in range(40)])
             positions = [n + np.count_nonzero(sequences[:i] == sequences[i]) for i in range(40)]
             logits = context.decode(tokens(40), positions, sequences)
@@ -162,8 +162,8 @@ def test_sequences_of_one_cache_do_not_lose_each_other(synthetic, offset: int):
 
 @pytest.mark.parametrize(("options", "sentence"), [
     ({"prompts": "some"}, "there is no way of reading prompts 'some'; use one of: exact, sparse"),
-    ({"prompt_resolution": 0.5}, "the prompt_resolution is 0.5; it must be a number from 1 to 1e+09, such as 125"),
-    ({"prompt_resolution": "fine"}, "the prompt_resolution is 'fine'; it must be a number from 1 to 1e+09, such as 125"),
+    ({"prompt_sample_budget": 0.5}, "the prompt_sample_budget is 0.5; it must be a number from 1 to 1e+09, such as 125"),
+    ({"prompt_sample_budget": "fine"}, "the prompt_sample_budget is 'fine'; it must be a number from 1 to 1e+09, such as 125"),
 ])
 def test_what_cannot_be_is_refused(options, sentence):
     with pytest.raises(ConfigError) as caught:
@@ -178,6 +178,6 @@ def test_sketches_are_needed():
 
 
 def test_a_device_refuses_them(synthetic, emulator):
-    with pytest.raises(ConfigError) as caught, attached(synthetic("llama"), KvOptions(**SPARSE, device="emulated"), n_ctx=512):
+    with pytest.raises(ConfigError) as caught, attached(synthetic("llama"), KvOptions(**SPARSE, attention_device="emulated"), n_ctx=512):
         pass
     assert str(caught.value) == "sparse prompts work on the processor only; use prompts exact, or device cpu"

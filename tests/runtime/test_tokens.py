@@ -18,7 +18,7 @@ import llama_cpp
 N, BLOCK = 600, 256
 Q8_0 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
 Q4_0 = {"type_k": llama_cpp.GGML_TYPE_Q4_0, "type_v": llama_cpp.GGML_TYPE_Q4_0}
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none", "kv_budget": 0}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e6, "policy": "none", "kv_budget": 0}
 
 
 def read(context, first: int, end: int, seq: int = 0) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_a_part_of_a_block_takes_the_place_of_what_was_there(synthetic):
 
 
 def test_steps_that_sample_label_their_cells(synthetic):
-    options = KvOptions(**SPARSE | {"exact_tokens": 512, "resolution": 4.0})
+    options = KvOptions(**SPARSE | {"exact_tokens": 512, "sample_budget": 4.0})
     with attached(synthetic("llama", dtype="f32"), options, n_ctx=2048) as (context, run):
         read(context, 0, 200)
         context.decode([300], [200], [0])  # a view of 256 cells: attended whole
@@ -120,7 +120,7 @@ def test_steps_that_sample_label_their_cells(synthetic):
 
 
 def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):
-    options = KvOptions(**SPARSE | {"exact_tokens": 512, "resolution": 4.0})
+    options = KvOptions(**SPARSE | {"exact_tokens": 512, "sample_budget": 4.0})
     with attached(synthetic("llama", dtype="f32"), options, n_ctx=2048) as (context, run):
         read(context, 0, N)
         with run.reading_prompt():
@@ -133,7 +133,7 @@ def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):
 
 def test_so_does_python(synthetic):
     """A short question behind a long text is read exactly, and an answer's tokens one by one."""
-    selection = {"kv": "sparse", "exact_tokens": 512, "resolution": 4.0, "policy": "none", "kv_budget": 0}
+    selection = {"kv": "sparse", "exact_tokens": 512, "sample_budget": 4.0, "policy": "none", "kv_budget": 0}
     with closing(Llama(str(synthetic("llama")), n_ctx=2048, n_threads=1, verbose=False, **selection)) as llama:
         text = [260 + i % 100 for i in range(N)]
         for tokens in (text, [*text, 261, 262, 263]):

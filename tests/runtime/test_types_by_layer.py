@@ -24,7 +24,7 @@ TYPES = LayerTypes((Q8, Q4, Q4, Q8), (Q4, Q4, Q8, Q8))
 BY_LAYER = {"type_k": "q4_0", "type_v": "q4_0", "layer_types": TYPES}
 COARSE = {"type_k": llama_cpp.GGML_TYPE_Q4_0, "type_v": llama_cpp.GGML_TYPE_Q4_0}
 SHAPE = {"n_layer": 4, "n_head": 4, "n_head_kv": 2, "head_dim": 64}
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none"}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e6, "policy": "none"}
 
 
 def types_of(run) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def test_exact_is_stock(synthetic, head_dim: int):
     check(llama.kv)
 
 
-@pytest.mark.parametrize("options", [{"mode": "exact"}, {**SPARSE, "kv_budget": 1 << 20, "policy": "ema"}, {"mode": "evict", "keep": 256}])
+@pytest.mark.parametrize("options", [{"mode": "exact"}, {**SPARSE, "kv_budget": 1 << 20, "policy": "ema"}, {"mode": "evict", "evict_to": 256}])
 def test_every_mode_serves_them(synthetic, options: dict):
     with attached(synthetic("llama", **SHAPE), KvOptions(**options, **BY_LAYER), n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, **COARSE) as (
             context, run):

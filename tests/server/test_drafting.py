@@ -15,7 +15,7 @@ from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
-from edgekv.server.drafts import check_draft_model, drafting, parse_draft
+from edgekv.server.drafts import check_draft_model, chosen_draft, drafting
 from edgekv.server.server import Server
 
 N_TOKENS = 160
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def answers(model, mode: KvMode, extra: tuple[str, ...] = (), draft: Drafting | Path | None = Drafting.OFF,
             grammar: str = REPEATING) -> tuple[list[str], int, int]:
     """The greedy answers, tokens drafted and accepted."""
-    kv = KvOptions(mode=mode, resolution=1000, exact_tokens=64)
+    kv = KvOptions(mode=mode, sample_budget=1000, exact_tokens=64)
     with Server(options(model, n_slots=2, kv=kv, extra=extra, draft=draft)) as server:
         replies = [Endpoint(server).complete(prompt, N_TOKENS, cache_prompt=False, grammar=grammar) for prompt in PROMPTS]
     drafted, accepted = (sum(reply["timings"].get(name, 0) for reply in replies) for name in ("draft_n", "draft_n_accepted"))
@@ -127,7 +127,7 @@ def test_a_draft_model_has_the_same_vocabulary(default_model, model, tmp_path):
 
 def test_where_drafts_come_from(synthetic):
     plain, recurrent = (open_model(synthetic(kind)).geometry for kind in ("llama", "lfm2"))
-    assert parse_draft("ngram") is Drafting.NGRAM and parse_draft("off") is Drafting.OFF and parse_draft("a.gguf") == Path("a.gguf")
+    assert chosen_draft("ngram-text", None) is Drafting.NGRAM and chosen_draft("none", None) is Drafting.OFF and chosen_draft(None, Path("a")) == Path("a")
     def chosen(mode: KvMode, on_host: bool, geometry: Geometry, extra: tuple[str, ...], draft: Drafting | Path | None = None) -> Drafting | Path:
         return drafting(options(geometry.path, kv=KvOptions(mode=mode), extra=extra, draft=draft), geometry, on_host)
 
@@ -140,5 +140,5 @@ def test_where_drafts_come_from(synthetic):
         assert chosen(mode, on_host, geometry, extra) is expected, (mode, on_host, extra)
     assert chosen(KvMode.OFF, False, recurrent, (), Drafting.NGRAM) is Drafting.NGRAM, "who asks gets it"
     for wanted in (Drafting.NGRAM, Path("d.gguf")):
-        with pytest.raises(ConfigError, match="--draft does not go with mode evict"):
+        with pytest.raises(ConfigError, match="--spec-type and --model-draft do not go with mode evict"):
             chosen(KvMode.EVICT, True, plain, (), wanted)

@@ -21,7 +21,7 @@ def ask(server: Server, messages: list[dict], n: int) -> dict:
 
 def test_a_conversation_longer_than_what_is_kept(synthetic):
     """The conversation grows turn by turn, goes back to a position whose neighbour is gone, and begins anew."""
-    options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="evict", keep=256), n_ctx=2048)
+    options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="evict", evict_to=256), n_ctx=2048)
     with Server(options) as server:
         (run,) = runtime.live()
         messages, seen = [], []
@@ -45,7 +45,7 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
 def test_a_conversation_longer_than_the_model_was_trained_for(synthetic):
     """Without a length of the context: positions of rotation stay in range, and the next turn finds its beginning."""
     path = synthetic("llama", n_ctx_train=512)
-    with Server(ServerOptions(path, kv=KvOptions(mode="evict", keep=256))) as server:
+    with Server(ServerOptions(path, kv=KvOptions(mode="evict", evict_to=256))) as server:
         (run,) = runtime.live()
         assert server.context.n_ctx == llama_n_ctx(run) == ENDLESS and run.cells.closes_gaps
         messages, cached = [], []
@@ -63,7 +63,7 @@ def llama_n_ctx(run: Runtime) -> int:
 
 
 def test_what_the_server_cannot_keep_is_refused(synthetic):
-    path, kv = synthetic("llama"), KvOptions(mode="evict", keep=512)
+    path, kv = synthetic("llama"), KvOptions(mode="evict", evict_to=512)
     for option in ("--context-shift", "--cache_reuse", "-ub"):
         with pytest.raises(ConfigError, match="does not go with mode evict"):
             Server(ServerOptions(path, kv=kv, extra=(option, "256")))

@@ -1,4 +1,4 @@
-"""The server in mode evict with several slots: each keeps --keep tokens of its own, and answers as if it were alone."""
+"""The server in mode evict with several slots: each keeps --evict-to tokens of its own, and answers as if it were alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +16,7 @@ from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
 
 KEEP = 256
-EVICT = {"mode": "evict", "keep": KEEP, "plan_every": 1, "recent_tokens": 32}
+EVICT = {"mode": "evict", "evict_to": KEEP, "plan_every": 1, "recent_tokens": 32}
 """The policy looks after each batch: how often it looks at one slot does not depend on the others then."""
 
 
@@ -39,7 +39,7 @@ def exposed(server: Server, name: str) -> dict[str, float]:
     return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
 
 
-@pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"resolution": 1e9, "exact_tokens": 0}])
+@pytest.mark.parametrize("more", [{}, {"positions": 400}, {"policy": "streaming(sink_tokens=4)"}, {"sample_budget": 1e9, "exact_tokens": 0}])
 def test_conversations_at_once_each_keep_their_own_tokens(long_ones, more):
     """Their answers run far over what is kept, and so do their next turns. A row of V in the first layer tells which token it is of. That a sequence
     beside others is computed as it is alone: tests/runtime/test_evicting_sequences.py."""
@@ -175,8 +175,8 @@ def test_a_state_of_a_slot_comes_back_beside_others(long_ones, tmp_path):
 
 
 def test_chats_of_the_default_settings(synthetic):
-    """As `edgekv serve --kv evict --keep 256 --slots 2`: two chats at once, far longer than what is kept."""
-    with serve(synthetic("llama"), {"mode": "evict", "keep": KEEP}, store=None, n_ctx=None, n_slots=2) as server, ThreadPoolExecutor(2) as pool:
+    """As `edgekv serve --kv evict --evict-to 256 --parallel 2`: two chats at once, far longer than what is kept."""
+    with serve(synthetic("llama"), {"mode": "evict", "evict_to": KEEP}, store=None, n_ctx=None, n_slots=2) as server, ThreadPoolExecutor(2) as pool:
         def chat(number: int) -> int:
             messages = []
             for turn in range(8):

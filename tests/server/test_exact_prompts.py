@@ -38,7 +38,7 @@ def read_beside_an_answer(model, max_gap_s: float, cache: str, **kv: object) -> 
 @pytest.mark.parametrize("cache", ["--kv-unified", "--no-kv-unified"], ids=["one cache", "a cache each"])
 def test_pieces_of_a_prompt_are_read_exactly(synthetic, every_single_isa, cache: str):
     model = synthetic("llama", n_ctx_train=8192)
-    sparse = {"mode": "sparse", "resolution": 20, "exact_tokens": 0}
+    sparse = {"mode": "sparse", "sample_budget": 20, "exact_tokens": 0}
     _, want, _ = read_beside_an_answer(model, 0.0, cache, mode="exact")
     labels, got, n_batches = read_beside_an_answer(model, 1e-6, cache, **sparse)
     assert n_batches >= N_PROMPT // 16 - 2, "the pieces are the smallest there are"

@@ -66,7 +66,7 @@ def test_slots_add_up_to_the_tiers(served):
 
 def test_props_say_how_the_cache_is_set(served):
     about = served.get("/props")["edgekv"]
-    assert about["mode"] == "sparse" and about["resolution"] == 200 and about["page"] == "/edgekv"
+    assert about["mode"] == "sparse" and about["sample_budget"] == 200 and about["page"] == "/edgekv"
     assert about["tiers"] == settled(served)["tiers"] and about["coverage"] == served.runtime.selection().coverage
 
 

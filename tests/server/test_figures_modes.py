@@ -23,7 +23,7 @@ def test_nobody_sees_figures_without_the_key(synthetic):
 
 @pytest.mark.parametrize("mode", [KvMode.OFF, KvMode.EXACT, KvMode.EVICT])
 def test_modes_without_an_arena(synthetic, mode):
-    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode, keep=512))) as server:
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode, evict_to=512))) as server:
         complete(server, n_answer=4)
         state = settled(server)
         assert state["mode"] == mode.value and state["served"] and state["pages"]["arena_slots"] == 0
@@ -38,11 +38,11 @@ def test_modes_without_an_arena(synthetic, mode):
 def test_an_error_in_place_of_a_resolution(synthetic, tmp_path, monkeypatch):
     """It is measured before the model is served, and shown where a resolution is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.SPARSE, error="5%", exact_tokens=64))) as server:
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.SPARSE, target_error="5%", exact_tokens=64))) as server:
         complete(server, n_answer=4)
         state, about, chosen = settled(server), server.get("/props")["edgekv"], server.runtime.options.selection
-        assert state["settings"]["error"] == "5 %" and "resolution" not in state["settings"]
-        assert about["error"] == 0.05 and about["resolution"] is None
+        assert state["settings"]["target error"] == "5 %" and "sample budget" not in state["settings"]
+        assert about["target_error"] == 0.05 and about["sample_budget"] is None
         assert chosen.resolutions is not None and all(chosen.resolutions[layer.il] for layer in server.runtime.layers)
         assert server.runtime.selection().n_read > 0
 

@@ -13,7 +13,7 @@ HEADER = "x-anthropic-billing-header: "
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("fresh")
-    with serving(home, str(write_stub(home / "stub.gguf", "Fine.")), "--slots", "1") as started:
+    with serving(home, str(write_stub(home / "stub.gguf", "Fine.")), "--parallel", "1") as started:
         yield started
 
 

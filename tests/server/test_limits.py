@@ -190,7 +190,7 @@ def test_who_waits_is_told(default_model, tmp_path, number):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_TERMINATED), (signal.SIGINT, EXIT_INTERRUPTED)], ids=["TERM", "INT"])
 def test_a_second_signal_ends_it_at_once(default_model, tmp_path, number, code):
-    with serving(tmp_path, "--ctx", "8192", "--max-gap", "0") as served:
+    with serving(tmp_path, "--ctx", "8192", "--max-itl", "0") as served:
         text = {"role": "user", "content": "The river is calm today. " * 1000}
         streams = [Stream(served.url, {"messages": [text], "max_tokens": 1, "return_progress": True})]
         assert streams[0].event()

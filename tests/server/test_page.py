@@ -150,7 +150,7 @@ def test_it_says_what_there_is_not(synthetic, browser, mode, note):
 
 
 def test_mode_evict_is_told_as_it_is(synthetic, browser):
-    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.EVICT, keep=256, observe=True))) as server:
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.EVICT, evict_to=256, observe=True))) as server:
         complete(server, n_answer=200)
         state = settled(server)
         dropped = state["pages"]["dropped_tokens"]

@@ -214,8 +214,8 @@ N_WHOLE = 512
 """Tokens of the prompt's whole blocks; prompts are read exactly."""
 
 
-OTHERS = {"resolution": {"resolution": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},
-          "policy": {"policy": "ema"}, "sketch": {"sketch": "none", "resolution": 2000.0}}
+OTHERS = {"resolution": {"sample_budget": 20.0}, "sinks": {"sink_tokens": 32}, "newest": {"recent_tokens": 32}, "whole": {"exact_tokens": 320},
+          "policy": {"policy": "ema"}, "sketch": {"sketch": "none", "sample_budget": 2000.0}}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -234,26 +234,26 @@ def test_what_was_sampled_for_another_error_is_not_taken(tiny, tmp_path, monkeyp
     """The resolutions of the heads count: they are the same after a restart, and others for another error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where, prompt = StoreSettings(folder=tmp_path / "store"), conversation(3, 600)
-    some = {name: value for name, value in SPARSE.items() if name != "resolution"}
-    with serve(tiny, some | {"error": 0.05}, where) as server:
+    some = {name: value for name, value in SPARSE.items() if name != "sample_budget"}
+    with serve(tiny, some | {"target_error": 0.05}, where) as server:
         longer = [*prompt, *ask(server, prompt, 30)["tokens"][:-1]]
         server.prefixes.flush()
-    with serve(tiny, some | {"error": 0.05}, where) as server:
+    with serve(tiny, some | {"target_error": 0.05}, where) as server:
         assert sources(server, longer)["disk"] == len(longer)
-    for other in ({"error": 0.02}, {"resolution": 2000.0}):
+    for other in ({"target_error": 0.02}, {"sample_budget": 2000.0}):
         with serve(tiny, some | other, where) as server:
             assert sources(server, longer)["disk"] == N_WHOLE
 
 
 def test_sparse_prompts_have_a_resolution_too(tiny, tmp_path):
     where, prompt = StoreSettings(folder=tmp_path), conversation(4, 2600)
-    sparse = SPARSE | {"prompts": "sparse", "prompt_resolution": 20.0}
+    sparse = SPARSE | {"prompts": "sparse", "prompt_sample_budget": 20.0}
 
     def found(kv: dict) -> int:
         return from_disk(tiny, kv, where, prompt, n_ctx=4096)
 
     assert found(sparse) == 0
-    n_finer = found(sparse | {"prompt_resolution": 30.0})
+    n_finer = found(sparse | {"prompt_sample_budget": 30.0})
     assert n_finer < len(prompt)
     assert found(sparse) == len(prompt)
     assert found(SPARSE) == n_finer < 2304  # the blocks that attended all tokens before them
@@ -269,9 +269,9 @@ def test_what_was_sampled_before_the_settings_changed_is_not_kept(tiny, tmp_path
         assert sampled.sum() >= 250
         runtime.configure(runtime.options.with_(error_every=16))
         assert not (runtime.cells.stream().labels & EARLIER).any()
-        runtime.configure(runtime.options.with_(resolution=2000.0))
+        runtime.configure(runtime.options.with_(sample_budget=2000.0))
         assert np.array_equal(runtime.cells.stream().labels & EARLIER != 0, sampled)
         ask(server, longer, 4)
         server.prefixes.flush()
-    with serve(tiny, SPARSE | {"resolution": 2000.0}, where) as server:
+    with serve(tiny, SPARSE | {"sample_budget": 2000.0}, where) as server:
         assert sources(server, longer)["disk"] == len(prompt)

@@ -214,7 +214,7 @@ def test_refusals(tiny, synthetic):
     with pytest.raises(ConfigError, match="add --when-full roll"):
         recalling_server(tiny, when_full=WhenFull.STOP)
     with pytest.raises(ConfigError, match="mode evict drops tokens one by one"):
-        recalling_server(tiny, {"mode": "evict", "keep": 256}, when_full=WhenFull.STOP)
+        recalling_server(tiny, {"mode": "evict", "evict_to": 256}, when_full=WhenFull.STOP)
     with pytest.raises(ConfigError, match="--recall ram keeps exchanges in the memory of --cache-ram"):
         recalling_server(tiny, store=None)
     with pytest.raises(ConfigError, match="does not go with a draft model"):

@@ -131,4 +131,4 @@ def test_a_template_with_a_system_prompt_of_its_own():
 
 def test_mode_evict_drops_by_itself(tiny):
     with pytest.raises(ConfigError, match="mode evict drops tokens by itself"):
-        serve(tiny, {"mode": "evict", "keep": 256}, when_full=WhenFull.ROLL)
+        serve(tiny, {"mode": "evict", "evict_to": 256}, when_full=WhenFull.ROLL)

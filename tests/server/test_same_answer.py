@@ -9,7 +9,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server
 
 EXACT = {"mode": "exact"}
-SPARSE = {"mode": "sparse", "exact_tokens": 256, "resolution": 30.0}
+SPARSE = {"mode": "sparse", "exact_tokens": 256, "sample_budget": 30.0}
 """The default policy applies."""
 N_ANSWER = 40
 """The policy runs twice in so many tokens."""

@@ -187,7 +187,7 @@ def test_its_context_is_tiered(tiny, mode):
 
 @pytest.mark.parametrize("n_slots", [1, 2])
 def test_mode_sparse_answers_each_client_from_its_own_context(default_model, n_slots):
-    sparse = KvOptions(mode=KvMode.SPARSE, resolution=1000, exact_tokens=64, kv_budget=8 << 20)
+    sparse = KvOptions(mode=KvMode.SPARSE, sample_budget=1000, exact_tokens=64, kv_budget=8 << 20)
     numbers = {"Maria": "4711", "Peter": "8256"}
     with Server(options(default_model, n_ctx=1024, kv=sparse, n_slots=n_slots)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

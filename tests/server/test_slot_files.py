@@ -22,7 +22,7 @@ def act(served: Served, action: str, filename: str = "one"):
 def test_only_a_whole_file_is_restored(model: Path, tmp_path: Path, mode: str):
     saved = tmp_path / "slots"
     saved.mkdir()
-    with serving(tmp_path, str(model), "--kv", mode, "--slots", "1", "--ctx", "512", "--cache-ram", "0", "--", "--slot-save-path", str(saved)) as served:
+    with serving(tmp_path, str(model), "--kv", mode, "--parallel", "1", "--ctx", "512", "--cache-ram", "0", "--", "--slot-save-path", str(saved)) as served:
 
         def n_cached() -> int:
             return served.ask("/completion", {"prompt": PROMPT, "n_predict": 1}).body["timings"]["cache_n"]
@@ -55,7 +55,7 @@ def test_only_a_whole_file_is_restored(model: Path, tmp_path: Path, mode: str):
 def test_a_save_that_finds_no_room_leaves_the_older_file(model: Path, tmp_path: Path):
     saved = tmp_path / "slots"
     saved.mkdir()
-    with serving(tmp_path, str(model), "--slots", "1", "--ctx", "512", "--", "--slot-save-path", str(saved)) as served:
+    with serving(tmp_path, str(model), "--parallel", "1", "--ctx", "512", "--", "--slot-save-path", str(saved)) as served:
         served.ask("/completion", {"prompt": PROMPT, "n_predict": 1})
         assert act(served, "save").status == 200
         before = (saved / "one").read_bytes()
@@ -70,7 +70,7 @@ def test_a_save_that_finds_no_room_leaves_the_older_file(model: Path, tmp_path: 
 def test_no_other_save_touches_a_file_of_a_client(model: Path, tmp_path: Path):
     saved = tmp_path / "slots"
     saved.mkdir()
-    with serving(tmp_path, str(model), "--slots", "1", "--ctx", "512", "--", "--slot-save-path", str(saved)) as served:
+    with serving(tmp_path, str(model), "--parallel", "1", "--ctx", "512", "--", "--slot-save-path", str(saved)) as served:
         served.ask("/completion", {"prompt": PROMPT, "n_predict": 1})
         for name in ("one.part", "one", "n" * 255):
             assert act(served, "save", name).status == 200

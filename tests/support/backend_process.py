@@ -76,7 +76,7 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
     with ExitStack() as stack:
         if not scenario.tiers:
             stack.enter_context(patch.object(runtime, "has_tiers", lambda *_: False))
-        contexts = [stack.enter_context(opened(KvOptions(device="emulated", **options))) for options in (scenario.options, *scenario.beside)]
+        contexts = [stack.enter_context(opened(KvOptions(attention_device="emulated", **options))) for options in (scenario.options, *scenario.beside)]
         assert all(run is not None for _, run in contexts), "the plane is on the device"
         seen.append(_counts(library))
         for step, n in enumerate(scenario.steps):

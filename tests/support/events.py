@@ -9,7 +9,7 @@ from edgekv.runtime.runtime import Runtime
 
 import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
-SAMPLED = dict(mode="sparse", resolution=200, exact_tokens=0)
+SAMPLED = dict(mode="sparse", sample_budget=200, exact_tokens=0)
 
 
 class Model:
@@ -89,7 +89,7 @@ def follow_events(path, n_events: int, sketch: str, unified: bool, page_tokens: 
     """Random events on a context that holds four conversations, with plans after each step, `check`ed after each decode. Returns the
     numbers of groups and slots compared; groups without tokens have nothing to compare."""
     rng = np.random.default_rng(5)
-    kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_tokens=page_tokens, plan_every=1, **options)
+    kv = KvOptions(**SAMPLED, recent_tokens=0, sketch=sketch, page_size=page_tokens, plan_every=1, **options)
     with attached(path, kv, n_ctx=256 if unified else 4 * 256, unified=unified, n_threads=n_threads) as (context, run):
         context.unified = unified
         model, saved, compared, resident = Model(4), [], 0, 0

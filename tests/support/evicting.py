@@ -15,7 +15,7 @@ TOLERANCE = 1e-3
 
 
 def evict(keep: int = 512, **more) -> KvOptions:
-    return KvOptions(mode="evict", **{"keep": keep, "policy": "anchor+recent", "keep_rows": True, **more})
+    return KvOptions(mode="evict", **{"evict_to": keep, "policy": "anchor+recent", "keep_rows": True, **more})
 
 
 class Chat:

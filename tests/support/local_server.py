@@ -11,7 +11,7 @@ from edgekv.config import KvOptions
 from edgekv.server.server import Server, ServerOptions
 
 N_TOKENS = 300
-SPARSE = KvOptions(mode=KvMode.SPARSE, resolution=200, exact_tokens=64)
+SPARSE = KvOptions(mode=KvMode.SPARSE, sample_budget=200, exact_tokens=64)
 
 
 def options(model: Path, **more) -> ServerOptions:

@@ -14,9 +14,9 @@ from edgekv.runtime.runtime import Runtime
 
 def open_model(path: Path | str, device: str, mode: str, vram: int | None = None, n_ctx: int = 4096, **more: Any) -> Llama:
     """All layers on the device. `vram` is the KV budget there, in bytes; on the processor that of the arena."""
-    options = {name: more.pop(name) for name in ("type_k", "type_v", "observe", "resolution", "exact_tokens") if name in more}
+    options = {name: more.pop(name) for name in ("type_k", "type_v", "observe", "sample_budget", "exact_tokens") if name in more}
     budget = {} if vram is None else {"kv_budget" if device == "cpu" else "kv_vram": vram}
-    kv = KvOptions(mode=mode, device=device, **budget, **options)
+    kv = KvOptions(mode=mode, attention_device=device, **budget, **options)
     settings = {"n_batch": 2048, "n_ubatch": 512, "verbose": False, "n_gpu_layers": 0 if device == "cpu" else -1, **more}
     return Llama(str(path), kv_options=kv, n_ctx=n_ctx, **settings)
 

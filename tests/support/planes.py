@@ -13,14 +13,14 @@ N_PROMPT = 150
 STEPS = (1, 1, 2, 5, 16, 1)
 LONG_STEPS = (17, 64, 1)
 """Up to 64 tokens run on the plane too, in groups; a longer ubatch is a prompt."""
-ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
+ALL = dict(mode="sparse", sample_budget=1e9, exact_tokens=0)
 """Every row is read for certain: the attention of random weights is even."""
-SAMPLED = dict(mode="sparse", resolution=100, exact_tokens=0, recent_tokens=16)
+SAMPLED = dict(mode="sparse", sample_budget=100, exact_tokens=0, recent_tokens=16)
 
 
 def open_model(path, device: str = "emulated", *, n_ctx: int = 256, **options) -> Llama:
     """On the host windows are left to stock nodes too, as on a device: both planes then have the same."""
-    llama = Llama(str(path), kv_options=KvOptions(device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
+    llama = Llama(str(path), kv_options=KvOptions(attention_device=device, **options), n_ctx=n_ctx, n_threads=1, n_threads_batch=1, n_ubatch=N_PROMPT,
                   verbose=False, logits_all=True)
     testing.leave_whole_layers(llama.kv._native_handle())
     return llama

@@ -10,7 +10,7 @@ from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.server.server import Server, ServerOptions
 
 EXACT = {"mode": "exact", "policy": "none", "kv_budget": 0}
-SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "resolution": 16.0}
+SPARSE = {"mode": "sparse", "policy": "none", "kv_budget": 0, "exact_tokens": 256, "sample_budget": 16.0}
 
 
 def serve(model: Path, kv: dict = EXACT, store: StoreSettings | None = StoreSettings(), **more) -> Server:

@@ -2,5 +2,5 @@
 
 from edgekv.bench.text import standard_text
 
-SPARSE = "sparse:resolution=20,exact_tokens=0,recent_tokens=16"
+SPARSE = "sparse:sample_budget=20,exact_tokens=0,recent_tokens=16"
 QUICK = {"texts": (standard_text(),), "modes": ("exact", SPARSE), "depth": 400, "n_steps": 12, "tasks": (), "lengths": (700,)}

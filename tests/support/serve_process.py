@@ -60,6 +60,6 @@ def endpoint(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """The default model in two slots, with a key and a template that knows tools: one server for all tests that only ask."""
     home = tmp_path_factory.mktemp("served")
     (home / "keys").write_text("# ours\nsecret\nother\n")
-    with serving(home, "--slots", "2", "--ctx", "1024", "--alias", "smol", "--api-key-file", "keys", "--",
+    with serving(home, "--parallel", "2", "--ctx", "1024", "--alias", "smol", "--api-key-file", "keys", "--",
                  "--chat-template-file", str(Path(__file__).with_name("tools.jinja")), key="secret") as served:
         yield served

@@ -9,7 +9,7 @@ from edgekv.config import KvOptions
 import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
 N_PROMPT = 600
-ALL = dict(mode="sparse", resolution=1e9, exact_tokens=0)
+ALL = dict(mode="sparse", sample_budget=1e9, exact_tokens=0)
 """Every row is read for certain: the attention of random weights is even."""
 
 

@@ -14,8 +14,8 @@ STANDS_FOR = {"ggml-org/test-model-stories260K": TEXT, "ggml-org/test-model-stor
               "ggml-org/tinygemma3-GGUF:Q8_0": TEXT, None: TEXT}
 """Our model for each of the tests' repositories. None: a router without models, which here is a server with one."""
 SEES = "ggml-org/tinygemma3-GGUF:Q8_0"
-OURS = {"--host": "--host", "--port": "--port", "--alias": "--alias", "--api-key": "--api-key", "--cors-origins": "--cors", "-ctk": "--type-k",
-        "-ctv": "--type-v", "--n-gpu-layers": "--gpu-layers", "--threads": "--threads"}
+OURS = {"--host": "--host", "--port": "--port", "--alias": "--alias", "--api-key": "--api-key", "--cors-origins": "--cors", "-ctk": "-ctk",
+        "-ctv": "-ctv", "--n-gpu-layers": "--gpu-layers", "--threads": "--threads"}
 """Options that stand before the -- of `edgekv serve`."""
 SWITCHES = ("--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots", "--no-slots", "--verbose",
             "--context-shift", "--no-ui", "--no-models-autoload", "--jinja", "--no-jinja", "--no-mmproj", "--no-cache-idle-slots", "--ui-mcp-proxy",
@@ -44,11 +44,11 @@ def options(arguments: list[str], models: Path, ours: bool) -> list[str]:
     if not ours:
         return ["--model", model, "--threads", "1", *flat(rest)]
     slots = int(said.get("--parallel") or 1)
-    before = [("--slots", str(slots)), ("--threads", "1"), ("--log-file", "-")]
+    before = [("--parallel", str(slots)), ("--threads", "1"), ("--log-file", "-")]
     if "--ctx-size" in said:  # llama.cpp's is for all slots, unless they share a cache; ours for each
         before.append(("--ctx", str(int(said["--ctx-size"]) // (1 if "--kv-unified" in said else slots))))
     if "--cache-ram" in said:
-        before.append(("--cache-ram", f"{said['--cache-ram']}MiB"))
+        before.append(("--cache-ram", said["--cache-ram"]))
     before += [(OURS[name], value) for name, value in rest if name in OURS]
     behind = [(name, value) for name, value in rest if name not in OURS and name not in ("--parallel", "--ctx-size", "--cache-ram")]
     return [model, *flat(before), "--", *flat(behind)]

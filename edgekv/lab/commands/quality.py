@@ -85,12 +85,12 @@ SAYS_NOTHING = "says nothing about the cache"
 
 @click.command(epilog=examples(
     "edgekv lab quality",
-    "edgekv lab quality --modes sparse:resolution=1000,ema --tasks none",
+    "edgekv lab quality --modes sparse:sample_budget=1000,ema --tasks none",
     "edgekv lab quality --policy ema+anchor+recent --budget 12.5%",
     "edgekv lab quality --types --kv-bytes 8KiB,9KiB",
 ))
 @model_argument
-@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:resolution=1000,ema.  "
+@option("--modes", type=ModeList(), help="Modes to compare with full attention, as in `edgekv bench`, e.g. sparse:sample_budget=1000,ema.  "
         f"[default: {','.join(DEFAULT_MODES)}; with one of the next two options that mode alone]")
 @option("--policy", metavar="NAME+...", help="Compare a mode that attends the pages this policy keeps, without sketches.")
 @option("--budget", metavar="PERCENT|TOKENS", help="The part of the context that it keeps, e.g. 12.5%, even of a short one.")

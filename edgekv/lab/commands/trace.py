@@ -11,7 +11,7 @@ from edgekv.cli.common.shared_options import Parsed, model_argument, model_path,
 from edgekv.cli.common.tables import output_option, print_json
 from edgekv.common.enums import CacheType
 from edgekv.common.units import size
-from edgekv.config import SelectionOptions, parse_resolution
+from edgekv.config import SelectionOptions, parse_sample_budget
 
 _TYPE_NAMES = [kind.value for kind in CacheType]
 
@@ -38,15 +38,15 @@ def trace() -> None:
 @option("-n", "--steps", type=click.IntRange(min=1), default=1024, show_default=True, help="Counted tokens, decoded one by one.")
 @option("--window", type=click.IntRange(min=0), default=32, show_default=True,
         help="The last tokens before them, decoded one by one: every policy sees their attention in full.")
-@option("--resolution", type=Parsed("NUMBER", parse_resolution), default=f"{SelectionOptions.resolution:g}", show_default=True, metavar="C",
-        help="Resolution of the pass in mode sparse.")
-@option("--type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
-@option("--type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
-@option("--page-tokens", type=click.IntRange(1), help="Cells per page.  [default: 16]")
+@option("--sample-budget", type=Parsed("NUMBER", parse_sample_budget), default=f"{SelectionOptions.sample_budget:g}", show_default=True, metavar="C",
+        help="Sample budget of the pass in mode sparse.")
+@option("-ctk", "--cache-type-k", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the K cache.")
+@option("-ctv", "--cache-type-v", type=click.Choice(_TYPE_NAMES), default="f16", show_default=True, help="Type of the V cache.")
+@option("--page-size", type=click.IntRange(1), help="Cells per page.  [default: 16]")
 @threads_option
 def record(
-    model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, resolution: float, type_k: str,
-    type_v: str, page_tokens: int | None, threads: int | None,
+    model: Path | None, output: Path, text: str, depth: int, steps: int, window: int, sample_budget: float, cache_type_k: str,
+    cache_type_v: str, page_size: int | None, threads: int | None,
 ) -> None:
     """Record the attention of a model that reads a text with full attention, and mode sparse's observation of it.
 
@@ -65,8 +65,8 @@ def record(
     from edgekv.lab.traces.record import record as run
 
     recording = Recording(
-        model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window, resolution=resolution,
-        n_threads=threads or n_cores(), caches=Caches(CacheType(type_k), CacheType(type_v), page_tokens))
+        model=model_path(model), text=find_text(text), depth=depth, n_steps=steps, n_warmup=window, resolution=sample_budget,
+        n_threads=threads or n_cores(), caches=Caches(CacheType(cache_type_k), CacheType(cache_type_v), page_size))
     with progress_bar() as progress:
         run(recording, output, progress, warn=lambda text: click.echo(f"warning: {text}", err=True))
     click.echo(f"{output}: {depth} tokens and {steps} steps, {size(output.stat().st_size)}", err=True)
@@ -99,7 +99,7 @@ def info(file: Path, output: str) -> None:
         "tokens": f"{header.depth} before the steps ({header.n_warmup} of them the window), {header.n_steps} steps",
         "pages": f"{header.n_pages} of {header.page_tokens} tokens",
         "heads": f"{heads} KV heads in {header.n_layers} layers, {' or '.join(map(str, groups))} query heads each",
-        "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at resolution {header.resolution:,g}",
+        "cache": f"{header.type_k}/{header.type_v}", "sampled": f"at sample budget {header.resolution:,g}",
         "file": f"version {header.version}, {size(facts['file_bytes'])}",
     }
     for name, line in lines.items():

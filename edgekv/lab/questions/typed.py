@@ -25,7 +25,7 @@ def run(model: Path, bounds: Iterable[int], n_threads: int, progress: Callable[[
     Raises ConfigError for a bound that cannot be held, before anything is measured, and the errors of `type_errors`."""
     if not _native.info()["enabled"]:
         raise ConfigError("EDGEKV=0 is set, so there is only stock attention to measure; unset it")
-    file, bounded = geometry(model), [KvOptions(kv_bytes=n_bytes, device="cpu") for n_bytes in bounds]
+    file, bounded = geometry(model), [KvOptions(kv_bytes=n_bytes, attention_device="cpu") for n_bytes in bounds]
     for kv in bounded:
         check_by_layer(file, kv)
         check_place(kv)
@@ -41,7 +41,7 @@ def run(model: Path, bounds: Iterable[int], n_threads: int, progress: Callable[[
     for types, kld in sorted(errors.whole.items(), key=lambda one: -file.kv_bytes_per_token(*one[0].split("/"))):
         yield row(types, file.kv_bytes_per_token(*types.split("/")), kld, "measured")
     near = least_near(file, errors)
-    for kv in [*bounded, *([] if near is None else [KvOptions(kv_bytes=near, device="cpu")])]:
+    for kv in [*bounded, *([] if near is None else [KvOptions(kv_bytes=near, attention_device="cpu")])]:
         cache = with_types(file, kv, errors).cache
         if cache.layer_types is not None:
             yield row(cache.types_text, file.kv_bytes_per_token(*cache.kinds), errors.estimate(cache.layer_types), "estimated")

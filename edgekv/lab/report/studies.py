@@ -119,10 +119,10 @@ _REFERENCES = (STOCK, *STOCK_KERNELS, FULL, "exact-unobserved")
 
 
 def _mode(mode: str) -> tuple[str, str]:
-    """The name and the dial of a bench mode such as sparse:resolution=1000,policy=lru."""
+    """The name and the dial of a bench mode such as sparse:sample_budget=1000,policy=lru."""
     base, _, text = mode.partition(":")
     changes = [change for change in text.split(",") if change]
-    dials = {"attend=": "", "resolution=": "resolution "}
+    dials = {"attend=": "", "sample_budget=": "sample budget ", "resolution=": "sample budget "}
     dial = [said + change.removeprefix(key) for change in changes for key, said in dials.items() if change.startswith(key)]
     left = ",".join(change for change in changes if not change.startswith(tuple(dials)))
     return f"{base}:{left}" if left else base, ", ".join(dial)

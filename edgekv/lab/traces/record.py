@@ -19,7 +19,7 @@ from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, EdgeKVError
-from edgekv.config import KvOptions, SelectionOptions, parse_resolution
+from edgekv.config import KvOptions, SelectionOptions, parse_sample_budget
 from edgekv.lab.traces.file import CHUNK_STEPS, FULL, SAMPLED, TraceHeader, TraceWriter, dtype_of
 from edgekv.measure import interrupts
 from edgekv.measure.contexts import BATCH_TOKENS, decoder_of, read
@@ -42,7 +42,7 @@ class Recording:
     """Tokens in the cache when the first measured step begins; the last `n_warmup` of them are decoded one by one."""
     n_steps: int = 1024
     n_warmup: int = 32
-    resolution: float = SelectionOptions.resolution
+    resolution: float = SelectionOptions.sample_budget
     n_threads: int = 1
     caches: Caches = Caches()
 
@@ -50,7 +50,7 @@ class Recording:
         if self.n_warmup < 0 or min(self.n_steps, self.n_threads) < 1 or self.depth <= self.n_warmup:
             raise ConfigError(f"cannot record {self.n_steps} steps on {self.n_threads} threads at a depth of {self.depth} tokens with a "
                               f"window of {self.n_warmup}; steps and threads must be at least 1, and the depth above the window")
-        object.__setattr__(self, "resolution", parse_resolution(self.resolution))
+        object.__setattr__(self, "resolution", parse_sample_budget(self.resolution))
 
     @property
     def n_tokens(self) -> int:
@@ -70,7 +70,7 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     if recording.n_tokens > model.n_ctx_train:
         warn(f"{model.path.name} was trained for {model.n_ctx_train} tokens: beyond them its attention is not what it learned")
     caches = recording.caches
-    options = _EXACT.with_(page_tokens=caches.page_tokens or KvOptions.from_env().cache.page_tokens)
+    options = _EXACT.with_(page_size=caches.page_size or KvOptions.from_env().cache.page_size)
     with decoder_of(recording.model, kv_options=options, type_k=caches.type_k, type_v=caches.type_v, n_ctx=recording.n_tokens,
                     n_batch=BATCH_TOKENS, n_ubatch=BATCH_TOKENS, n_threads=recording.n_threads) as decoder:
         tokens = recording.text.tokens(decoder.llama, recording.n_tokens)
@@ -85,13 +85,13 @@ def record(recording: Recording, path: Path, progress: Progress = lambda what, d
     return header
 
 
-_EXACT = KvOptions(mode=KvMode.EXACT, device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, plan_every=1)
+_EXACT = KvOptions(mode=KvMode.EXACT, attention_device=DeviceKind.HOST.value, policy="none", prefetch="none", kv_budget=0, observe=True, plan_every=1)
 """On the processor, because a device does not report the rows that it read. Each ubatch is a run, so its mass is not a difference of sums."""
 
 
 def _sampling(options: KvOptions, resolution: float) -> KvOptions:
     """Options of mode sparse at every depth, with its read rows kept."""
-    return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, resolution=resolution, exact_tokens=0, error_every=0, keep_rows=True)
+    return options.with_(mode=KvMode.SPARSE, sketch=SketchKind.B3, sample_budget=resolution, exact_tokens=0, error_every=0, keep_rows=True)
 
 
 def _header(recording: Recording, decoder: Decoder, model: str) -> TraceHeader:

@@ -85,7 +85,7 @@ function showTiers(state) {
 }
 
 function showPages(state) {
-  at("page-tokens").textContent = state.settings["page tokens"];
+  at("page-tokens").textContent = state.settings["page size"];
   const order = Object.keys(PLACES);
   const reasons = [...state.reasons].sort((a, b) => order.indexOf(a.where) - order.indexOf(b.where) || b.pages - a.pages);
   const rows = reasons.map(({ where, why, pages }) => {

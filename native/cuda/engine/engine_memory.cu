@@ -81,7 +81,7 @@ bool GpuEngine::init() {
         if (const EngineLayer & layer = shape.layers[r]; !attend_device_supports(problem(static_cast<int>(r), view, {}, 0))) {
             return fail_with("the GPU's kernels do not serve this model: " + std::to_string(layer.n_head/layer.n_head_kv) +
                              " query heads of size " + std::to_string(layer.head_dim) + " share a KV head (at most " + std::to_string(kMaxGroup) +
-                             " are served, of size 256 at most); --device cpu runs its attention on the processor");
+                             " are served, of size 256 at most); --attention-device cpu runs its attention on the processor");
         }
     }
 

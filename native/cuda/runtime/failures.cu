@@ -20,19 +20,19 @@ std::string sentence(cudaError_t error) {
         case cudaErrorInsufficientDriver:
             cudaDriverGetVersion(&driver);
             cudaRuntimeGetVersion(&runtime);
-            return driver == 0 ? "there is no NVIDIA driver: install one, or run on the CPU (EDGEKV_DEVICE=cpu)"
+            return driver == 0 ? "there is no NVIDIA driver: install one, or run on the CPU (EDGEKV_ATTENTION_DEVICE=cpu)"
                                : "the NVIDIA driver is for CUDA " + version(driver) + ", this build needs one for CUDA " +
                                      version(runtime) + ": update the driver, or install EdgeKV with an older CUDA toolkit";
         case cudaErrorNoDevice:
             return "no NVIDIA GPU is visible: look at nvidia-smi and at CUDA_VISIBLE_DEVICES, or run on the CPU "
-                   "(EDGEKV_DEVICE=cpu)";
+                   "(EDGEKV_ATTENTION_DEVICE=cpu)";
         case cudaErrorNoKernelImageForDevice:
         case cudaErrorInvalidDeviceFunction:
         case cudaErrorUnsupportedPtxVersion: {
             const int arch = arch_of(current_device());
             return "this build has no code for a GPU of compute capability " + std::to_string(arch/10) + "." +
                    std::to_string(arch%10) + ": build EdgeKV with CMAKE_CUDA_ARCHITECTURES=" + std::to_string(arch) +
-                   ", or run on the CPU (EDGEKV_DEVICE=cpu)";
+                   ", or run on the CPU (EDGEKV_ATTENTION_DEVICE=cpu)";
         }
         case cudaErrorMemoryAllocation:
             return "the GPU or the host has no memory left";

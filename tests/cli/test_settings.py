@@ -1,0 +1,131 @@
+"""The laws of the table of settings: every one is an option, a variable and a key of the file, and help and documentation tell it."""
+
+import json
+from dataclasses import fields
+from enum import Enum
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from edgekv.cli.common.reference import reference
+from edgekv.cli.main import cli
+from edgekv.common.errors import EXIT_USAGE, ConfigError
+from edgekv.common.units import size
+from edgekv.config import KvOptions
+from edgekv.config.options import _GROUPS
+from edgekv.config.setting_table import OF_KV, RENAMED, SETTINGS, Number, Setting, variable_of
+from edgekv.policies import POLICIES
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.server.server_options import ServerLimits, ServerOptions
+from edgekv.tiering.prefetch import PREFETCHERS
+
+pytestmark = pytest.mark.usefixtures("no_variables")
+
+TEXTS = {"ctx": "64", "sample-budget": "9", "target-error": "2%", "attend": "5%", "evict-to": "99", "kv-bytes": "24KiB", "kv-dir": "d", "kv-budget": "1MiB",
+         "kv-vram": "1GiB", "cache-ram": "7", "cache-disk": "7GiB", "cache-ttl": "12h", "cache-url": "redis://h:1/0", "recall": "ram", "page-size": "32"}
+"""A value of settings whose kind does not tell one."""
+MOST_SHOWN = 20
+"""Options that `--help` shows."""
+
+
+def value_of(setting: Setting) -> str:
+    """A value that is not the default."""
+    kind = setting.kind
+    if setting.name in TEXTS:
+        return TEXTS[setting.name]
+    if isinstance(kind, Number):
+        return f"{kind.least + 1:g}" if setting.default != kind.least + 1 else f"{kind.least + 2:g}"
+    if kind is bool:
+        return "off" if setting.usual == "on" else "true"
+    values = [getattr(one, "value", one) for one in kind] if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum) else ["a"]
+    return next(value for value in reversed(values) if value != setting.usual)
+
+
+def run(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=variables)
+
+
+def sources(command: str, *arguments: str, **variables: str) -> dict[str, str]:
+    result = run("config", "show", command, "-o", "json", *arguments, **variables)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return {row["option"]: row["source"] for row in json.loads(result.stdout)}
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_each_comes_from_the_command_line_a_variable_and_the_file(command, tmp_path):
+    settings = [one for one in SETTINGS if command in one.where]
+    words = [word for one in settings for word in ((f"--{one.name}",) if one.kind is bool else (f"--{one.name}", value_of(one)))]
+    in_file = [one for one in settings if one.name != "prompt"]  # for one call alone
+    text = {one.name: "true" if one.kind is bool else value_of(one) if isinstance(one.kind, Number) else f'"{value_of(one)}"' for one in in_file}
+    (tmp_path / "config.toml").write_text("\n".join(f"{name} = {value}" for name, value in text.items()))
+    variables = {one.variable: value_of(one) for one in settings}
+    names, file = {one.name for one in in_file}, {"EDGEKV_CONFIG": str(tmp_path / "config.toml")}
+    for found, source in ((sources(command, *words, **variables, **file), "command line"), (sources(command, **file), "file")):
+        assert {name for name, said in found.items() if said == source} == names
+    found = sources(command, **variables, **file)
+    assert {name: found[name] for name in names} == {one.name: f"variable {one.variable}" for one in in_file}
+
+
+@pytest.mark.parametrize("setting", OF_KV.values(), ids=lambda one: one.name)
+def test_the_library_reads_the_variables_of_kv_options(setting, monkeypatch):
+    def value(options: KvOptions) -> Any:
+        return getattr(options if setting.keyword == "mode" else next(
+            group for name in _GROUPS if hasattr(group := getattr(options, name), setting.keyword)), setting.keyword)
+
+    monkeypatch.setenv(setting.variable, value_of(setting))
+    assert value(KvOptions.from_env()) != value(KvOptions())
+
+
+def test_defaults_are_said_as_they_are():
+    by_name = {one.name: one.default_text for one in SETTINGS}
+    options = {one.name: one.default for group in _GROUPS.values() for one in fields(group)}
+    for keyword, setting in OF_KV.items():
+        if options.get(keyword) is not None:
+            default = getattr(options[keyword], "value", options[keyword])
+            said = {True: "on", False: "off"}[default] if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else str(default)
+            assert setting.default_text == said, setting.name
+    assert by_name["cache-ram"] == size(StoreSettings.ram_bytes) and by_name["cache-disk"] == size(StoreSettings.folder_bytes)
+    assert by_name["cache-codec"] == StoreSettings.codec.value and by_name["max-itl"] == f"{ServerLimits.max_gap_s:g}"
+    assert (by_name["host"], by_name["cors"]) == (ServerOptions.host, ServerOptions.cors)
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_help_shows_few_and_help_all_every_one(command):
+    def shown(option: str) -> list[str]:
+        return [line for line in run(command, option).stdout.splitlines() if line.startswith("  -")]
+
+    few, every = shown("--help"), shown("--help-all")
+    assert len(few) <= MOST_SHOWN < len(every) and len(every) == sum(command in one.where for one in SETTINGS) + len(("--help", "--help-all"))
+    text = run(command, "--help-all").stdout
+    assert all(f"--{one.name}" in text and one.variable in "".join(text.split()) for one in SETTINGS if command in one.where)
+
+
+def test_the_reference_is_the_tables():
+    text = (Path(__file__).resolve().parents[2] / "cli" / "README.md").read_text(encoding="utf-8")
+    assert reference() in text, "`python -m edgekv.cli.common.reference` prints what stands there"
+
+
+def test_names_in_the_help_are_those_of_the_registries():
+    """They are written by hand: the registries would load NumPy for every `--help`."""
+    by_name = {one.name: one.help for one in SETTINGS}
+    assert {"ema", "anchor", "recent", "h2o", "snapkv"} <= set(POLICIES)  # the examples
+    assert all(name in by_name["prefetch"] for name in PREFETCHERS)
+
+
+@pytest.mark.parametrize("name", ["chat", "serve", "plan", "bench", "lab trace record"])
+def test_an_old_name_ends_with_the_new_one(name):
+    """As an option with and without a value, and as a variable; llama.cpp's short names are those of ours."""
+    command = reduce(lambda group, part: group.get_command(click.Context(group), part), name.split(), cli)
+    known = {spelled for option in command.params for spelled in option.opts}
+    of_command = {old: new for old, new in RENAMED.items() if f"--{new}" in known}
+    assert {"cache-type-k", "page-size"} < set(of_command.values()) and {"-ctk", "-ctv"} < known
+    for old, new in of_command.items():
+        for arguments, variables, said in (([f"--{old}", "1"], {}, f"--{old} is now called --{new}"), ([f"--{old}"], {}, f"--{old} is now called --{new}"),
+                                           ([], {variable_of(old): "1"}, f"{variable_of(old)} is now called {variable_of(new)}")):
+            result = CliRunner().invoke(cli, [*name.split(), *arguments], env=variables)
+            assert isinstance(result.exception, ConfigError) and (str(result.exception), result.exception.exit_code) == (said, EXIT_USAGE)
+    assert name != "serve" or set(of_command) == set(RENAMED) - {"prompt-resolution"}, "none is left out"

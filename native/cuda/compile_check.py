@@ -5,7 +5,7 @@
     python native/cuda/compile_check.py --install DIR        fetch what is missing here from PyPI into DIR first
 
 The compiler is nvcc from CUDACXX, from PATH, or from DIR; ggml-cuda.cu also needs the headers of cuBLAS. What was compiled before
-from the same bytes with the same compiler and flags is not compiled again (--cache).
+from the same bytes with the same compiler and flags, in this checkout or another, is not compiled again (--cache).
 
 Exit status: 0 all compiled; 1 a file does not compile; 5 there is no nvcc, or no cuBLAS header, to compile with.
 """
@@ -141,10 +141,10 @@ def read_ptxas(text: str, result: Result) -> None:
     result.warnings = "\n".join(dict.fromkeys(warnings))  # once, not again for each architecture
 
 
-def compile_file(file: Path, root: Path, command: list[str], key: str, cache: Path) -> Result:
-    """Compiles `file`, or returns the cached result. Files below `root` are compared by name and content, all others by the compiler's version."""
+def compile_file(file: Path, roots: dict[str, Path], command: list[str], key: str, cache: Path) -> Result:
+    """Compiles `file`, or returns the cached result. Files below `roots` are compared by name and content, all others by the compiler's version."""
     stamp = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-    if known := fresh(stamp, root):
+    if known := fresh(stamp, roots):
         return Result(file=file, cached=True, **known)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -160,10 +160,11 @@ def compile_file(file: Path, root: Path, command: list[str], key: str, cache: Pa
         read_ptxas(done.stdout + done.stderr, result)
         words = dependencies.read_text().replace("\\\n", " ").split(":", 1)[1].split()
 
-    ours = sorted({path for path in (Path(word).resolve() for word in words) if root in path.parents})
+    paths = {Path(word).resolve() for word in words}
+    ours = {f"{name}/{path.relative_to(root)}": digest(path) for name, root in roots.items() for path in paths if root in path.parents}
     known = {name: getattr(result, name) for name in ("seconds", "registers", "spilled_bytes", "kernels", "warnings")}
     cache.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(json.dumps({"result": known, "files": {str(path.relative_to(root)): digest(path) for path in ours}}))
+    stamp.write_text(json.dumps({"result": known, "files": ours}))
     return result
 
 
@@ -171,11 +172,12 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def fresh(stamp: Path, root: Path) -> dict | None:
+def fresh(stamp: Path, roots: dict[str, Path]) -> dict | None:
     """An earlier result for the same bytes; None without one."""
     try:
         kept = json.loads(stamp.read_text())
-        if all(digest(root / name) == value for name, value in kept["files"].items()):
+        named = (name.split("/", 1) + [value] for name, value in kept["files"].items())
+        if all(digest(roots[root] / name) == value for root, name, value in named):
             return kept["result"]
     except (OSError, ValueError, KeyError):
         pass  # never compiled, or not with these files
@@ -197,13 +199,14 @@ def check(options: argparse.Namespace) -> list[Result]:
             raise SystemExit(f"--ggml: there is no {files[0]}; prepare a tree with patches/apply.py --prepare DIR")
     toolkit = find_toolkit(options.install, with_cublas=ggml is not None)
     print(f"{toolkit.nvcc}: {toolkit.version}", flush=True)
+    roots = {"native": NATIVE} | ({"ggml": ggml} if ggml is not None else {})
 
     def run(file: Path) -> Result:
-        root = ggml if ggml is not None and ggml in file.parents else NATIVE
         given = flags(file, architectures, toolkit, ggml)
-        names = [flag.replace(str(root), "ROOT") for flag in given if not any(str(folder) in flag for folder in toolkit.includes)]
-        key = " ".join([toolkit.version, file.name, *names])
-        return compile_file(file, root, [str(toolkit.nvcc), *given], key, options.cache)
+        key = " ".join([toolkit.version, str(file), *given])
+        for name, root in (roots | {f"toolkit {folder.name}": folder for folder in toolkit.includes}).items():
+            key = key.replace(str(root), name)
+        return compile_file(file, roots, [str(toolkit.nvcc), *given], key, options.cache)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         return list(pool.map(run, files))

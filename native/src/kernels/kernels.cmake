@@ -37,8 +37,8 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
     list(APPEND edgekv_isas neon dotprod)
 endif()
 if(NOT edgekv_isas STREQUAL portable)
-    # here portable kernels serve few or no processors: not worth the minute that -O3 takes to compile them
-    set(edgekv_portable_flags $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
+    # here portable kernels serve few or no processors: not worth the minute that each head size and -O3 take to compile
+    set(edgekv_portable_flags -DEDGEKV_ANY_HEAD_DIM $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-O2>)
 endif()
 # A build for this processor alone has the kernels that can run here (isa_here.cpp): the others are half of what there is to compile.
 set(edgekv_built "")

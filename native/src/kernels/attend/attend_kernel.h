@@ -14,30 +14,46 @@ using QkFn = void (*)(const U &, const char * const * q, float (*scores)[kTileCe
 template <class U>
 using PvFn = void (*)(const U &, const float (*p)[kTileCells], float * const * acc, const float * factor);
 
-// Functions by the number of queries in the register block, which is kQueries of the instruction set at most.
-template <class U, int D>
-struct Products {
-    static constexpr int queries(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
-    static constexpr QkFn<U> kQkF16[] = {qk_f16<U, D, queries(1)>, qk_f16<U, D, queries(2)>, qk_f16<U, D, queries(3)>, qk_f16<U, D, queries(4)>};
-    template <CellType T>
-    static constexpr PvFn<U> kPv[] = {pv<U, T, D, queries(1)>, pv<U, T, D, queries(2)>, pv<U, T, D, queries(3)>, pv<U, T, D, queries(4)>};
+constexpr int queries(int n) { return n < Simd::kQueries ? n : Simd::kQueries; }
+template <class U, CellType T, bool Whole>
+constexpr PvFn<U> kPv[] = {pv<U, T, Whole, queries(1)>, pv<U, T, Whole, queries(2)>, pv<U, T, Whole, queries(3)>, pv<U, T, Whole, queries(4)>};
 
-    static const QkFn<U> * qk(CellType type) {
+// Functions by the number of queries in the register block, which is kQueries of the instruction set at most.
+template <class U>
+struct Products {
+    const QkFn<U> * qk;
+    const PvFn<U> * pv;
+
+    template <int D>
+    static Products of(CellType k_type, CellType v_type) {
+        return {qk_of<D>(k_type), pv_of<D != kAny>(v_type)};
+    }
+
+private:
+    template <int D>
+    static const QkFn<U> * qk_of(CellType type) {
+        static constexpr QkFn<U> f16[] = {qk_f16<U, D, queries(1)>, qk_f16<U, D, queries(2)>, qk_f16<U, D, queries(3)>, qk_f16<U, D, queries(4)>};
         if constexpr (D % kBlock == 0) {
             static constexpr QkFn<U> q8[] = {qk_q8<U, D, queries(1)>, qk_q8<U, D, queries(2)>, qk_q8<U, D, queries(3)>, qk_q8<U, D, queries(4)>};
             static constexpr QkFn<U> q4[] = {qk_q4<U, D, queries(1)>, qk_q4<U, D, queries(2)>, qk_q4<U, D, queries(3)>, qk_q4<U, D, queries(4)>};
-            return type == CellType::q8_0 ? q8 : type == CellType::q4_0 ? q4 : kQkF16;
+            return type == CellType::q8_0 ? q8 : type == CellType::q4_0 ? q4 : f16;
         } else {
-            return kQkF16;
+            return f16;
         }
     }
+    template <bool Whole>
     static const PvFn<U> * pv_of(CellType type) {
-        if constexpr (D % kBlock == 0) {
-            return type == CellType::q8_0 ? kPv<CellType::q8_0> : type == CellType::q4_0 ? kPv<CellType::q4_0> : kPv<CellType::f16>;
-        } else {
-            return kPv<CellType::f16>;
-        }
+        return type == CellType::q8_0   ? kPv<U, CellType::q8_0, Whole>
+               : type == CellType::q4_0 ? kPv<U, CellType::q4_0, Whole>
+                                        : kPv<U, CellType::f16, Whole>;
     }
+};
+
+// What differs between head sizes.
+struct OfHeadDim {
+    Products<Unit> units;
+    Products<Gathered> rows;
+    void (*prepare_query)(const AttendProblem & p, int token, int head, char * to);
 };
 
 // Cells of a tile, ascending.
@@ -212,12 +228,11 @@ inline Span seen_tiles(const AttendProblem & p, const AttendPlan & plan, Tile & 
 }
 
 // One thread's share of a run: its partial softmax in the workspace, and the products of the tiles it walks.
-template <int D>
 class Share {
 public:
-    Share(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
-        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), qk(Products<Unit, D>::qk(p.k_type)),
-        weigh(Products<Unit, D>::pv_of(p.v_type)), acc_stride(static_cast<size_t>(v_dim_of<D>(plan.acc_stride))) {
+    Share(const AttendProblem & p, const AttendPlan & plan, const OfHeadDim & of, char * workspace, int ith) :
+        p(p), plan(plan), observed(p.mass_max != nullptr || p.mass_sum != nullptr), products(of.units),
+        acc_stride(static_cast<size_t>(plan.acc_stride)) {
         char * partial = workspace + plan.partial_offset + static_cast<size_t>(ith) * plan.partial_bytes;
         max = reinterpret_cast<float *>(partial);
         sum = reinterpret_cast<float *>(partial + plan.sum_offset);
@@ -229,7 +244,7 @@ public:
             max[query] = -INFINITY;
             sum[query] = 0.0f;
             const int in_head = query % plan.queries_per_kv;
-            prepare_query<D>(p, in_head / plan.group, query / plan.queries_per_kv * plan.group + in_head % plan.group,
+            of.prepare_query(p, in_head / plan.group, query / plan.queries_per_kv * plan.group + in_head % plan.group,
                              queries + static_cast<size_t>(query) * plan.prepared_bytes);
         }
         memset(acc, 0, static_cast<size_t>(plan.n_queries) * acc_stride * sizeof(float));
@@ -257,7 +272,7 @@ public:
                 out[r] = acc + query * acc_stride;
                 state[r] = {max + query, sum + query, observed ? strip_sum + strip : nullptr, observed ? strip_max + strip : nullptr};
             }
-            qk[count - 1](unit, q, scores);
+            products.qk[count - 1](unit, q, scores);
             softmax_tile(count, unit.n_strips, p.softcap, scores, bias, slope, state, factor);
             weigh_queries(tile, unit, done, count, out, factor);
             done += count;
@@ -278,13 +293,12 @@ private:
             const TileCells & visible = tile.alike ? tile.visible : tile.visible_of[token];
             unit.visible = visible.cells;
             unit.n_visible = visible.n;
-            weigh[n - 1](unit, scores + r, out + r, factor + r);
+            products.pv[n - 1](unit, scores + r, out + r, factor + r);
             r += n;
         }
     }
 
-    const QkFn<Unit> * qk;
-    const PvFn<Unit> * weigh;
+    const Products<Unit> products;
     const size_t acc_stride;
     float *max, *sum, *acc, *strip_sum, *strip_max;
     char * queries;
@@ -299,8 +313,7 @@ inline void clear_tile(const AttendPlan & plan, char * workspace, int index, int
     }
 }
 
-template <int D>
-void process_all(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
+inline void process_all(const AttendProblem & p, const AttendPlan & plan, const OfHeadDim & of, char * workspace, int ith) {
     Tile tile;
     // unit u: tile span.first + u / n_head_kv, KV head u % n_head_kv
     const Span span = seen_tiles(p, plan, tile);
@@ -308,7 +321,7 @@ void process_all(const AttendProblem & p, const AttendPlan & plan, char * worksp
     const int begin = static_cast<int>(static_cast<int64_t>(n_units) * ith / plan.n_threads);
     const int end = static_cast<int>(static_cast<int64_t>(n_units) * (ith + 1) / plan.n_threads);
 
-    Share<D> share(p, plan, workspace, ith);
+    Share share(p, plan, of, workspace, ith);
     Unit unit;
     unit.head_dim = p.head_dim;
     unit.v_dim = attend_v_dim(p);

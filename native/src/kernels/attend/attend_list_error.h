@@ -10,15 +10,14 @@ namespace {
 
 // The error of query head g of a list, as AttendProblem says. Its tiles begin at `first`; its softmax has the maximum `max` and the
 // sum 1 / `inverse`.
-template <int D>
-float list_error(const AttendProblem & p, const AttendPlan & plan, char * workspace, const RowList & list, int64_t first, int g, float max,
-                 float inverse) {
-    const int dim = v_dim_of<D>(attend_v_dim(p));
+inline float list_error(const AttendProblem & p, const AttendPlan & plan, char * workspace, const RowList & list, int64_t first, int g, float max,
+                        float inverse) {
+    const int dim = attend_v_dim(p);
     const int query_head = list.head * plan.group + g;
     const char * out = p.out + static_cast<size_t>(list.token) * p.out_stride_token + static_cast<size_t>(query_head) * p.out_stride_head;
     F length = Simd::zero();
     for (int d = 0; d < dim; d += kLanes) {
-        const F x = load_floats<D>(out, d, dim);
+        const F x = load_floats<kAny>(out, d, dim);
         length = Simd::fma(x, x, length);
     }
     Tiles at(p);
@@ -26,7 +25,7 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
     double variance = 0.0;
     for (int i = 0; i < list.n_tiles; ++i) {
         at.go_to(first + i);
-        find_rows<D>(p, at, tile.k, tile.v);
+        find_rows(p, at, tile.k, tile.v);
         const TilePart part = part_of(plan, workspace, first + i);
         const float factor = expf(part.max[g] - max) * inverse;
         const int n = at.n_here();
@@ -41,13 +40,14 @@ float list_error(const AttendProblem & p, const AttendPlan & plan, char * worksp
             const float share = part.weights[g * kTileCells + c] * factor;
             F apart = Simd::zero();
             for (int d = 0; d < dim; d += kLanes) {
-                F x = p.v_type == CellType::q8_0   ? load_value<CellType::q8_0, D>(tile.v[c], d, dim)
-                      : p.v_type == CellType::q4_0 ? load_value<CellType::q4_0, D>(tile.v[c], d, dim)
-                                                   : load_value<CellType::f16, D>(tile.v[c], d, dim);
+                const int first_of = d / kBlock * kBlock, in_block = d % kBlock;
+                F x = p.v_type == CellType::q8_0   ? load_value<CellType::q8_0, false>(tile.v[c], first_of, in_block, dim)
+                      : p.v_type == CellType::q4_0 ? load_value<CellType::q4_0, false>(tile.v[c], first_of, in_block, dim)
+                                                   : load_value<CellType::f16, false>(tile.v[c], d, 0, dim);
                 if (in_blocks(p.v_type)) {
                     x = Simd::mul(x, Simd::set1(tile.scales.v[d / kBlock][c]));
                 }
-                x = Simd::sub(x, load_floats<D>(out, d, dim));
+                x = Simd::sub(x, load_floats<kAny>(out, d, dim));
                 apart = Simd::fma(x, x, apart);
             }
             variance += static_cast<double>((1.0f - 1.0f / weight) * share * share * Simd::sum(apart));

@@ -49,11 +49,10 @@ public:
 };
 
 // Finds the rows of a tile: among the copies if they have a slot there, in the arena if their page has one, else at home.
-template <int D>
-void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
+inline void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const char ** v) {
     const int32_t * cells = at.list.cells + at.in_list * kTileCells;
     const int32_t * copies = p.copies.data != nullptr ? p.copies.slots + (cells - p.rows.cells) : nullptr;
-    const int n = at.n_here(), dim = dim_of<D>(p.head_dim);
+    const int n = at.n_here();
     const char * home_k = p.k + static_cast<size_t>(at.list.head) * p.k_stride_head;
     const char * home_v = p.v + static_cast<size_t>(at.list.head) * p.v_stride_head;
     const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(at.list.head) * p.arena.slots_stride : nullptr;
@@ -72,8 +71,8 @@ void find_rows(const AttendProblem & p, const Tiles & at, const char ** k, const
         if (slots[page] >= 0) {
             const char * slot = p.arena.data + static_cast<size_t>(slots[page]) * p.arena.slot_bytes;
             const size_t in_page = static_cast<size_t>(cells[i] - page * p.page_tokens);
-            k[i] = slot + in_page * static_cast<size_t>(bytes_of_row(p.k_type, dim));
-            v[i] = slot + p.arena.v_offset + in_page * static_cast<size_t>(bytes_of_row(p.v_type, dim));
+            k[i] = slot + in_page * static_cast<size_t>(bytes_of_row(p.k_type, p.head_dim));
+            v[i] = slot + p.arena.v_offset + in_page * static_cast<size_t>(bytes_of_row(p.v_type, p.head_dim));
         }
     }
     for (int i = n; i < kTileCells; ++i) {

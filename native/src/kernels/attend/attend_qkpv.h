@@ -15,8 +15,8 @@ namespace {
 constexpr int kBlock = kQuantBlock;
 constexpr int kMaxBlocks = kMaxHeadDim / kBlock;
 
-// A kernel is compiled for each usual head size D, a multiple of 16, and once for all other sizes, as kAny: multiples of 8, and of 64
-// with blocks. Their rows may end in half a vector, which is read padded with zeros.
+// What depends on it is compiled for each usual head size D, a multiple of 16, and once for all other sizes, as kAny: multiples of 8, and
+// of 64 with blocks. Their rows may end in half a vector, which is read padded with zeros.
 constexpr int kAny = 0;
 // The usual row of a compressed cache: its first channels are V.
 constexpr int kLatent = 576, kLatentV = 512;
@@ -29,6 +29,7 @@ struct HeadDim {
 // Calls `run` with the HeadDim of a head size, which is kAny if no kernel is compiled for the size itself.
 template <class Run>
 inline void for_head_dim(int head_dim, Run run) {
+#if !defined(EDGEKV_ANY_HEAD_DIM)
     switch (head_dim) {
         case 64: return run(HeadDim<64>{});
         case 80: return run(HeadDim<80>{});
@@ -36,8 +37,10 @@ inline void for_head_dim(int head_dim, Run run) {
         case 128: return run(HeadDim<128>{});
         case 256: return run(HeadDim<256>{});
         case kLatent: return run(HeadDim<kLatent>{});
-        default: return run(HeadDim<kAny>{});
     }
+#endif
+    (void) head_dim;
+    run(HeadDim<kAny>{});
 }
 
 template <int D>
@@ -48,34 +51,16 @@ template <int D>
 constexpr int most_dim() {
     return D != kAny ? D : kMaxHeadDim;
 }
-// The same of V.
-template <int D>
-constexpr int v_dim_of(int v_dim) {
-    return D == kLatent ? kLatentV : dim_of<D>(v_dim);
-}
-template <int D>
-constexpr int most_v_dim() {
-    return D == kLatent ? kLatentV : most_dim<D>();
-}
 
-// Values from i on of `dim`.
-template <int D>
+// Values from i on of `dim`. `Whole`: rows end with a vector.
+template <bool Whole>
 inline F load_halves(const char * row, int i, int dim) {
-    return D != kAny ? Simd::load_f16(row + i * 2) : Simd::load_some_f16(row + i * 2, dim - i);
+    return Whole ? Simd::load_f16(row + i * 2) : Simd::load_some_f16(row + i * 2, dim - i);
 }
 template <int D>
 inline F load_floats(const char * values, int i, int dim) {
     return D != kAny ? Simd::load(values + i * 4) : Simd::load_some(values + i * 4, dim - i);
 }
-template <int D>
-inline void store_floats(char * values, int i, int dim, const F & x) {
-    if constexpr (D != kAny) {
-        Simd::store(values + i * 4, x);
-    } else {
-        Simd::store_some(values + i * 4, x, dim - i);
-    }
-}
-
 // What to prefetch while a strip is processed: `bytes` at `first` + c * `stride` for each of its cells c.
 struct Ahead {
     const char * first;
@@ -166,7 +151,7 @@ inline void four_scores(const char * const * k, const char * const * q, int head
     for (int i = 0; i < dim; i += kLanes) {
         EDGEKV_UNROLL
         for (int c = 0; c < 4; ++c) {
-            const F x = load_halves<D>(k[c], i, dim);
+            const F x = load_halves<D != kAny>(k[c], i, dim);
             EDGEKV_UNROLL
             for (int r = 0; r < NQ; ++r) {
                 acc[r][c] = Simd::fma(x, Simd::load(q[r] + i * 4), acc[r][c]);
@@ -277,22 +262,27 @@ void qk_q8(const U & unit, const char * const * q, float (*scores)[kTileCells]) 
     }
 }
 
-// A value of a block still lacks its scale.
-template <CellType T, int D>
-F load_value(const char * row, int i, int dim) {
+// The sums over V are compiled once for all head sizes whose rows are whole vectors: they take steps of so many values.
+constexpr int kPvStep = Simd::kPvVectors * kLanes;
+
+// Values from i0 + i on, where i0 is a multiple of kPvStep or of kBlock, and i is known to the compiler. Those of a block still lack their scale.
+template <CellType T, bool Whole>
+inline F load_value(const char * row, int i0, int i, int dim) {
     if constexpr (T == CellType::f16) {
-        return load_halves<D>(row, i, dim);
+        return load_halves<Whole>(row, i0 + i, dim);
     } else {
-        const char * codes = row + static_cast<size_t>(i / kBlock) * block_bytes(T) + 2;
-        return T == CellType::q8_0 ? Simd::load_i8(codes + i % kBlock) : Simd::load_q4(codes + i % (kBlock / 2), i % kBlock >= kBlock / 2);
+        const char * codes = row + static_cast<size_t>(i0 / kBlock + i / kBlock) * block_bytes(T) + 2;
+        const int at = i % kBlock + (kPvStep % kBlock == 0 ? 0 : i0 % kBlock);
+        return T == CellType::q8_0 ? Simd::load_i8(codes + at) : Simd::load_q4(codes + at % (kBlock / 2), at >= kBlock / 2);
     }
 }
 
 // acc[r] = acc[r] * factor[r] + sum over cells of weight * v[cell], for dimensions i0 .. i0 + NV*kLanes.
-// weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][most_v_dim<D>() / 32][kTileCells]
-template <class U, CellType T, int D, int NQ, int NV>
+// weights: [NQ][kTileCells] or, with the block scale folded in, [NQ][kMaxBlocks][kTileCells]
+template <class U, CellType T, bool Whole, int NQ, int NV>
 void pv_block(const U & unit, const float * weights, float * const * acc, const float * factor, int i0) {
-    constexpr int per_query = !in_blocks(T) ? 1 : most_v_dim<D>() / kBlock;
+    constexpr int per_query = in_blocks(T) ? kMaxBlocks : 1;
+    weights += in_blocks(T) ? i0 / kBlock * kTileCells : 0;
     F sum[NQ][NV];
     EDGEKV_UNROLL
     for (int r = 0; r < NQ; ++r) {
@@ -309,10 +299,10 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
         }
         EDGEKV_UNROLL
         for (int j = 0; j < NV; ++j) {
-            const F x = load_value<T, D>(row, i0 + j * kLanes, unit.v_dim);
+            const F x = load_value<T, Whole>(row, i0, j * kLanes, unit.v_dim);
             EDGEKV_UNROLL
             for (int r = 0; r < NQ; ++r) {
-                const int b = !in_blocks(T) ? 0 : (i0 + j * kLanes) / kBlock;
+                const int b = in_blocks(T) ? j * kLanes / kBlock : 0;
                 sum[r][j] = Simd::fma(x, Simd::set1(weights[(r * per_query + b) * kTileCells + c]), sum[r][j]);
             }
         }
@@ -327,53 +317,38 @@ void pv_block(const U & unit, const float * weights, float * const * acc, const 
 }
 
 // The last `left` vectors, NV at most.
-template <class U, CellType T, int D, int NQ, int NV>
+template <class U, CellType T, bool Whole, int NQ, int NV>
 void pv_rest(const U & unit, const float * weights, float * const * acc, const float * factor, int i0, int left) {
     if constexpr (NV > 0) {
         if (left == NV) {
-            pv_block<U, T, D, NQ, NV>(unit, weights, acc, factor, i0);
+            pv_block<U, T, Whole, NQ, NV>(unit, weights, acc, factor, i0);
         } else {
-            pv_rest<U, T, D, NQ, NV - 1>(unit, weights, acc, factor, i0, left);
+            pv_rest<U, T, Whole, NQ, NV - 1>(unit, weights, acc, factor, i0, left);
         }
     }
 }
 
-template <class U, CellType T, int D, int NQ>
+template <class U, CellType T, bool Whole, int NQ>
 void pv(const U & unit, const float (*p)[kTileCells], float * const * acc, const float * factor) {
-    constexpr int most_blocks = most_v_dim<D>() / kBlock;
-    const int dim = v_dim_of<D>(unit.v_dim);
     const float * weights = p[0];
-    alignas(64) float scaled[in_blocks(T) ? NQ * most_blocks * kTileCells : 1];
+    alignas(64) float scaled[in_blocks(T) ? NQ * kMaxBlocks * kTileCells : 1];
     if constexpr (in_blocks(T)) {
         for (int r = 0; r < NQ; ++r) {
-            for (int b = 0; b < dim / kBlock; ++b) {
+            for (int b = 0; b < unit.v_dim / kBlock; ++b) {
                 for (int c = 0; c < unit.n_strips * kStripCells; c += kLanes) {
-                    Simd::store(scaled + (r * most_blocks + b) * kTileCells + c,
+                    Simd::store(scaled + (r * kMaxBlocks + b) * kTileCells + c,
                                 Simd::mul(Simd::load(p[r] + c), Simd::load(unit.scales.v[b] + c)));
                 }
             }
         }
         weights = scaled;
     }
-    if constexpr (D != kAny) {
-        constexpr int vectors = most_v_dim<D>() / kLanes;
-        constexpr int whole = vectors / Simd::kPvVectors;
-        constexpr int rest = vectors % Simd::kPvVectors;
-        EDGEKV_UNROLL
-        for (int i = 0; i < whole; ++i) {
-            pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i * Simd::kPvVectors * kLanes);
-        }
-        if constexpr (rest > 0) {
-            pv_block<U, T, D, NQ, rest>(unit, weights, acc, factor, whole * Simd::kPvVectors * kLanes);
-        }
-    } else {
-        int left = (dim + kLanes - 1) / kLanes, i0 = 0;
-        for (; left >= Simd::kPvVectors; left -= Simd::kPvVectors, i0 += Simd::kPvVectors * kLanes) {
-            pv_block<U, T, D, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i0);
-        }
-        if constexpr (!in_blocks(T)) {
-            pv_rest<U, T, D, NQ, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
-        }
+    int left = (unit.v_dim + kLanes - 1) / kLanes, i0 = 0;
+    for (; left >= Simd::kPvVectors; left -= Simd::kPvVectors, i0 += kPvStep) {
+        pv_block<U, T, Whole, NQ, Simd::kPvVectors>(unit, weights, acc, factor, i0);
+    }
+    if constexpr (!in_blocks(T) || (Whole && kBlock % kPvStep != 0)) {
+        pv_rest<U, T, Whole, NQ, Simd::kPvVectors - 1>(unit, weights, acc, factor, i0, left);
     }
 }
 

@@ -36,12 +36,10 @@ inline void weigh_tile(float softcap, float * scores, const float * weights, int
     sum = Simd::sum(total);
 }
 
-template <int D>
 class RowRun {
 public:
-    RowRun(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) :
-        p(p), plan(plan), workspace(workspace), qk(Products<Gathered, D>::qk(p.k_type)), weigh(Products<Gathered, D>::pv_of(p.v_type)),
-        queries(workspace + plan.query_offset + static_cast<size_t>(ith) * plan.query_bytes),
+    RowRun(const AttendProblem & p, const AttendPlan & plan, const OfHeadDim & of, char * workspace, int ith) :
+        p(p), plan(plan), of(of), workspace(workspace), queries(workspace + plan.query_offset + static_cast<size_t>(ith) * plan.query_bytes),
         masses(reinterpret_cast<float *>(queries + plan.masses_offset)),
         shift((p.page_tokens & (p.page_tokens - 1)) == 0 ? __builtin_ctz(static_cast<unsigned>(p.page_tokens)) : -1) {}
 
@@ -54,13 +52,13 @@ public:
         for (Gathered & tile : tiles) {
             tile.head_dim = p.head_dim;
             tile.v_dim = attend_v_dim(p);
-            tile.k_bytes = bytes_of_row(p.k_type, dim_of<D>(p.head_dim));
-            tile.v_bytes = p.v_in_k != 0 ? 0 : bytes_of_row(p.v_type, dim_of<D>(p.head_dim));
+            tile.k_bytes = bytes_of_row(p.k_type, p.head_dim);
+            tile.v_bytes = p.v_in_k != 0 ? 0 : bytes_of_row(p.v_type, p.head_dim);
         }
         int64_t index = claim();
         bool more = at.go_to(index);
         if (more) {
-            find_rows<D>(p, at, tiles[0].k, tiles[0].v);
+            find_rows(p, at, tiles[0].k, tiles[0].v);
             for (int i = 0; i < at.n_here(); ++i) {
                 Gathered::fetch(tiles[0].k[i], tiles[0].k_bytes);
                 Gathered::fetch(tiles[0].v[i], tiles[0].v_bytes);
@@ -71,7 +69,7 @@ public:
             const bool comes = ahead.go_to(next);
             tiles[turn].next = &tiles[comes ? turn ^ 1 : turn];
             if (comes) {
-                find_rows<D>(p, ahead, tiles[turn ^ 1].k, tiles[turn ^ 1].v);
+                find_rows(p, ahead, tiles[turn ^ 1].k, tiles[turn ^ 1].v);
             }
             attend(at, tiles[turn], index);
             if (comes) {
@@ -92,7 +90,7 @@ private:
         token = list.token;
         head = list.head;
         for (int g = 0; g < plan.group; ++g) {
-            prepare_query<D>(p, token, head * plan.group + g, queries + static_cast<size_t>(g) * plan.prepared_bytes);
+            of.prepare_query(p, token, head * plan.group + g, queries + static_cast<size_t>(g) * plan.prepared_bytes);
         }
     }
 
@@ -101,10 +99,10 @@ private:
         tile.n_strips = (n + kStripCells - 1) / kStripCells;
         tile.n_visible = n;
         if (in_blocks(p.k_type)) {
-            gather_scales(p.k_type, tile.k, tile.n_strips, dim_of<D>(p.head_dim) / kBlock, tile.scales.k);
+            gather_scales(p.k_type, tile.k, tile.n_strips, p.head_dim / kBlock, tile.scales.k);
         }
         if (in_blocks(p.v_type)) {
-            gather_scales(p.v_type, tile.v, tile.n_strips, v_dim_of<D>(tile.v_dim) / kBlock, tile.scales.v);
+            gather_scales(p.v_type, tile.v, tile.n_strips, tile.v_dim / kBlock, tile.scales.v);
         }
         alignas(64) float weights[kTileCells] = {};
         for (int i = 0; i < n; ++i) {
@@ -112,7 +110,7 @@ private:
         }
         prepare(at.list);
         const TilePart part = part_of(plan, workspace, index);
-        const size_t acc_stride = static_cast<size_t>(v_dim_of<D>(plan.acc_stride));
+        const size_t acc_stride = static_cast<size_t>(plan.acc_stride);
         memset(part.acc, 0, static_cast<size_t>(plan.group) * acc_stride * sizeof(float));
         const int n_blocks = (plan.group + Simd::kQueries - 1) / Simd::kQueries;
         for (int block = 0, done = 0; block < n_blocks; ++block) {
@@ -126,11 +124,11 @@ private:
                 factor[r] = 1.0f;
             }
             float (*scores)[kTileCells] = reinterpret_cast<float (*)[kTileCells]>(part.weights + static_cast<size_t>(done) * kTileCells);
-            qk[count - 1](tile, q, scores);
+            of.rows.qk[count - 1](tile, q, scores);
             for (int r = 0; r < count; ++r) {
                 weigh_tile(p.softcap, scores[r], weights, n, part.max[done + r], part.sum[done + r]);
             }
-            weigh[count - 1](tile, scores, out, factor);
+            of.rows.pv[count - 1](tile, scores, out, factor);
             done += count;
         }
         arrive(at.list.head);
@@ -159,8 +157,8 @@ private:
 
     // The tiles of a list, in their order.
     void merge(const RowList & list, int64_t first) const {
-        const int dim = v_dim_of<D>(attend_v_dim(p)), n_vectors = (dim + kLanes - 1) / kLanes;
-        const size_t acc_stride = static_cast<size_t>(v_dim_of<D>(plan.acc_stride));
+        const int dim = attend_v_dim(p), n_vectors = (dim + kLanes - 1) / kLanes;
+        const size_t acc_stride = static_cast<size_t>(plan.acc_stride);
         float max[kMaxGroup], inverse[kMaxGroup];
         for (int g = 0; g < plan.group; ++g) {
             const int query_head = list.head * plan.group + g;
@@ -171,7 +169,7 @@ private:
                 top = x > top ? x : top;
             }
             float total = p.sinks != nullptr ? expf(p.sinks[query_head] - top) : 0.0f;
-            F sum[most_v_dim<D>() / kLanes];
+            F sum[kMaxHeadDim / kLanes];
             for (int d = 0; d < n_vectors; ++d) {
                 sum[d] = Simd::zero();
             }
@@ -186,13 +184,13 @@ private:
             max[g] = top;
             inverse[g] = total > 0.0f ? 1.0f / total : 0.0f;
             for (int d = 0; d < n_vectors; ++d) {
-                store_floats<D>(out, d * kLanes, dim, Simd::mul(sum[d], Simd::set1(inverse[g])));
+                Simd::store_some(out + d * kLanes * 4, Simd::mul(sum[d], Simd::set1(inverse[g])), dim - d * kLanes);
             }
         }
         tell(list, first, max, inverse);
         if (p.hits != nullptr && list.weights != nullptr && p.error_every > 0 && (list.head + p.error_turn) % p.error_every == 0) {
             for (int g = 0; g < plan.group; ++g) {
-                p.hits[list.head].error += list_error<D>(p, plan, workspace, list, first, g, max[g], inverse[g]);
+                p.hits[list.head].error += list_error(p, plan, workspace, list, first, g, max[g], inverse[g]);
                 p.hits[list.head].n_errors += 1.0;
             }
         }
@@ -263,9 +261,8 @@ private:
 
     const AttendProblem & p;
     const AttendPlan & plan;
+    const OfHeadDim & of;
     char * workspace;
-    const QkFn<Gathered> * qk;
-    const PvFn<Gathered> * weigh;
     char * queries;
     float * masses;  // [group][mass_stride], zero between lists
     const int shift;  // of a page, if its tokens are a power of two: divisions are slow
@@ -281,18 +278,6 @@ inline void clear_empty(const AttendProblem & p) {
                    0, static_cast<size_t>(attend_v_dim(p)) * sizeof(float));
         }
     }
-}
-
-template <int D>
-void process_of(const AttendProblem & p, const AttendPlan & plan, char * workspace, int ith) {
-    if (p.rows.stride == 0) {
-        process_all<D>(p, plan, workspace, ith);
-        return;
-    }
-    if (ith == 0) {
-        clear_empty(p);
-    }
-    RowRun<D>(p, plan, workspace, ith).run();
 }
 
 inline void finish(const AttendProblem & p, const AttendPlan & plan, char * workspace) {
@@ -312,7 +297,19 @@ inline void process(const AttendProblem & given, const AttendPlan & plan, char *
         problem.copies.v_offset = 0;
     }
     const bool usual = problem.v_in_k == 0 || (problem.head_dim == kLatent && problem.v_in_k == kLatentV);
-    for_head_dim(usual ? problem.head_dim : kAny, [&](auto dim) { process_of<decltype(dim)::n>(problem, plan, workspace, ith); });
+    OfHeadDim of;
+    for_head_dim(usual ? problem.head_dim : kAny, [&](auto dim) {
+        constexpr int n = decltype(dim)::n;
+        of = {Products<Unit>::of<n>(problem.k_type, problem.v_type), Products<Gathered>::of<n>(problem.k_type, problem.v_type), prepare_query<n>};
+    });
+    if (problem.rows.stride == 0) {
+        process_all(problem, plan, of, workspace, ith);
+        return;
+    }
+    if (ith == 0) {
+        clear_empty(problem);
+    }
+    RowRun(problem, plan, of, workspace, ith).run();
 }
 
 }  // namespace

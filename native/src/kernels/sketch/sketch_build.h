@@ -13,7 +13,7 @@ inline void load_key(CellType type, const char * row, int head_dim, float * key)
     const int dim = dim_of<D>(head_dim);
     if (type == CellType::f16) {
         for (int i = 0; i < dim; i += kLanes) {
-            Simd::store(key + i, load_halves<D>(row, i, dim));
+            Simd::store(key + i, load_halves<D != kAny>(row, i, dim));
         }
         return;
     }

@@ -40,6 +40,93 @@ struct SketchedHead {
     }
 };
 
+constexpr int kVectors = kGroupCells / kLanes;
+
+// What is known of a group when its cells have met NQ queries: logit = base + slope * dot.
+template <int NQ>
+struct Dots {
+    int group;
+    alignas(64) float base[kLanes];
+    alignas(64) float slope[kLanes];
+    alignas(64) int32_t most[kLanes];  // of the dots
+    alignas(64) int32_t dots[NQ][kGroupCells];
+};
+
+// Keeps the visible cells; the others become kNever.
+template <int NQ>
+void hide_dots(Dots<NQ> & s, uint64_t visible) {
+    I most[NQ];
+    for (int r = 0; r < NQ; ++r) {
+        most[r] = Simd::iset1(kNever);
+        for (int v = 0; v < kVectors; ++v) {
+            const I seen = Simd::lanes_of(Simd::iset1(kNever), Simd::iload(s.dots[r] + v * kLanes), lane_bits(visible, v));
+            Simd::istore(s.dots[r] + v * kLanes, seen);
+            most[r] = Simd::imax(most[r], seen);
+        }
+    }
+    Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
+}
+
+template <int NQ>
+void share_capped(const Dots<NQ> & s, int r, float softcap, uint64_t visible, const QueryShares & out) {
+    alignas(64) float logits[kGroupCells];
+    for (int c = 0; c < kGroupCells; c += kLanes) {
+        Simd::store(logits + c, Simd::fma(Simd::to_float(Simd::iload(s.dots[r] + c)), Simd::set1(s.slope[r]), Simd::set1(s.base[r])));
+    }
+    cap_and_share(logits, softcap, visible, out);
+}
+
+template <bool kWhole, int NQ>
+inline I share_query(const Dots<NQ> & s, int r, float rate, uint64_t visible, uint16_t * out) {
+    F sum = Simd::zero();
+    EDGEKV_UNROLL
+    for (int v = 0; v < kVectors; v += 2) {
+        I e[2];
+        EDGEKV_UNROLL
+        for (int i = 0; i < 2; ++i) {
+            const F below = Simd::to_float(Simd::idiff(Simd::iload(s.dots[r] + (v + i) * kLanes), Simd::iset1(s.most[r])));
+            e[i] = crude_exp2(Simd::fma(below, Simd::set1(rate), Simd::set1(127.0f * 0x1p23f)));
+            if constexpr (!kWhole) {
+                e[i] = Simd::lanes_of(Simd::izero(), e[i], lane_bits(visible, v + i));  // a slope of 0 makes everything the same
+            }
+            sum = Simd::add(sum, Simd::as_float(e[i]));
+        }
+        Simd::store_upper_halves(out + v * kLanes, e[0], e[1]);
+    }
+    return Simd::as_int(sum);
+}
+
+template <int NQ>
+void share(Dots<NQ> & s, float softcap, const Sight * sight, const Shares & out, int first_query) {
+    const uint64_t visible = sight[s.group].visible;
+    if (softcap != 0.0f) {
+        for (int r = 0; r < NQ; ++r) {
+            share_capped(s, r, softcap, visible, shares_of(out, first_query + r, s.group));
+        }
+        return;
+    }
+    const bool whole = visible == ~uint64_t{0};
+    if (!whole) {
+        hide_dots(s, visible);
+    }
+    alignas(64) float top[kLanes], rate[kLanes], sum[kLanes];
+    const F slope = Simd::load(s.slope);
+    Simd::store(top, Simd::add(Simd::load(s.base), Simd::mul(slope, Simd::to_float(Simd::iload(s.most)))));
+    Simd::store(rate, Simd::mul(slope, Simd::set1(1.44269504f * 0x1p23f)));
+    I sums[NQ];
+    EDGEKV_UNROLL
+    for (int r = 0; r < NQ; ++r) {
+        const QueryShares shares = shares_of(out, first_query + r, s.group);
+        sums[r] = whole ? share_query<true>(s, r, rate[r], visible, shares.cells) : share_query<false>(s, r, rate[r], visible, shares.cells);
+    }
+    Simd::store(sum, Simd::as_float(fold_queries(sums, [](I a, I b) { return Simd::as_int(Simd::add(Simd::as_float(a), Simd::as_float(b))); })));
+    for (int r = 0; r < NQ; ++r) {
+        const QueryShares shares = shares_of(out, first_query + r, s.group);
+        *shares.top = top[r];
+        *shares.sum = sum[r];
+    }
+}
+
 // NQ queries of one token. T: triples of dwords that hold a cell's codes, or kAny.
 template <int T, int NQ>
 class QueriesScan {
@@ -83,7 +170,7 @@ public:
             }
             make_dots(head.codes(now->group), *now);
             if (before->group < end) {
-                share(*before, sight, out, first_query);
+                share(*before, softcap, sight, out, first_query);
             }
             Stage * const done = before;
             before = now;
@@ -91,26 +178,20 @@ public:
             ahead = done;
         }
         if (before->group < end) {
-            share(*before, sight, out, first_query);
+            share(*before, softcap, sight, out, first_query);
         }
     }
 
 private:
     static constexpr int kMostTriples = T != kAny ? T : kMaxHeadDim / 32;
     static constexpr int kMostPadded = (32 * kMostTriples + 63) / 64 * 64;
-    static constexpr int kVectors = kGroupCells / kLanes;
     // vectors of cells that share the loads of the factors
     static constexpr int kKeys = NQ * 4 <= Simd::kCodeChains ? 4 : NQ * 2 <= Simd::kCodeChains ? 2 : 1;
     static constexpr int kFlush = Simd::kCodeDots / 8;  // triples after which code_dot() must be summed up
 
-    // A group at work. For each query: logit = base + slope * dot.
-    struct Stage {
-        int group;
+    // A group at work.
+    struct Stage : Dots<NQ> {
         alignas(64) char factor[NQ][kMostPadded];
-        alignas(64) float base[kLanes];
-        alignas(64) float slope[kLanes];
-        alignas(64) int32_t most[kLanes];  // of the dots
-        alignas(64) int32_t dots[NQ][kGroupCells];
     };
 
     inline void start(const SketchedHead & head, Stage & s, int end) const {
@@ -247,78 +328,6 @@ private:
         Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
     }
 
-    // Keeps the visible cells; the others become kNever.
-    inline void hide_dots(Stage & s, uint64_t visible) const {
-        I most[NQ];
-        for (int r = 0; r < NQ; ++r) {
-            most[r] = Simd::iset1(kNever);
-            for (int v = 0; v < kVectors; ++v) {
-                const I seen = Simd::lanes_of(Simd::iset1(kNever), Simd::iload(s.dots[r] + v * kLanes), lane_bits(visible, v));
-                Simd::istore(s.dots[r] + v * kLanes, seen);
-                most[r] = Simd::imax(most[r], seen);
-            }
-        }
-        Simd::istore(s.most, fold_queries(most, [](I x, I y) { return Simd::imax(x, y); }));
-    }
-
-    inline void share_capped(const Stage & s, int r, uint64_t visible, const QueryShares & out) const {
-        alignas(64) float logits[kGroupCells];
-        for (int c = 0; c < kGroupCells; c += kLanes) {
-            Simd::store(logits + c, Simd::fma(Simd::to_float(Simd::iload(s.dots[r] + c)), Simd::set1(s.slope[r]), Simd::set1(s.base[r])));
-        }
-        cap_and_share(logits, softcap, visible, out);
-    }
-
-    template <bool kWhole>
-    inline I share_query(const Stage & s, int r, float rate, uint64_t visible, uint16_t * out) const {
-        F sum = Simd::zero();
-        EDGEKV_UNROLL
-        for (int v = 0; v < kVectors; v += 2) {
-            I e[2];
-            EDGEKV_UNROLL
-            for (int i = 0; i < 2; ++i) {
-                const F below = Simd::to_float(Simd::idiff(Simd::iload(s.dots[r] + (v + i) * kLanes), Simd::iset1(s.most[r])));
-                e[i] = crude_exp2(Simd::fma(below, Simd::set1(rate), Simd::set1(127.0f * 0x1p23f)));
-                if constexpr (!kWhole) {
-                    e[i] = Simd::lanes_of(Simd::izero(), e[i], lane_bits(visible, v + i));  // a slope of 0 makes everything the same
-                }
-                sum = Simd::add(sum, Simd::as_float(e[i]));
-            }
-            Simd::store_upper_halves(out + v * kLanes, e[0], e[1]);
-        }
-        return Simd::as_int(sum);
-    }
-
-    inline void share(Stage & s, const Sight * sight, const Shares & out, int first_query) const {
-        const uint64_t visible = sight[s.group].visible;
-        if (softcap != 0.0f) {
-            for (int r = 0; r < NQ; ++r) {
-                share_capped(s, r, visible, shares_of(out, first_query + r, s.group));
-            }
-            return;
-        }
-        const bool whole = visible == ~uint64_t{0};
-        if (!whole) {
-            hide_dots(s, visible);
-        }
-        alignas(64) float top[kLanes], rate[kLanes], sum[kLanes];
-        const F slope = Simd::load(s.slope);
-        Simd::store(top, Simd::add(Simd::load(s.base), Simd::mul(slope, Simd::to_float(Simd::iload(s.most)))));
-        Simd::store(rate, Simd::mul(slope, Simd::set1(1.44269504f * 0x1p23f)));
-        I sums[NQ];
-        EDGEKV_UNROLL
-        for (int r = 0; r < NQ; ++r) {
-            const QueryShares shares = shares_of(out, first_query + r, s.group);
-            sums[r] = whole ? share_query<true>(s, r, rate[r], visible, shares.cells) : share_query<false>(s, r, rate[r], visible, shares.cells);
-        }
-        Simd::store(sum, Simd::as_float(fold_queries(sums, [](I a, I b) { return Simd::as_int(Simd::add(Simd::as_float(a), Simd::as_float(b))); })));
-        for (int r = 0; r < NQ; ++r) {
-            const QueryShares shares = shares_of(out, first_query + r, s.group);
-            *shares.top = top[r];
-            *shares.sum = sum[r];
-        }
-    }
-
     const char * q[NQ];
     int n_triples, padded;
     float softcap;
@@ -360,13 +369,15 @@ void scan_head(const SketchedHead & head, const SketchQuery & query, const char 
 inline void scan(const Sketch & sketch, const SketchLayout & layout, const SketchQuery & query, const char * prepared, int head, int first,
                  int n, const Shares & out) {
     const SketchedHead of_head{layout, sketch.data + static_cast<size_t>(head) * layout.head_bytes};
+#if !defined(EDGEKV_ANY_HEAD_DIM)
     switch (layout.n_dwords / 3) {
         case 2: return scan_head<2>(of_head, query, prepared, first, n, out);
         case 3: return scan_head<3>(of_head, query, prepared, first, n, out);
         case 4: return scan_head<4>(of_head, query, prepared, first, n, out);
         case 8: return scan_head<8>(of_head, query, prepared, first, n, out);
-        default: return scan_head<kAny>(of_head, query, prepared, first, n, out);
     }
+#endif
+    scan_head<kAny>(of_head, query, prepared, first, n, out);
 }
 
 }  // namespace

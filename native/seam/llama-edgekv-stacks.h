@@ -103,32 +103,39 @@ private:
 
     llama_grammar_candidates reject(place stack, const llama_grammar_candidates & candidates) {
         llama_grammar_candidates rejects, left;
-        for (const auto & candidate : candidates) {
-            const bool at_end  = *candidate.code_points == 0;
-            const bool partial = at_end && candidate.partial_utf8.n_remain != 0;
-            if (stack.empty() || of_tokens(stack) ? partial || (!at_end && (stack.empty() || !llama_grammar_match_token(top(stack), candidate.id)))
-                                                  : partial && !llama_grammar_match_partial_char(top(stack), candidate.partial_utf8)) {
-                rejects.push_back(candidate);
-            } else if (!at_end && !of_tokens(stack)) {
-                auto & goes_on = llama_grammar_match_char(top(stack), *candidate.code_points).first ? left : rejects;
-                goes_on.push_back(candidate);
+        rejects.reserve(candidates.size());
+        if (stack.empty() || of_tokens(stack)) {
+            for (const auto & candidate : candidates) {
+                const bool at_end = *candidate.code_points == 0;
+                if (at_end ? candidate.partial_utf8.n_remain != 0 : stack.empty() || !llama_grammar_match_token(top(stack), candidate.id)) {
+                    rejects.push_back(candidate);
+                }
             }
-        }
-        if (left.empty()) {
             return rejects;
         }
-        for (auto & candidate : left) {
-            candidate.code_points++;
+        const llama_grammar_element * element = top(stack);
+        left.reserve(candidates.size());
+        for (const auto & candidate : candidates) {
+            if (*candidate.code_points == 0) {
+                if (candidate.partial_utf8.n_remain != 0 && !llama_grammar_match_partial_char(element, candidate.partial_utf8)) {
+                    rejects.push_back(candidate);
+                }
+            } else if (llama_grammar_match_char(element, *candidate.code_points).first) {
+                left.push_back({ candidate.index, candidate.code_points + 1, candidate.partial_utf8, candidate.id });
+            } else {
+                rejects.push_back(candidate);
+            }
         }
-        std::vector<place> stacks;
-        advance(behind(stack, llama_grammar_match_char(top(stack), 0).second), stacks);
-        for (const place next : stacks) {
-            left = reject(next, left);
+        if (!left.empty()) {
+            std::vector<place> stacks;
+            advance(behind(stack, llama_grammar_match_char(element, 0).second), stacks);
+            for (const place next : stacks) {
+                left = reject(next, left);
+            }
         }
-        for (auto & candidate : left) {
-            candidate.code_points--;
+        for (const auto & candidate : left) {
+            rejects.push_back({ candidate.index, candidate.code_points - 1, candidate.partial_utf8, candidate.id });
         }
-        rejects.insert(rejects.end(), left.begin(), left.end());
         return rejects;
     }
 

@@ -47,20 +47,24 @@ std::string beginning(const std::string & pattern, bool & all) {
     return letters;
 }
 
+// throws std::runtime_error for a parenthesis that closes none; those that are not closed std::regex refuses
 bool has_alternatives(const std::string & pattern) {
-    int depth = 0;
+    int  depth = 0;
+    bool found = false;
     for (size_t i = 0; i < pattern.size(); i++) {
         const char c = pattern[i];
         if (c == '\\') {
             i++;
         } else if (c == '[') {
             i = behind_set(pattern, i + 1) - 1;
-        } else if (c == '|' && depth == 0) {
-            return true;
         }
+        found = found || (c == '|' && depth == 0);
         depth += (c == '(') - (c == ')');
+        if (depth < 0) {
+            throw std::runtime_error("a pattern of grammar_triggers cannot be used: ')' closes nothing");
+        }
     }
-    return false;
+    return found;
 }
 
 }  // namespace
@@ -107,7 +111,11 @@ void llama_edgekv_check_trigger(const std::string & pattern) {
 }
 
 std::regex llama_edgekv_trigger(const std::string & pattern) {
-    const bool at_begin = !pattern.empty() && pattern[0] == '^' && !has_alternatives(pattern);
+    const bool alternatives = has_alternatives(pattern);
+    const bool at_begin     = !pattern.empty() && pattern[0] == '^' && !alternatives;
+    if (bool all = false; beginning(pattern, all).size() > 0 && all) {
+        return {};  // a word is searched as it is, and may be longer than std::regex bears
+    }
     try {
         return std::regex((at_begin ? "(" : "[\\s\\S]*?(") + pattern + ")[\\s\\S]*", std::regex::ECMAScript | std::regex_constants::__polynomial);
     } catch (const std::regex_error & error) {

@@ -15,7 +15,7 @@ PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "req
 # llama.cpp reads answers under it as gpt-oss's, whose texts have channels
 CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
             "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
-MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")
+MARKS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>", "analysis")  # one token each in gpt-oss's vocabulary
 PLAIN = "A plain answer, without any mark."
 FINAL = "and then no mark."
 CALL = '<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n</tool_call>'
@@ -163,12 +163,31 @@ def test_an_answer_of_thinking_alone_says_so(keyed: Served, path: str) -> None:
     assert "edgekv" not in json.dumps(keyed.ask(path, request(path, "d", think=False)).body.get("choices"))
 
 
-@pytest.mark.parametrize("form", [{"response_format": {"type": "json_schema", "json_schema": {"schema": EMPTY}}}, {"json_schema": EMPTY},
-                                  {"grammar": 'root ::= "{}"'}])
+FORMS = [{"response_format": {"type": "json_schema", "json_schema": {"schema": EMPTY}}}, {"json_schema": EMPTY}, {"grammar": 'root ::= "{}"'}]
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("key", ["b", "c"])
 def test_a_form_holds_for_the_answer_where_thinking_has_no_end(keyed: Served, key: str, form: dict) -> None:
     text, thinking, _, end = both(keyed, CHAT, request(CHAT, key, **form))
     assert (json.loads(text), thinking.removeprefix(key), end) == ({}, b"".join(ANSWERS[key]).decode(), "stop")
+
+
+THOUGHT = [b"<|channel|>", b"analysis", b"<|message|>", b"hm so"]
+
+
+@pytest.mark.parametrize("answer", [[PLAIN.encode()], [b"<|channel|>final", b" <|constrain|>", b"yaml"], THOUGHT,
+                                    [*THOUGHT, b"<|end|>", b"<|start|>", b"assistant", b"<|channel|>fin", b"al<|mess", b"age|>", b"Prose"]])
+def test_a_form_holds_for_the_channel_of_the_answer(tmp_path: Path, answer: list[bytes]) -> None:
+    """Also where the model knows no channels, thinks without an end, or goes on with prose."""
+    thoughts = {"hm so"} if answer[:4] == THOUGHT else {"", PLAIN}
+    with serving(tmp_path, str(channels(tmp_path, answer))) as served:
+        for form in FORMS:
+            text, thinking, _, end = both(served, CHAT, request(CHAT, **form))
+            assert (json.loads(text), thinking in thoughts, end) == ({}, True, "stop"), (form, thinking)
+        assert both(served, CHAT, request(CHAT, response_format={"type": "json_object"}))[0].startswith("{")
+        named = 'root ::= x # root "\\\nx ::= "root" [root\\]] root-x\nroot-x ::= "]"'
+        assert both(served, CHAT, request(CHAT, grammar=named))[0] in {f"root{letter}]" for letter in "rot]"}
 
 
 def test_a_token_that_the_grammar_of_calls_forbids_is_text(keyed: Served) -> None:

@@ -50,7 +50,8 @@ def lazy(kind: int, value: str, **more: int) -> dict:
 @pytest.mark.parametrize("kind, value, why", [
     (-1, "x", "a type in grammar_triggers"), (7, "x", "a type in grammar_triggers"), (1, LONG, "longer than 1024 characters"),
     (2, LONG, "longer than 1024 characters"), (2, "(a?){40}{40}", "longer than 1024 characters"), (3, "(" * 600 + ")" * 600, "longer than 1024 characters"),
-    (2, "(?=[^b]*c)a", "looks ahead without end"), (2, "(a|b)\\1", "cannot be used"), (2, "(", "Failed to initialize samplers")])
+    (2, "(?=[^b]*c)a", "looks ahead without end"), (2, "(a|b)\\1", "cannot be used"), (2, "a)|(b", "closes nothing"),
+    (2, "(", "Failed to initialize samplers")])
 def test_a_trigger_that_cannot_be_searched(served: Served, kind: int, value: str, why: str):
     refused(served, "/completion", lazy(kind, value), why)
 

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -159,26 +158,6 @@ def test_a_tab_on_commands_imports_none(tmp_path):
     """main.py holds the helps of all commands."""
     result = _python(tmp_path, "-c", TAB.replace('{name.split(".")[0] for name in sys.modules}', "list(sys.modules)"), "edgekv ")
     assert not {f"edgekv.cli.{name}" for name in ("chat", "serve", "bench", "models")} & set(json.loads(result.stdout.splitlines()[-1]))
-
-
-def test_help_is_quick(tmp_path):
-    assert _seconds(tmp_path, "-c", "from edgekv.cli.main import main; main()", "--help") < 0.3
-
-
-@pytest.mark.parametrize("line", ["edgekv ", "edgekv chat --kv "])
-def test_a_tab_is_quick(line, tmp_path):
-    assert _seconds(tmp_path, "-c", TAB, line) < 0.3
-
-
-def _seconds(folder: Path, *arguments: str) -> float:
-    """The least processor time of three runs: others use the machine too."""
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert _python(folder, *arguments).returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(seconds)
 
 
 def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

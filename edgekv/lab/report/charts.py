@@ -114,9 +114,9 @@ def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, he
     n_rows = -(-len(panels) // n_columns)
     figure, axes = canvas(WIDTH, height * n_rows, n_rows, n_columns)
     lines = [line for panel in panels for line in panel.lines if not line.faint]
-    colours = {line.name: line.colour or (INK if line.ceiling else None) for line in lines}
-    free = cycle(colour for colour in SERIES if colour not in colours.values())
-    colours = {name: colour or next(free) for name, colour in colours.items()}
+    known = {line.name: line.colour or (INK if line.ceiling else None) for line in lines}
+    free = cycle(colour for colour in SERIES if colour not in known.values())
+    colours = {name: colour or next(free) for name, colour in known.items()}
     named: dict[str, Line2D] = {}
     for ax, panel in zip(axes, panels):
         named |= _draw_lines(ax, panel, colours)

@@ -26,8 +26,9 @@ QUICK = ("arrays", "config", "models", "planning", "policies", "prefix_cache", "
 """Folders and files of `pytest -m quick`: pure packages, and the house rules."""
 
 NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_codec.py", "test_crafted.py", "test_device_fit.py", "test_device_tier.py",
-             "test_digests.py", "test_faults.py", "test_gather.py", "test_kept_snapshots.py", "test_local.py", "test_ops.py", "test_plan.py",
-             "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_workspace.py")
+             "test_digests.py", "test_faults.py", "test_gather.py", "test_head_errors.py", "test_kept_snapshots.py", "test_local.py",
+             "test_ops.py", "test_plan.py", "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_sample.py",
+             "test_workspace.py")
 """Files in these folders that measure, wait, fill memory, compile, or run contexts on a device."""
 
 

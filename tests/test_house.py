@@ -1,7 +1,6 @@
 """House rules that no linter checks: a file is short enough to be read whole, and no test imports another."""
 
 import ast
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -90,17 +89,6 @@ def test_no_test_imports_another():
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
             assert not any(part.startswith("test_") for name in names for part in name.split(".")), path
-
-
-def test_a_name_is_one_file():
-    """A module's or native source's name is one file's. A command may have the name of what it runs, and a test the name of what it
-    tests."""
-    named = defaultdict(list)
-    for kind in ("edgekv/**/*.py", "cli/*/*.py", "models/*.py", "native/*/**/*.cpp", "native/*/**/*.cu", "native/*/**/*.h"):
-        for path in ROOT.glob(kind):
-            if path.name != "__init__.py" and not path.is_relative_to(ROOT / "edgekv" / "lab" / "commands"):
-                named[path.name].append(path.relative_to(ROOT).as_posix())
-    assert not {name: paths for name, paths in named.items() if len(paths) > 1}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,11 @@ from packaging.specifiers import SpecifierSet
 
 from edgekv.cli.main import cli
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[1]
 METADATA = importlib.metadata.metadata("edgekv")
 OLDEST = re.fullmatch(r">=(3\.\d+)", METADATA["Requires-Python"])[1]
@@ -65,3 +70,15 @@ def test_public_names_stay_what_they_are(tmp_path):
     program = "import edgekv; print([getattr(edgekv.runtime, name) is getattr(edgekv.runtime, name) for name in edgekv.runtime._PUBLIC], edgekv.Runtime)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.startswith("[True, True") and "edgekv.runtime.runtime.Runtime" in done.stdout, done.stderr
+
+
+def test_the_wheel_leaves_the_tables_out():
+    """The product's leaves the whole laboratory out."""
+    tables = list((ROOT / "edgekv" / "lab" / "results").glob("*.csv"))
+    laboratory = tomllib.loads((ROOT / "edgekv" / "lab" / "pyproject.toml").read_text(encoding="utf-8"))
+    included = laboratory["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]
+    excluded = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["wheel"]["exclude"]
+    assert tables and not any(path.match(pattern) for path in tables for pattern in included)
+    assert "edgekv/lab/**" in excluded
+    others = [path.relative_to(ROOT) for path in (ROOT / "edgekv").rglob("*.py") if not path.is_relative_to(ROOT / "edgekv" / "lab")]
+    assert not any(path.match(pattern) for path in others for pattern in excluded)

@@ -18,15 +18,12 @@ from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.bench.speed import run
 from edgekv.bench.taken import samples
 from edgekv.bench.text import standard_text
-from edgekv.cli.common.ranges import numbers, pair
-from edgekv.common.enums import CacheType
+from edgekv.cli.common.ranges import numbers
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.config import CacheOptions, KvOptions
 from edgekv.measure.contexts import COMPUTED, Contexts, Opening, contexts
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.models import geometry
-from edgekv.models.geometry import open_model
 from edgekv.planning import home
 
 MODES = ["off-flash", "off-noflash", "exact", "sparse"]
@@ -44,12 +41,6 @@ def test_numbers(text, found):
 def test_bad_numbers(text):
     with pytest.raises(ConfigError, match=r"\d"):
         numbers(text)
-
-
-def test_pairs():
-    assert pair("512,128") == (512, 128)
-    with pytest.raises(ConfigError, match="512,128"):
-        pair("512")
 
 
 def test_names_are_llama_benchs():
@@ -117,16 +108,6 @@ def test_limits_and_predictions(rows):
         assert row["coverage"] == (None if row["kv_mode"] == "sparse" else 1)
 
 
-def test_several_models_types_and_threads(synthetic):
-    rows = measure(synthetic(), synthetic("qwen3"), n_prompt=(8,), n_gen=(), threads=(1, 2), n_rounds=1, modes=("exact",),
-                   cache_types=((CacheType.F16, CacheType.F16), (CacheType.Q8_0, CacheType.Q8_0)))
-    assert [(row["type_v"], row["n_threads"]) for row in rows[:12:3]] == [("f16", 1), ("f16", 2), ("q8_0", 1), ("q8_0", 2)]
-    assert len({row["model_filename"] for row in rows}) == 2 and len(rows) == 24
-    for row in rows:
-        refused = row["kv_mode"] == "off-noflash" and row["type_v"] == "q8_0"
-        assert (row["avg_ts"] is None) == refused and (not refused or "flash attention" in row["note"])
-
-
 def test_sparse_reads_a_part_of_what_was_made_up(synthetic):
     rows = measure(synthetic(), n_prompt=(), n_gen=(8,), depths=(0, 1200), fill=Fill.SYNTHETIC, n_rounds=1)
     assert [row["fill"] for row in rows] == [None] * 4 + ["synthetic"] * 4
@@ -163,34 +144,6 @@ def test_all_contexts_hold_the_same_at_each_depth(synthetic, fill, kind):
             assert np.abs(one - other).max() < 0.02 * np.abs(one).max()
             with_nothing = next_logits(opened, opened.of(True, empty=True), 0) if depth == 60 else None
             assert with_nothing is None or np.abs(one - with_nothing).max() > 0.1 * np.abs(one).max()
-
-
-def test_a_fill_grows(synthetic):
-    """Nothing that stands in the cache is read again."""
-    with contexts(opening(synthetic(), Fill.TEXT, 400), 2) as opened:
-        said: list[int] = []
-        for depth in (100, 300):
-            opened.fill_to(depth, lambda done, total: said.append(done))
-        assert said == [32, 64, 96, 100, 132, 164, 196, 228, 260, 292, 300]
-
-
-def test_what_is_made_up_is_like_what_was_computed(synthetic):
-    with contexts(opening(synthetic(), Fill.SYNTHETIC, 600), 2) as opened:
-        opened.fill_to(600, lambda done, total: None)
-        assert opened.layout is not None
-        kinds = [np.concatenate([block.view(np.float16) for k, v in opened.layout.parts(next(taken(opened.first, opened.layout, first, end)))
-                                 for block in (k.ravel(), v.ravel())]) for first, end in ((16, COMPUTED), (COMPUTED, 600))]
-        computed, made = (kind.astype(np.float64) for kind in kinds)
-        assert made.std() == pytest.approx(computed.std(), rel=0.1)
-        first = opened.layout.parts(next(taken(opened.first, opened.layout, COMPUTED, 600)))
-        assert len(np.unique(next(first)[0], axis=0)) == 600 - COMPUTED, "no two keys are alike"
-
-
-@pytest.mark.parametrize("kind", [CacheType.Q8_0, CacheType.Q4_0])
-def test_quantised_caches_are_made_up_too(synthetic, kind):
-    with contexts(opening(synthetic(), Fill.SYNTHETIC, 400, second=None, options={"type_k": kind, "type_v": kind}), 2) as opened:
-        opened.fill_to(400, lambda done, total: None)
-        assert np.isfinite(next_logits(opened, opened.first, 399)).all()
 
 
 def test_a_bank_begins_again(synthetic):
@@ -327,16 +280,6 @@ def test_pages_that_came_from_the_disk_are_counted(synthetic, tmp_path, monkeypa
     assert 1000 < row["disk_pages"] < 10000, "K and V of 2,048 tokens take 4,096 pages"
 
 
-@pytest.mark.parametrize("settings, said", [
-    ({"modes": ("exact", "off")}, "--kv-dir works in modes sparse and exact only, and the mode is off; use --modes sparse"),
-    ({"modes": ("off-flash",)}, "the mode is off"),
-    ({"modes": ("evict",)}, "mode evict bounds K and V in memory"),
-])
-def test_options_that_exclude_a_home_on_disk(synthetic, tmp_path, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        measure(synthetic(), kv_dir=tmp_path, **settings)
-
-
 @needs_linux
 def test_a_folder_without_room_ends_the_run_before_anything_is_loaded(synthetic, tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "contexts", None)  # opening any fails
@@ -346,13 +289,3 @@ def test_a_folder_without_room_ends_the_run_before_anything_is_loaded(synthetic,
     monkeypatch.setattr(home, "free_on_disk", lambda folder: 1 << 20)
     with pytest.raises(DoesNotFit, match=f"K and V of a context of 3,072 tokens take .* in {tmp_path}, and 1.0 MiB are free there; use a smaller -d"):
         measure(synthetic(), kv_dir=tmp_path, **settings)
-
-
-@needs_linux
-def test_memory_need_not_hold_a_home_on_disk(synthetic, tmp_path):
-    file = open_model(synthetic(n_ctx_train=1 << 17))
-    found = []
-    for folder in (None, tmp_path):
-        cache = CacheOptions(kv_dir=folder)
-        found.append(needs.Room(file, [KvOptions(mode="sparse", kv_dir=folder)], cache, 512, 0, 1 << 30).first(1 << 16))
-    assert found[0] - found[1] == file.geometry.kv_bytes(1 << 16)

@@ -60,12 +60,6 @@ def test_json_lines_and_csv(synthetic):
     assert len(flat) == 6 and flat[0]["test"] == "pp16" and "environment" not in flat[0] and flat[0]["family"]
 
 
-def test_how_much_of_the_time_was_measured_is_said_aside(synthetic):
-    done = bench("-m", synthetic(), *SMALL, "-o", "json")
-    assert json.loads(done.stdout)
-    assert "measured work" in done.stderr
-
-
 def test_lists_ranges_and_repeated_options(synthetic):
     rows = json.loads(answered("-m", synthetic(), "-p", "8-16*2", "-p", "4", "-n", "0", "-pg", "8,2", "-pg", "4,2", "-r", 1, "-t", "1,2",
                                "-ub", "8,16", "--modes", "exact", "-o", "json"))
@@ -186,13 +180,13 @@ def test_a_peer_that_talks_rubbish_is_a_row(synthetic, tmp_path, lines, said):
     assert all(row["avg_ts"] for row in rows[:-1])
 
 
+PEER, MODELS = os.environ.get("EDGEKV_LLAMA_BENCH"), os.environ.get("EDGEKV_BENCH_MODELS", "")
+
+
 def test_a_peer_that_cannot_be_run(synthetic, tmp_path):
     (tmp_path / "text").write_text("hello")
     done = bench("-m", synthetic(), *SMALL, "--peer", tmp_path / "text")
     assert isinstance(done.exception, ConfigError) and "not an executable" in str(done.exception)
-
-
-PEER, MODELS = os.environ.get("EDGEKV_LLAMA_BENCH"), os.environ.get("EDGEKV_BENCH_MODELS", "")
 
 
 @pytest.mark.skipif(not PEER, reason="EDGEKV_LLAMA_BENCH names no llama-bench; `cmake --build build/* --target llama-bench` makes one")

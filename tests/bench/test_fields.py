@@ -7,7 +7,7 @@ from support.benches import measure
 from edgekv.bench.modes import MODES, find_mode
 from edgekv.bench.passes import LIMIT_TOKENS, Caches, Passes, opened, weights_alone
 from edgekv.bench.tally import Tally, log_softmax
-from edgekv.bench.text import Text, standard_text
+from edgekv.bench.text import standard_text
 from edgekv.common.enums import CacheType, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.lab.questions import typed
@@ -29,26 +29,6 @@ def prompts(*paths, **settings) -> list[dict]:
 
 
 # ---- ratios and limits ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_of_each_mode(synthetic):
-    rows = decode(synthetic(), depths=(200, 40), modes=("exact", "exact-unobserved"),
-                  cache_types=((CacheType.F16, CacheType.F16), (CacheType.Q8_0, CacheType.F16)))
-    assert [row["kv_mode"] for row in rows] == [*STOCKS, "exact", "exact-unobserved"] * 4
-    assert all(row["note"] is None and row["kind"] == "bench" and row["text"] == "prose" for row in rows)
-    assert [(row["type_k"], row["n_depth"]) for row in rows[::4]] == [("f16", 40), ("f16", 200), ("q8_0", 40), ("q8_0", 200)]
-    for flash, noflash, exact, unobserved in (rows[i : i + 4] for i in range(0, 16, 4)):
-        assert {flash[key] for key in ("kld", "same_top", "nll_vs_stock", "overhead_fraction")} == {None}
-        assert exact["attended_fraction"] == exact["coverage"] == 1 and exact["error"] == 0 and exact["kv_budget_mib"] is None
-        assert isinstance(exact["overhead_fraction"], float)
-        assert exact["kld_exact"] is None is exact["nll_vs_exact"] and flash["kld_exact"] > -1e-9 and noflash["kld"] > -1e-9
-        assert unobserved["kld_exact"] == 0 == unobserved["nll_vs_exact"], "passes begin alike: the same kernel says the same"
-        assert unobserved["same_top_exact"] == 1
-        for row in (noflash, exact, unobserved):
-            assert 0 < row["tg_ts_p5"] <= row["tg_ts_p50"] and row["ms_min"] <= row["ms_max"]
-            assert row["kld"] > -1e-9 and 0 <= row["same_top"] <= 1
-            assert row["nll"] == pytest.approx(flash["nll"] * (1 + row["nll_vs_stock"]))
-    assert {row["growth"] for row in rows if row["n_depth"] == 40} == {0}
 
 
 @pytest.mark.parametrize("slower", STOCKS)
@@ -177,14 +157,6 @@ def test_one_of_stocks_kernels_where_it_is_named(synthetic):
         rows = decode(synthetic(), modes=named, n_gen=(2,), n_rounds=1)
         assert [row["kv_mode"] for row in rows] == expected and sum(row["best_stock"] for row in rows) == 1
         assert all(row["ratio_vs_stock"] is not None and row["note"] is None for row in rows)
-
-
-def test_threads_and_texts_repeat_the_depths(synthetic):
-    rows = decode(synthetic(), depths=(20, 30), threads=(2, 1), n_gen=(2,), texts=(standard_text(), Text("short", "hello " * 20)))
-    assert [(row["text"], row["n_threads"], row["n_depth"]) for row in rows[::3]] == [
-        (text, threads, depth) for text in ("prose", "short") for depth in (20, 30) for threads in (2, 1)]
-    assert rows[0]["nll"] == pytest.approx(rows[3]["nll"], abs=0.05) and all(row["note"] is None for row in rows), "a short text begins anew"
-    assert rows[12]["nll"] != pytest.approx(rows[0]["nll"], abs=0.05)
 
 
 def test_partly_hooked_models_say_so(synthetic):

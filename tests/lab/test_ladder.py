@@ -32,14 +32,6 @@ def trace(tmp_path):
     return path
 
 
-def test_rungs_make_sense():
-    assert len(set(NAMES)) == len(NAMES)
-    assert [rung.published for rung in RUNGS if rung.published] == [0.70, 0.78, 0.85, 0.91, 0.95]
-    for i, rung in enumerate(RUNGS):
-        assert rung.base is None or rung.base in NAMES[:i], f"{rung.name} is compared with what comes later"
-        BASE.with_(budget=0.1, **rung.scenario)
-
-
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.live], ids=lambda rung: rung.name)
 def test_live_modes_are_what_is_simulated(rung):
     mode = find_mode(rung.bench_mode(0.125))
@@ -74,16 +66,6 @@ def test_rows(trace):
             assert row["gain_mass"] == row["hit_rate_mass"] - by_name[observe, base]["hit_rate_mass"]
     assert by_name["ahead", "oracle"]["hit_rate_mass"] >= max(
         row["hit_rate_mass"] for row in by_name.values() if row["split"] == "uniform" and row["prefetch"] == "none")
-
-
-def test_more_pages_keep_more(trace):
-    bench = of_traces(None, (trace,), budgets=(0.1, 0.3, 1.0), live=False)
-    rows = run(bench, prepare(bench, trace.parent))
-    for observe, name in {(row["observe"], row["rung"]) for row in rows}:
-        kept = [row["hit_rate_mass"] for row in rows if (row["observe"], row["rung"]) == (observe, name)]
-        assert len(kept) == 3 and kept == sorted(kept), name
-        # StreamingLLM's budget too: with all of it, everything is hot
-        assert kept[-1] == pytest.approx(1.0, abs=1e-6), name
 
 
 def test_means(trace, tmp_path):
@@ -130,7 +112,7 @@ def test_records_decodes_and_records_once(synthetic, tmp_path, monkeypatch):
         if row["observe"] != "honest":
             assert row["kld"] is None, "everything is read: what is hot changes no prediction"
             continue
-        assert row["kld"] >= 0 and 0 <= row["same_top"] <= 1 and row["ms_ratio"] > 0 and 0 <= row["overhead"] < 1
+        assert row["kld"] >= 0 and 0 <= row["same_top"] <= 1 and row["ms_ratio"] > 0 and row["overhead"] >= 0
         assert row["n_live_steps"] == 20 and 0.2 < row["live_attended"] < 0.4
 
 

@@ -1,12 +1,8 @@
 """The progress that a benchmark shows, on a terminal and off it."""
 
-import re
 
-import pytest
-from support.quality import QUICK
 
-from edgekv.cli.common.progress import Lines, progress_bar
-from edgekv.lab.questions.quality import QualityBench, run
+from edgekv.cli.common.progress import Lines
 
 
 def test_progress_off_a_terminal():
@@ -36,17 +32,3 @@ def test_time_left_where_the_caller_does_not_know():
     for now[0], done, total in ((0, 0, 50), (10, 50, 50), (20, 0, 1000), (60, 200, 1000)):
         lines("decode", done, total)
     assert said == ["decode, 20 % done, about 3 min left"]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_progress_of_the_command(synthetic, monkeypatch, capsys, terminal):
-    monkeypatch.setattr("edgekv.cli.common.progress.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("edgekv.cli.common.progress.LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    request = QualityBench(synthetic(), **{**QUICK, "tasks": ("passkey",)})
-    with progress_bar() as progress:
-        rows = [row for group in run(request, progress) for row in group]
-    said = capsys.readouterr().err
-    assert rows and ("prose finished; passkey 700: read, " in said) == (not terminal)
-    if not terminal:
-        assert re.search(r"^passkey 700: sparse.*, 9\d % done, about \d+ s left$", said, re.M) and "passkey 700 finished, after " in said

@@ -5,19 +5,16 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.results import ENVIRONMENT, bench_rows, ladder_rows, quality_rows
-from support.servers import history_document, plan_document, serve_rows, state_documents
+from support.servers import plan_document, serve_rows
 from support.traces import random_trace
 
 from edgekv.common.errors import ConfigError
 from edgekv.lab.commands.report import report as command
 from edgekv.lab.report import drawing, page, study
 from edgekv.lab.report.inputs import CACHE_FILE, read
-from edgekv.lab.report.studies import _by_depth
-from edgekv.lab.report.study import Study
 
 HOSTILE = "<script>alert('x')</script> & $x_1$ \"q\""
 
@@ -31,8 +28,6 @@ def full(tmp_path_factory) -> tuple[Path, str]:
     (folder / "bench.jsonl").write_text("\n".join(json.dumps(row) for row in bench_rows()))
     (folder / "serve.json").write_text(json.dumps([*serve_rows(1), *serve_rows(4)]))
     (folder / "plan.json").write_text(json.dumps(plan_document()))
-    (folder / "history.json").write_text(json.dumps(history_document()))
-    (folder / "state.jsonl").write_text("\n".join(json.dumps(state) for state in state_documents()))
     (folder / "notes.json").write_text('{"a": 1}')
     random_trace(depth=600, n_steps=20).write(folder / "noise.npz")
     result = CliRunner().invoke(command, [str(folder)])
@@ -65,9 +60,9 @@ class Reader(HTMLParser):
 
 def test_every_section(full):
     found = Reader(full[1]).sections
-    assert list(found) == ["machine", "plan", "speed", "reading", "quality", "retention", "hits", "memory", "serve", "history",
-                           "tiers", "ladder", "budget", "heads", "time", "reads", "roles", "missing"]
-    assert found == {**dict.fromkeys(found, 1), "machine": 0, "time": 2, "missing": 0}
+    assert list(found) == ["machine", "plan", "speed", "reading", "quality", "retention", "hits", "memory", "serve", "ladder",
+                           "budget", "heads", "reads", "roles", "missing"]
+    assert found == {**dict.fromkeys(found, 1), "machine": 0, "missing": 0}
     assert "notes.json" in full[1]  # named, since nothing of it is shown
 
 
@@ -90,15 +85,6 @@ def test_colours_follow_the_reader(full):
     for light, dark in drawing.VARIABLES.values():
         assert light in full[1] and dark in full[1]
         assert not any(light in picture for picture in pictures)
-
-
-def test_what_is_said(full):
-    text = re.sub(r"\s+", " ", full[1])
-    assert ("With 10 % of the pages hot the hit rate by access is, by what the policy observes, honest: lru 70.0 % (published 70), "
-            "+ anchors 75.0 % (published 78), + one pool 80.0 %.") in text
-    assert "The model itself cannot do uuid" in text
-    assert "41 to 93" in text
-    assert "random.gguf; noise; 600 tokens deep; 20 decode steps" in text
 
 
 def test_figures_are_those_of_the_simulator(full):
@@ -137,16 +123,6 @@ def test_cache_knows_the_trace(tmp_path):
     assert study.identity(tmp_path / "other.npz") == first
 
 
-def test_broken_cache_is_made_anew(tmp_path, monkeypatch):
-    whole = study.subjects()
-    monkeypatch.setattr(study, "subjects", lambda: {
-        name: whole[name] for name in (*study.HIGHLIGHTS, "lru, sampled", study.SAMPLED, study.ORACLE_POOLED)})
-    random_trace(n_layers=1, n_heads=1, n_steps=8, lacking=False).write(tmp_path / "noise.npz")
-    (tmp_path / CACHE_FILE).write_text("{")
-    page.write(tmp_path)
-    assert json.loads((tmp_path / CACHE_FILE).read_text())
-
-
 def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "ladder.json").write_text(json.dumps(ladder_rows(live=False)))
     result = CliRunner().invoke(command, [str(tmp_path), "-o", str(tmp_path / "page.html")])
@@ -154,21 +130,10 @@ def test_what_is_missing_is_named(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert list(Reader(text).sections) == ["ladder", "missing"]
     missing = text[text.index('id="missing"') :]
-    for title in ("Speed of answers against depth", "Hit rate by mass over the budget", "Hit rate by mass of each head", "Popularity over time",
+    for title in ("Speed of answers against depth", "Hit rate by mass over the budget", "Hit rate by mass of each head",
                   "What sampling reads", "Quality over", "Retention by task", "Head roles"):
         assert title in missing and f"left out: {title}" in result.stderr
     assert "edgekv lab trace record" in missing and "edgekv lab quality" in missing
-
-
-def test_rows_of_the_simulator(tmp_path):
-    rows = [{"policy": policy, "budget": budget, "split": "uniform", "observe": "honest", "prefetch": "none",
-             "hit_rate_mass": 0.5 + budget + gain}
-            for policy, gain in (("lru", 0.0), ("lfu", 0.01)) for budget in (0.1, 0.2)]
-    (tmp_path / "sim.json").write_text(json.dumps(rows))
-    page.write(tmp_path)
-    text = (tmp_path / "report.html").read_text()
-    assert Reader(text).sections == {"budget": 1, "missing": 0}, "a trace has no machine"
-    assert "lfu, uniform, honest with 61.0 % at 10 %, 71.0 % at 20 %" in text
 
 
 def test_what_was_not_measured_stands_beside_its_run(tmp_path):
@@ -239,22 +204,6 @@ def test_quality_by_what_is_read(tmp_path):
     assert '<td class="left">exact</td>' not in tasks and tasks.count('<td class="left">passkey</td>') == len(modes)
 
 
-def test_needles_by_depth_and_length(tmp_path):
-    """A picture beside the retention of the tasks; runs add up, and what attended everything is no cell."""
-    cells = [{"kind": "grid", "model": "tiny.gguf", "mode": mode, "task": "needle-grid", "length": length, "part": part, "asked": asked,
-              "found": found}
-             for mode, found in (("exact", 1), ("sparse", 0)) for length, asked in ((1024, 1), (2048, 1), (512, 0))
-             for part in (0.25, 0.75)]
-    assert _by_depth([*cells, {**cells[0], "asked": 3, "found": 0}])["exact"] == {
-        (1024, 0.25): 0.25, (1024, 0.75): 1.0, (2048, 0.25): 1.0, (2048, 0.75): 1.0}
-    (tmp_path / "quality.json").write_text(json.dumps([*quality_rows(), *cells]))
-    page.write(tmp_path)
-    text = (tmp_path / "report.html").read_text()
-    assert Reader(text).sections == {"quality": 1, "retention": 2, "missing": 0}
-    picture = text[text.rindex("<svg") :]
-    assert all(f">{word}<" in picture for word in ("exact", "sparse", "1,024", "2,048", "25 %", "75 %")) and ">512<" not in picture
-
-
 def test_hostile_names(tmp_path):
     """Names come from files that others made."""
     rows = ladder_rows(text=HOSTILE, model=HOSTILE)
@@ -291,38 +240,6 @@ def test_refuses_before_it_simulates(tmp_path, monkeypatch):
     for out in (tmp_path, tmp_path / "no" / "page.html"):
         with pytest.raises(ConfigError, match="is a folder|cannot be written"):
             page.write(tmp_path, out)
-
-
-def test_without_libraries(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *_: None)
-    with pytest.raises(drawing.MissingLibrary, match=r"matplotlib.*pip install ./edgekv/lab") as caught:
-        page.write(tmp_path)
-    assert caught.value.exit_code == 5
-
-
-def test_same_text_twice(tmp_path):
-    for name in ("a.npz", "b.npz"):
-        random_trace().write(tmp_path / name)
-    assert list(read(tmp_path).traces) == ["noise", "b.npz"]
-
-
-def test_example_heads_and_ages(tmp_path):
-    trace = random_trace(n_layers=1, n_heads=2, lacking=False, n_steps=8)
-    trace.write(tmp_path / "noise.npz")
-    one = Study("noise", tmp_path / "noise.npz", study.Cache(tmp_path), lambda *_: None)
-    profile = one.profile()
-    roles = profile.names()[0]
-    for role, (row, head) in one.example_heads(profile).items():
-        assert row == 0 and roles[head] == role.value
-    measured = [step for step in trace.steps() if not step.warmup]
-    attention = one.attention_of({"head": (0, 1)})["head"]
-    np.testing.assert_allclose(attention, [step.mass_sum[0, 1] / step.mass_sum[0, 1].sum() for step in measured], atol=1e-5)
-    ages = one.kept(0, 1)[1]
-    assert all(sum(values) == pytest.approx(1) for values in ages.values())
-    first = sum(step.mass_sum[:, :, 0].sum() for step in measured) / sum(step.mass_sum.sum() for step in measured)
-    newest = sum(step.mass_sum[:, :, step.n_used_end - 4 : step.n_used_end].sum() for step in measured)
-    assert ages["attention"][0] == pytest.approx(first, abs=1e-5)
-    assert ages["attention"][1] == pytest.approx(newest / sum(step.mass_sum.sum() for step in measured), abs=1e-5)
 
 
 def test_several_runs_of_a_task_add_up():

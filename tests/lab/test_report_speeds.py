@@ -6,15 +6,13 @@ import click
 import pytest
 from click.testing import CliRunner
 from support.results import ENVIRONMENT, bench_rows
-from support.servers import history_document, plan_document, serve_rows, state_documents
+from support.servers import plan_document
 
 from edgekv.lab.commands.report import report as command
-from edgekv.lab.report import inputs, page
-from edgekv.lab.report.charts import Line
-from edgekv.lab.report.machines import machine, planned
+from edgekv.lab.report import inputs
+from edgekv.lab.report.machines import machine
 from edgekv.lab.report.sections import LIMIT, Section
-from edgekv.lab.report.servers import clients, memory_over_time, over_time
-from edgekv.lab.report.speeds import _by_test, _estimates, _lines, _speed_points, answers, hits, memory, prompts
+from edgekv.lab.report.speeds import _by_test, _estimates, _lines, _speed_points, answers, memory
 
 
 def known(rows: list[dict]) -> list[dict]:
@@ -28,8 +26,9 @@ def curves(rows: list[dict]) -> dict[str, dict[str, tuple[list, list]]]:
 
 def texts(section: Section) -> list[str]:
     """What stands in its pictures."""
-    axes = [ax for picture in section.pictures for ax in picture.figure.axes]
-    return [said for ax in axes for said in (*(text.get_text() for text in ax.texts), ax.get_title(loc="left"), ax.get_xlabel())]
+    figures = [picture.figure for picture in section.pictures]
+    names = [text.get_text() for figure in figures for legend in figure.legends for text in legend.get_texts()]
+    return [*names, *(said for figure in figures for ax in figure.axes for said in (ax.get_title(loc="left"), ax.get_xlabel()))]
 
 
 def test_stock_is_its_faster_kernel_at_each_depth():
@@ -52,17 +51,6 @@ def test_speed_of_answers(tmp_path):
     assert len(table.rows) == 12 and "note" not in table.columns and "first token ms" not in table.columns
     assert table.rows[-1][: table.columns.index("tokens/s") + 1] == ["tg64", "8,000", "sparse", "prose", "2", "f16/f16", "36", "80.00"]
     assert section.pictures[0].caption == "Dotted: what the plan estimates. tiny.gguf; prose; EdgeKV 1; AMD EPYC, Zen 4, AVX-512; 2026-11-22"
-
-
-def test_gains_are_told():
-    rows = known(bench_rows(ratio_vs_stock=4.0))
-    assert "sparse comes to 80.0 tokens/s, 4.0 times the better of stock's kernels." in answers(rows, None).text
-
-
-def test_speed_of_prompts():
-    section = prompts(known(bench_rows()), None)
-    assert "first token ms" in section.tables[0].columns and len(section.tables[0].rows) == 12
-    assert "Dotted" not in section.pictures[0].caption
 
 
 def test_the_plan_is_drawn_beside_its_own_model_only():
@@ -98,34 +86,6 @@ def test_machines_stand_apart():
     assert ["memory rate, measured", "18.3 GB/s", "18.3 GB/s"] in table.rows
 
 
-def test_one_depth_is_a_table_alone():
-    section = answers(known(bench_rows(depths=(4000,))), None)
-    assert not section.pictures and len(section.tables[0].rows) == 4
-
-
-def test_hits():
-    other = {**ENVIRONMENT, "family": "Intel Xeon, Ice Lake"}
-    section = hits(known([*bench_rows(), *bench_rows(environment=other)]))
-    assert len(section.tables) == 2 == len(section.pictures)
-    assert section.tables[0].rows[-1][:2] == ["8,000", "sparse"]
-    of = dict(zip(section.tables[0].columns, section.tables[0].rows[-1]))
-    assert (of["hits %"], of["rows a head"], of["read %"], of["coverage %"], of["moved KiB a token"]) == ("60.0", "474", "5.9", "98.0", "4.0")
-    assert (of["by mass %"], of["error %"]) == ("80.0", "1.0") and hits([]).missing
-
-
-def test_texts_are_panels_of_their_own():
-    rows = known([*bench_rows(("sparse",)), *bench_rows(("sparse",), text="code")])
-    assert list(curves(rows)) == [f"{test}, 2 threads, {text}" for text in ("prose", "code") for test in ("pp512", "tg64")]
-
-
-def test_prompts_and_predictions_stand_in_the_tables():
-    section = prompts(known(bench_rows()), None)
-    of = dict(zip(section.tables[0].columns, section.tables[0].rows[-1]))
-    assert (of["attention %"], of["ns/pair"]) == ("20", "7.80")
-    of = dict(zip((table := answers(known(bench_rows()), None).tables[0]).columns, table.rows[-1]))
-    assert (of["text"], of["limit ms"], of["x limit"], of["KLD"], of["KLD exact"]) == ("prose", "10.00", "1.25", "4.0e-03", "6.0e-03")
-
-
 def test_memory_is_the_most_of_a_mode_at_a_depth():
     rows = known(bench_rows())
     for row in rows:
@@ -134,16 +94,6 @@ def test_memory_is_the_most_of_a_mode_at_a_depth():
     assert [line[:2] + line[-1:] for line in section.tables[0].rows if line[0] == "8,000"] == [
         ["8,000", "stock llama.cpp", "455"], ["8,000", "exact", "455"], ["8,000", "sparse", "495"]]
     assert "GPU memory" not in section.tables[0].columns and "host memory, all tests, 2 threads" in texts(section)
-
-
-def test_the_plan():
-    section = planned(known([plan_document()]))
-    assert section.text.startswith("tiny.gguf: 8,192 tokens, mode sparse. On a processor 900,000 tokens fit. Recommended is sparse:")
-    assert "/elsewhere" not in section.text, "whose folders these are is nobody's business"
-    assert section.tables[0].rows[-1] == ["all", "host", "113.0 MiB", "–", "of 24.0 GiB free"]
-    assert {"answers", "prompts", "stock llama.cpp"} <= set(texts(section))
-    problem = planned(known([{**plan_document(), "problem": "no context fits beside the weights."}]))
-    assert "It does not fit: no context fits" in problem.text
 
 
 def test_the_plan_of_a_model(tmp_path, monkeypatch):
@@ -165,39 +115,3 @@ def test_the_plan_of_a_model(tmp_path, monkeypatch):
     assert "EdgeKV: tiny<" in (tmp_path / "report.html").read_text() and done.stdout.strip() == str(tmp_path / "report.html")
 
 
-def test_servers_under_clients():
-    section = clients(known([*serve_rows(1), *serve_rows(4)]))
-    assert {"all answers together", "first token of a new prompt", "clients at the same time", "off-noflash"} <= set(texts(section))
-    assert [row[:3] for row in section.tables[0].rows[:5]] == [[server, "read", "1"] for server in ("off-flash", "off-noflash", "exact", "sparse")] + [
-        ["off-flash", "decode", "1"]]
-    one = clients(known(serve_rows(4)))
-    assert not one.pictures and len(one.tables[0].rows) == 8
-
-
-def test_a_server_over_time():
-    section = over_time([history_document()])
-    assert section.pictures[0].caption == "3 points of 3 seconds."
-    assert {"speed", "hits and reads", "error of a head's output", "copied into the arena"} <= set(texts(section))
-    assert over_time([{"at": [1.0], "tokens_per_second": [1.0]}]).missing
-    exact = {**history_document(), **dict.fromkeys(("read", "hit_rate", "hit_rate_mass", "error"), [None] * 3)}
-    assert "hits and reads" not in texts(over_time([exact]))
-
-
-def test_memory_over_time():
-    section = memory_over_time(state_documents())
-    assert section.tables[0].rows == [("arena", "36.0", "2.5", "15.0"), ("home", "180.0", "10.0", "60.0"), ("sketches", "18.0", "–", "–")]
-    lines: list[Line] = [line for line in section.pictures[0].figure.axes[0].lines if len(line.get_xdata()) == 3]
-    assert [list(line.get_ydata()) for line in lines] == [[2.5, 7.5, 15.0], [10.0, 30.0, 60.0]]
-    assert not memory_over_time(state_documents()[:2]).pictures and memory_over_time(state_documents()[:1]).missing
-
-
-def test_documents_are_known_by_what_they_hold(tmp_path):
-    for name, content in {"plan": plan_document(), "history": history_document(), "serve": serve_rows(1)}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    (tmp_path / "state.jsonl").write_text("\n".join(json.dumps(state) for state in state_documents()))
-    (tmp_path / "bench.jsonl").write_text("\n".join(json.dumps(row) for row in bench_rows()))
-    found = inputs.read(tmp_path)
-    assert (len(found.plans), len(found.histories), len(found.serves), len(found.states), len(found.speeds)) == (1, 1, 8, 4, 24)
-    assert not found.ignored and found.speeds[0]["model"] == "tiny.gguf" == found.plans[0]["model"]
-    written = page.write(tmp_path)
-    assert "Made by EdgeKV" in written.path.read_text() and "rows of speeds: 24" in written.path.read_text()

@@ -47,27 +47,6 @@ def test_each_role(sink, recent, where, expected):
     np.testing.assert_allclose(parts, [sink, recent, 1 - sink - recent], atol=1e-6)
 
 
-def test_figures():
-    fixed, moving, even = of_steps(steps(*(head(0.2, 0.2, where) for where in ("fixed", "moving", "even"))), 1, 3).change[0]
-    assert (fixed, even) == (pytest.approx(0, abs=1e-6),) * 2 and moving == pytest.approx(1, abs=1e-6)
-    concentration = of_steps(steps(head(0.2, 0.2, "fixed"), head(0.2, 0.2, "even")), 1, 2).concentration[0]
-    np.testing.assert_allclose(concentration, [1, 3 / 59], atol=1e-6)  # a twentieth of 59 pages: 3
-
-
-def test_half_of_the_middle_moves():
-    mass = head(0.2, 0.2, "fixed")
-    for step in range(N_STEPS):  # one of the two pages stays
-        mass[step, 11] = 0
-        mass[step, 20 + step] = mass[step, 10]
-    assert of_steps(steps(mass), 1, 1).change[0, 0] == pytest.approx(0.5, abs=1e-6)
-
-
-def test_scale_does_not_matter():
-    mass = head(0.1, 0.2, "moving")
-    one, other = (of_steps(steps(factor * mass), 1, 1) for factor in (1, 9))
-    np.testing.assert_allclose(one.change, other.change, atol=1e-6)
-
-
 def test_what_was_not_observed_has_no_role():
     profile = of_steps(steps(head(0.8, 0.1, "even"), np.zeros((N_STEPS, N_PAGES))), 1, 2)
     assert profile.roles().tolist() == [[ROLES.index(Role.ANCHOR), UNKNOWN]] and profile.names()[0][1] is None
@@ -101,12 +80,6 @@ def test_few_pages(n_pages):
     profile = meter.profile()
     assert profile.sink[0, 0] + profile.recent[0, 0] + profile.middle[0, 0] == pytest.approx(1)
     assert profile.roles()[0, 0] != UNKNOWN
-
-
-def test_spread():
-    profile = of_steps(steps(head(0.8, 0.1, "even")), 1, 1).spread([2], 4, 3)
-    assert profile.roles().shape == (4, 3)
-    assert [tuple(place) for place in np.argwhere(profile.roles() != UNKNOWN)] == [(2, 0)]
 
 
 def test_refuses():

@@ -12,11 +12,11 @@ from edgekv.bench.text import Text, find_text
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.lab.questions.answers import GAP_TOKENS, QuestionPlan
 from edgekv.lab.questions.asking import n_tokens_of
-from edgekv.lab.tasks import TASKS, Blank, Question, default_tasks
+from edgekv.lab.tasks import TASKS, Blank, Question
 from edgekv.lab.tasks.forms import FORMS
 from edgekv.lab.tasks.task import is_right, spread
 from edgekv.lab.texts.frame import Frame, plain
-from edgekv.lab.texts.haystack import paragraphs, planted, sentences
+from edgekv.lab.texts.haystack import planted
 from edgekv.llama import Llama
 
 LENGTH = 3000
@@ -129,17 +129,6 @@ def test_equal_contexts_are_read_once(llama):
         QuestionPlan(llama, Text("short", "One sentence after another. " * 200), ("after-cold",), (512,), 1, 0)
 
 
-def test_what_is_decoded_while_it_goes_cold_is_no_part_of_a_context(llama):
-    plan = QuestionPlan(llama, find_text("prose"), ("after-cold", "lines"), (LENGTH,), 2, seed=0)
-    middle = said(llama, plan.cold[100:200])
-    assert all(middle not in said(llama, reading.tokens) for reading in plan.readings)
-
-
-def test_default_tasks_leave_out_what_takes_long():
-    assert set(default_tasks()) < set(TASKS) and {"passkey", "variables", "several"} <= set(default_tasks())
-    assert not {"needle-grid", "niah-needles", "match", "true-false-first"} & set(default_tasks())
-
-
 def test_forms_are_about_the_text_of_the_others(llama):
     """One reading for all questions after it; what stands before a text is a reading of its own."""
     plan = QuestionPlan(llama, find_text("prose"), ("question-last", *FORMS, *(f"{name}-first" for name in FORMS)), (LENGTH,), 1, seed=0)
@@ -250,12 +239,6 @@ def test_no_second_beginning_of_text(synthetic, default_model, real, monkeypatch
     with pytest.raises(ModelError, match="the chat template has the beginning-of-text token"):
         Frame.of(llama)
     llama.close()
-
-
-def test_sentences_are_the_text():
-    text = Text("own", "One. Two is here: three!\nFour\n\nFive? Six")
-    assert "".join(sentences(text)) == "".join(paragraphs(text)) == text.content + "\n\n"
-    assert sentences(text) == ["One. ", "Two is here: ", "three!\n", "Four\n\n", "Five? ", "Six\n\n"]
 
 
 def test_a_needle_that_the_next_piece_would_push_out_comes_earlier(llama):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.laboratory import COMMAND
-from support.traces import header, masses, random_trace, sampled
+from support.traces import random_trace
 
 from edgekv.bench.passes import Caches
 from edgekv.bench.text import Text, find_text
@@ -51,25 +51,14 @@ def test_what_is_written_is_read(tmp_path):
         same(trace, read)  # again, from the start
         loaded = read.loaded()
     same(loaded, trace)
+    first = trace.loaded(40)
+    assert len(first) == 5 + 40 and first.header.n_pages == 22 < trace.header.n_pages
+    for a, b in zip(first, trace):
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name)[:, :, :22])
     same(loaded, Trace.of(trace.header, **arrays_of(trace), key_norms=trace.key_norms))
     assert loaded.loaded_bytes == sum(array.nbytes for array in loaded._source._arrays.values())
     assert os.listdir(tmp_path) == ["a.trace"]
-
-
-def test_steps():
-    of = header(depth=300, n_warmup=5, n_steps=40)
-    mass = masses(of)
-    seen, n_read = sampled(of, mass)
-    steps = list(Trace.of(of, mass, seen, n_read))
-    assert [step.warmup for step in steps] == [True] * 5 + [False] * 40
-    assert [step.position for step in steps] == list(range(295, 340))
-    assert steps[8].n_used_end == 19 and steps[9].n_used_end == 20  # positions 303 and 304 = 19 * 16
-    assert not steps[8].mass_sum[:, :, 19:].any()
-    for name, array in {"mass_sum": mass, "mass_max": mass, "sampled_sum": seen, "sampled_max": seen}.items():
-        np.testing.assert_allclose(np.stack([getattr(step, name) for step in steps]), array, rtol=1e-3, atol=1e-7)
-    np.testing.assert_array_equal(np.stack([step.n_read for step in steps]), n_read)
-    positions = of.page_positions(303)
-    assert positions[:2].tolist() == [15, 31] and positions[18:].tolist() == [303, -1, -1, -1]
 
 
 def test_numpy_reads_it(tmp_path):
@@ -95,24 +84,6 @@ def test_only_what_is_asked_for_is_read(tmp_path):
         assert len(steps) == len(trace) and steps[0].sampled_sum is steps[0].n_read is None
         with pytest.raises(ConfigError, match="damaged.*sampled_max"):
             list(trace)
-
-
-@pytest.mark.parametrize(("rows", "n_steps", "n_warmup"), [([2, 0], 7, 2), (None, None, 0), ([1], 40, None)])
-def test_cut(rows, n_steps, n_warmup):
-    trace = random_trace()
-    smaller = trace.cut(rows, n_steps, n_warmup)
-    rows = [0, 1, 2] if rows is None else rows
-    assert smaller.header.layers == tuple(trace.header.layers[row] for row in rows)
-    kept = list(trace)[5 - smaller.header.n_warmup :][: len(smaller)]
-    assert len(smaller) == (5 if n_warmup is None else n_warmup) + (n_steps or 40) == len(kept)
-    n = smaller.header.n_pages
-    for a, b in zip(smaller, kept):
-        assert (a.position, a.warmup) == (b.position, b.warmup)
-        for name in ARRAYS:
-            np.testing.assert_array_equal(getattr(a, name), getattr(b, name)[rows, :, :n])
-    np.testing.assert_array_equal(smaller.key_norms, trace.key_norms[rows, :, :n])
-    with pytest.raises(ConfigError, match="cannot be cut"):
-        trace.cut([3])
 
 
 def test_what_is_no_trace(tmp_path):
@@ -190,16 +161,16 @@ def test_a_full_disk(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+# ---- the recorder ---------------------------------------------------------------------------------------------------------------
+
+TEXT = Text("words", "A text of its own, with few words. " * 60)
+
+
 def test_places_that_cannot_be_written(tmp_path):
     with pytest.raises(ConfigError, match="is a folder"):
         random_trace().write(tmp_path)
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         random_trace().write(tmp_path / "none" / "a.trace")
-
-
-# ---- the recorder ---------------------------------------------------------------------------------------------------------------
-
-TEXT = Text("words", "A text of its own, with few words. " * 60)
 
 
 def recorded(tmp_path, model, **changes) -> Trace:
@@ -292,19 +263,6 @@ def test_a_recording_is_what_mode_sparse_observes(tmp_path, synthetic):
     error = arrays["sampled_sum"][middle] - arrays["mass_sum"][middle]
     mean = arrays["mass_sum"][middle].mean()
     assert np.abs(error.mean()) < 0.02 * mean and error.std() > 0.05 * mean
-
-
-def test_key_norms(tmp_path, synthetic):
-    """Norms do not turn with the position: those of other types are those of f16 but for their rounding. A block of q4_0 has 16 steps from its
-    largest number: normal numbers are off by some 8 % of their deviation each, and a norm of 64 by a tenth of that, at worst a few times it."""
-    model = synthetic("llama")
-    norms = []
-    for type_k in CacheType:
-        with recorded(tmp_path, model, caches=Caches(type_k)) as trace:
-            norms.append(trace.key_norms)
-    assert norms[0].shape == (2, 2, 22) and (norms[0] > 1).all() and norms[0].std() > 0.05
-    for other, rounding in zip(norms[1:], (0.01, 0.05), strict=True):  # q8_0, q4_0
-        np.testing.assert_allclose(other, norms[0], rtol=rounding)
 
 
 def test_what_cannot_be_recorded(tmp_path, synthetic):

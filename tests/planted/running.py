@@ -29,6 +29,8 @@ def run(place: Place, tests: Sequence[str], number: int, limit_s: float, without
     watch.write_text("")
     variables = os.environ | {VARIABLE: str(number), "PLANTED_WATCH": str(watch), "PLANTED_LIMIT": str(limit_s),
                               "PYTHONPATH": str(Path(__file__).parent), "PATH": f"{place.env / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    if (lab := place.installed("edgekv/lab")).is_dir():
+        variables["PLANTED_LAB"] = str(lab)
     command = [place.python, "-m", "pytest", "-p", "watch", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-q", "-x",
                *(part for test in without for part in ("--deselect", test)), *(f"tests/{test}" for test in tests)]
     began = time.monotonic()

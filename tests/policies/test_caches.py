@@ -98,9 +98,8 @@ def test_s3fifo(n_budget: int, access_mass: float):
             scores, head = policy.scores[at] * 6 / access_mass, plain[at]
             inside = [*head.small, *head.main]
             assert set(np.flatnonzero(scores > 1)) == set(inside) and len(inside) <= n_budget
-            for page in inside:
-                in_queue = 1 if page in head.small else 2 + head.hits[page]
-                assert scores[page] == pytest.approx(in_queue + 1 / (1 + now - head.entered[page]), rel=1e-4), (now, at, page)
+            expected = [(1 if page in head.small else 2 + head.hits[page]) + 1 / (1 + now - head.entered[page]) for page in inside]
+            np.testing.assert_allclose(scores[inside], expected, rtol=1e-4, err_msg=f"{now}, {at}")
 
 
 def test_s3fifo_in_batches():

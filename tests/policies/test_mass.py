@@ -47,6 +47,17 @@ def test_h2o():
     assert np.flatnonzero(policy.pins).tolist() == [8, 9], "no budget is known"
 
 
+def test_streams_share_the_newest_half_of_h2o():
+    """Evenly, those that have tokens; a page is 4 of them."""
+    shape = PageShape(1, 1, 20, page_tokens=4, pages_per_stream=10)
+    for n_second, pinned in ((0, [6, 7, 8, 9]), (10, [8, 9, 18, 19])):
+        policy = make("h2o", shape)
+        one = np.arange(3, 43, 4)
+        positions = np.concatenate([one, np.where(np.arange(10) < n_second, one, -1)]).astype(np.int32)
+        policy.update(dataclasses.replace(observation(shape, 20), page_positions=positions, n_budget=8))
+        assert np.flatnonzero(policy.pins).tolist() == pinned
+
+
 def test_tova():
     shape = PageShape(2, 3, 25, page_tokens=4, exists=np.array([[True, True, True], [True, True, False]]))
 

@@ -88,23 +88,3 @@ def test_every_policy_composes(name: str):
     if alone.scores is not None:
         assert into.scores is given
         np.testing.assert_array_equal(given, alone.scores)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_policy_on_a_device(emulated_cupy, name: str):
-    """Strict arrays give the same scores and pins, and nothing waits for the device."""
-    ops, device = emulated_cupy
-    here, there = make(name, SMALL), make(name, SMALL, ops=ops)
-    for n, seen in enumerate(growing()):
-        here.update(seen)
-        with ops:
-            arrays = {field: ops.upload(getattr(seen, field)) for field in ("mass_sum", "mass_max", "key_norms")}
-            there.update(dataclasses.replace(seen, **arrays))
-        assert device.n_downloads == 0
-        if n == 40:
-            here.forget(np.array([2, 5]))
-            with ops:
-                there.forget(np.array([2, 5]))
-    np.testing.assert_array_equal(here.pins, there.pins)
-    if here.scores is not None:
-        np.testing.assert_allclose(ops.download(there.scores), here.scores, rtol=1e-6)

@@ -114,38 +114,6 @@ def test_random_is_seeded_and_stays():
     assert (np.flatnonzero((one.scores != before).any(axis=(0, 1))) == [3]).all()
 
 
-def test_composition():
-    rng = np.random.default_rng(0)
-    parts = [make(name, SHAPE) for name in ("ema", "lru")]
-    both = make("ema + lru+anchor+recent", SHAPE)
-    for _ in range(4):
-        seen = observation(SHAPE, 9, masses(rng))
-        for policy in (*parts, both):
-            policy.update(seen)
-    np.testing.assert_allclose(both.scores[:, :, :9], (parts[0].scores + parts[1].scores)[:, :, :9], rtol=1e-6)
-    assert np.flatnonzero(both.pins).tolist() == [0, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("spec", [*POLICIES, "ema+anchor+recent", "ema+lru", "random+recent"])
-def test_every_policy(spec: str):
-    """The policy matrix: scores stay finite and not negative on the pages in use, and what is forgotten is forgotten."""
-    rng = np.random.default_rng(0)
-    policy = make(spec, SHAPE)
-    norms = np.ones(SHAPE.axes, np.float32)
-    for n_used in (0, 1, 4, 10, 6, 10):
-        policy.update(dataclasses.replace(observation(SHAPE, n_used, masses(rng)), key_norms=norms, n_budget=n_used // 2))
-        if policy.scores is not None:
-            assert policy.scores.dtype == np.float32 and policy.scores.shape == SHAPE.axes
-            assert np.isfinite(policy.scores).all() and (policy.scores >= 0).all()
-        if policy.pins is not None:
-            assert policy.pins.dtype == bool and not policy.pins[n_used:].any()
-    policy.forget(np.array([2, 5]))
-    if policy.scores is not None:
-        assert not policy.scores[:, :, [2, 5]].any() and policy.scores.any()
-    if spec == "none":
-        assert policy.scores is None and policy.pins is None
-
-
 @pytest.mark.parametrize("spec, said", [
     ("emma", "no policy 'emma'.*ema, ema-any, anchor"), ("ema+", "no policy ''"), ("ema+ema(alpha=0.2)", "twice"),
     ("ema(alpha=0.2", "brackets in the wrong place"), ("ema(alpha=0.2)lru", "brackets"), ("ema((alpha=0.2))", "brackets"),

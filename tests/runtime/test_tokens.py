@@ -11,7 +11,7 @@ from support.contexts import attached
 from edgekv.common.errors import DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.runtime.cells import SAMPLED
+from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED
 
 import llama_cpp
 
@@ -117,6 +117,25 @@ def test_steps_that_sample_label_their_cells(synthetic):
         block = run.tokens.read(0, cells[-1:], sum(map(sum, run.tokens.row_bytes())))
         run.tokens.put(1, 0, block, range(1), 1, SAMPLED)
         assert run.tokens.labels(1, run.tokens.cells_of(1, 1)).tolist() == [SAMPLED]
+
+
+def test_what_was_sampled_is_of_earlier_settings_when_they_change(synthetic):
+    """What was read exactly stays so, and what a store had rounded is not of settings."""
+    with attached(synthetic("llama", dtype="f32"), KvOptions(**SPARSE | {"resolution": 4.0}), n_ctx=1024) as (context, run):
+        read(context, 0, N)
+        (_, _, block), *_ = take(run, 0, N)
+        run.tokens.put(1, 0, block, range(BLOCK), BLOCK, ROUNDED)
+        context.decode([300], [N], [0])
+        run.configure(run.options.with_(resolution=8.0))
+        assert run.tokens.labels(0, run.tokens.cells_of(0, N + 1)).tolist() == [0] * N + [SAMPLED | EARLIER]
+        assert set(run.tokens.labels(1, run.tokens.cells_of(1, BLOCK))) == {ROUNDED}
+
+
+def test_tokens_are_counted_up_to_the_first_gap(synthetic):
+    with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=1024) as (context, run):
+        read(context, 0, 300)
+        llama_cpp.llama_memory_seq_rm(context.memory, 0, 100, 110)
+        assert run.cells.stream().positions[run.tokens.cells_of(0, 300)].tolist() == list(range(100))
 
 
 def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):

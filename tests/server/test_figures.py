@@ -14,6 +14,8 @@ from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, optio
 
 from edgekv.pages.residency import State
 from edgekv.server import metrics, page_map
+from edgekv.server.figures import collect
+from edgekv.server.history import History
 from edgekv.server.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +120,13 @@ def test_history_is_of_decoding(served):
     assert len({len(values) for values in past.values()}) == 1 and past["at"] == sorted(past["at"])
     assert all(value > 0 for value in past["tokens_per_second"])
     assert all(read < covered < 1 for read, covered in zip(past["read"], past["coverage"], strict=True) if read is not None)
+
+
+def test_speeds_are_tokens_and_bytes_of_a_stretch_over_its_seconds(served):
+    now, past = collect(served.runtime, n_sequences=2), History()
+    assert not past.add(now)
+    assert past.add(replace(now, taken=now.taken + 2, n_tokens=now.n_tokens + 80, tiers=replace(now.tiers, moved_bytes=now.tiers.moved_bytes + 6000)))
+    assert (past.points[0].tokens_per_second, past.points[0].moved_per_second) == (40, 3000)
 
 
 def test_store_and_pauses_are_shown_where_they_are_known(served):

@@ -1,5 +1,6 @@
 """Lets the tests import `edgekv.lab` from the checkout: the product's wheel has no laboratory."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -9,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 TESTS = Path(__file__).resolve().parents[1]
-LAB = TESTS.parent / "edgekv" / "lab"
+LAB = Path(os.environ.get("PLANTED_LAB", TESTS.parent / "edgekv" / "lab"))
+"""tests/planted names a copy, in which it plants faults."""
 
 IMPORT = f"import sys; sys.path.append({str(TESTS)!r}); import support.laboratory"
 """What lets a process of its own import it, too."""

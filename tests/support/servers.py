@@ -26,18 +26,3 @@ def plan_document() -> dict:
             "total": {"host": 113 << 20}}
 
 
-def history_document() -> dict:
-    """/edgekv/history."""
-    return {"at": [100.0, 101.5, 103.0], "tokens_per_second": [200.0, 40.0, 50.0], "read": [None, 0.1, 0.08], "hit_rate": [None, 0.5, 0.6],
-            "hit_rate_mass": [None, 0.7, 0.8], "error": [None, 0.01, 0.012], "moved_per_second": [0.0, 3e6, 1e6]}
-
-
-def state_documents() -> list[dict]:
-    """/edgekv/state at three moments; before anything was decoded it has no time."""
-    def state(taken: float | None, used: int) -> dict:
-        tiers = [{"tier": "arena", "bytes": 36 << 20, "used_bytes": used >> 2}, {"tier": "home", "bytes": 180 << 20, "used_bytes": used},
-                 {"tier": "sketches", "bytes": 18 << 20, "used_bytes": None}]
-        return {"model": "tiny.gguf", "version": "1", "mode": "sparse", "n_slots": 1, "n_ctx_slot": 8192, "tiers": tiers, "slots": [],
-                **({} if taken is None else {"taken": taken})}
-
-    return [state(None, 0), state(10.0, 10 << 20), state(12.0, 30 << 20), state(14.0, 60 << 20)]

@@ -51,13 +51,6 @@ def test_against_a_loop(split: Split, n_budget: float, ties: bool):
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_the_mean_is_kept(split: Split):
-    scores = np.random.default_rng(1).random((30, 3, 100))
-    taken = divide(split, scores, np.zeros(100, bool), np.ones(100, bool), 10)
-    assert taken.sum() == pytest.approx(10 * 90, rel=0.01)
-
-
-@pytest.mark.parametrize("split", list(Split))
 @pytest.mark.filterwarnings("error")
 def test_an_endless_budget_takes_everything(split: Split):
     scores = np.random.default_rng(1).random((ROWS, HEADS, PAGES))

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiers import plan, promote, settled
 
-from edgekv.arrays.topk import largest, smallest
 from edgekv.common.errors import ConfigError
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
@@ -79,11 +78,6 @@ def test_moving_pages_are_left_alone():
     assert not result and result.n_unplaced == 4
 
 
-def test_no_scores():
-    table = settled(SHAPE, 1, 6)
-    assert plan(None, None, np.array([3]), table.residency, MoveLimits()).promote.tolist() == [3]
-
-
 def test_pins_that_do_not_fit_are_counted():
     table = settled(SHAPE, 3, 6)
     promote(table, [0])
@@ -108,16 +102,6 @@ def test_many_swaps():
 def test_limits_are_checked(wrong):
     with pytest.raises(ConfigError, match="limits"):
         MoveLimits(**wrong)
-
-
-@pytest.mark.parametrize("k", [0, 1, 3, 7, 8, 20])
-def test_topk(k: int):
-    for seed in range(20):
-        values = np.random.default_rng(seed).integers(0, 4, 8).astype(np.float32)
-        order = sorted(range(8), key=lambda i: (-values[i], i))
-        assert largest(values, k).tolist() == order[:k]
-        assert smallest(values, k).tolist() == sorted(range(8), key=lambda i: (values[i], i))[:k]
-    assert not len(largest(np.empty(0, np.float32), k))
 
 
 @settings(max_examples=150, deadline=None)

@@ -32,9 +32,9 @@ def report(folder: Path, out: Path | None, model: Path | None, plots: Path | Non
     """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
     DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv lab quality` and
-    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save DIR), and a server's documents
-    /edgekv/history and /edgekv/state. Traces *.npz (edgekv lab trace record) are simulated for the pictures; that takes minutes the first time
-    and is kept in DIR. The page leaves out missing results and names them at its end.
+    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, and ladder.json (edgekv lab ladder --save DIR). Traces *.npz (edgekv
+    lab trace record) are simulated for the pictures; that takes minutes the first time and is kept in DIR. The page leaves out missing results
+    and names them at its end.
 
     Needs matplotlib: pip install ./edgekv/lab.
     """

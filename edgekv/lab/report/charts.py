@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,6 @@ from edgekv.lab.report.drawing import (
     GRID,
     INK,
     MUTED,
-    NARROW,
     ORANGE,
     PAPER,
     RED,
@@ -21,7 +21,6 @@ from edgekv.lab.report.drawing import (
     WIDTH,
     canvas,
     drawn,
-    end_labels,
     percent_axis,
     plain_axis,
     plain_log_axis,
@@ -30,6 +29,7 @@ from edgekv.lab.report.drawing import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 @dataclass(frozen=True)
@@ -108,49 +108,27 @@ def ladder_chart(panels: Mapping[str, Sequence[LadderRung]], x_label: str) -> Fi
 
 
 @drawn
-def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, height: float = 3.6, narrow: bool = False) -> Figure:
-    """Draw panels in pairs, or in one column if narrow. Named lines have their names at their right ends; faint lines are the
-    grey background. height: inches of a row of panels."""
-    width, n_columns = (NARROW, 1) if narrow else (WIDTH, min(2, len(panels)))
+def line_chart(panels: Sequence[Panel], x_label: str, percent_x: bool = True, height: float = 3.6) -> Figure:
+    """Draw panels in pairs, with the names of all lines below; faint lines are the grey background. height: inches of a row of panels."""
+    n_columns = min(2, len(panels))
     n_rows = -(-len(panels) // n_columns)
-    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines if not line.faint and not line.estimate))
-    widest = max(map(len, names), default=0)
-    legend = narrow and widest > _AT_ENDS
-    figure, axes = canvas(width, height * n_rows + (0.2 * len(names) if legend else 0), n_rows, n_columns)
-    figure.get_layout_engine().set(h_pad=0.1 if n_rows > 1 else 0.04)  # type: ignore[union-attr,call-arg]  # canvas() has set a constrained one
-    for ax in axes[len(panels) :]:
-        ax.set_visible(False)
-    ends: list[list[tuple[float, float, str, str]]] = []
+    figure, axes = canvas(WIDTH, height * n_rows, n_rows, n_columns)
+    lines = [line for panel in panels for line in panel.lines if not line.faint]
+    known = {line.name: line.colour or (INK if line.ceiling else None) for line in lines}
+    free = cycle(colour for colour in SERIES if colour not in known.values())
+    colours = {name: colour or next(free) for name, colour in known.items()}
+    named: dict[str, Line2D] = {}
     for ax, panel in zip(axes, panels):
-        ends.append(_draw_lines(ax, panel))
-        ax.set_title(panel.title)
-        ax.set(xlabel=x_label, ylabel=panel.y_label)
-        _x_ticks(ax, panel, percent_x, 0.25 if narrow or n_columns > 1 and not percent_x else 0.16 if n_columns > 1 else 0.12)
-    for ax in axes[: len(panels)]:  # room for the names
-        left, right = ax.get_xlim()
-        share = 0.0 if legend else min(0.6, 0.072 * widest * n_columns / (width - 1.0))
-        ticks = [tick for tick in ax.get_xticks() if left <= tick <= right]
-        ax.set_xlim(left, left + (right - left) / (1 - share))
-        ax.spines["bottom"].set_bounds(left, right)
-        ax.set_xticks(ticks)
-        ax.xaxis.label.set_x((1 - share) / 2)
-    for ax, panel, places in zip(axes, panels, ends):
-        left, right = ax.spines["bottom"].get_bounds()
-        if panel.target is not None:  # the target is always in sight
-            ax.update_datalim([(left, panel.target[0])])
-            ax.autoscale_view(scalex=False)
-        limits = ax.get_ylim()
-        ticks = [tick for tick in ax.get_yticks() if limits[0] <= tick <= limits[1]]
-        ax.hlines(ticks, left, right, color=GRID, linewidth=0.7, zorder=0)
+        named |= _draw_lines(ax, panel, colours)
         if panel.target is not None:
             value, name = panel.target
-            ax.hlines(value, left, right, color=ORANGE, linewidth=1.2, linestyle=":")
-            ax.annotate(name, (left, value), xytext=(3, -10), textcoords="offset points", color=ORANGE, fontsize=8.5)
-        ax.set_ylim(limits)
-        if not legend:
-            end_labels(ax, places)
-    if legend:
-        _legend_below(figure, {name: colour for places in ends for *_, name, colour in places})
+            named[name] = ax.axhline(value, color=ORANGE, linewidth=1.2, linestyle=":")
+        ax.grid(axis="y")
+        ax.set(title=panel.title, xlabel=x_label, ylabel=panel.y_label)
+        _x_ticks(ax, panel, percent_x, 0.16 if n_columns > 1 else 0.12)
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    figure.legend(list(named.values()), list(named), loc="outside lower left", ncols=max(1, min(4, 90 // max(map(len, named)))))
     return figure
 
 
@@ -161,7 +139,7 @@ def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
         percent_axis(ax.xaxis, 1)
         ax.set_xticks(_apart(values, least))
     else:
-        plain_axis(ax.xaxis, 4 if least > 0.2 else 8)
+        plain_axis(ax.xaxis, 6)
         if len(values) <= _FEW and all(float(value).is_integer() for value in values):
             ax.set_xticks(_apart(values, least))
 
@@ -169,62 +147,39 @@ def _x_ticks(ax: Axes, panel: Panel, percent: bool, least: float) -> None:
 _FEW = 8
 """So many values or fewer are the ticks themselves."""
 
-_AT_ENDS = 14
-"""Longest name in characters that leaves room for the lines of a narrow picture."""
+_MISSED_TICKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
 
-def _legend_below(figure: Figure, colours: Mapping[str, str]) -> None:
-    from matplotlib.lines import Line2D
+def _draw_lines(ax: Axes, panel: Panel, colours: Mapping[str, str]) -> dict[str, Line2D]:
+    """The named lines that were drawn, by name."""
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    figure.legend(handles=[Line2D([], [], color=colour, linestyle="--" if colour == INK else "-", label=name) for name, colour in colours.items()],
-                  loc="outside lower left", ncols=1)
-
-
-def _draw_lines(ax: Axes, panel: Panel) -> list[tuple[float, float, str, str]]:
     if panel.scale == "log":
         ax.set_yscale("log")
         plain_log_axis(ax.yaxis)
     elif panel.scale == "missed":
-        _missed_axis(ax, [line for line in panel.lines if not line.faint])
-    elif panel.scale in ("percent", "percent from zero"):
+        ax.set_yscale("logit")
+        ax.yaxis.set_major_locator(FixedLocator(_MISSED_TICKS))
+        ax.yaxis.set_minor_locator(NullLocator())
+        percent_axis(ax.yaxis)
+    elif panel.scale.startswith("percent"):
         plain_axis(ax.yaxis, 6)
         percent_axis(ax.yaxis)
     elif panel.scale == "from zero":
         plain_axis(ax.yaxis, 6)
     if panel.scale.endswith("from zero"):
         ax.set_ylim(bottom=0, top=1.05 * max(y for line in panel.lines for y in line.y) or 1.0)
-    free = iter([colour for colour in SERIES if colour not in {line.colour for line in panel.lines}] * len(panel.lines))
-    ends = []
+    named = {}
     for line in panel.lines:
+        y = np.clip(line.y, 1e-4, 0.9999) if panel.scale == "missed" else line.y
         if line.faint:
-            ax.plot(line.x, line.y, color=GRID, linewidth=1.2, zorder=1)
-            continue
-        colour = INK if line.ceiling else line.colour or next(free)
-        if line.estimate:
-            ax.plot(line.x, line.y, color=colour, linestyle=":", linewidth=1.4, zorder=2)
-            continue
-        marker, style = "o" if len(line.x) <= 12 else "", "--" if line.ceiling else "-"
-        ax.plot(line.x, line.y, color=colour, marker=marker, linestyle=style, zorder=3)
-        ends.append((line.x[-1], line.y[-1], line.name, colour))
-    return ends
-
-
-_MISSED_TICKS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
-
-
-def _missed_axis(ax: Axes, lines: Sequence[Line]) -> None:
-    """Make a logarithmic axis of the part missing to 1, labelled with the shares, over the range of `lines`."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    values = np.concatenate([np.asarray(line.y, float) for line in lines])
-    low, high = float(values.min()), min(float(values.max()), 0.9999)
-    ax.set_yscale("function", functions=(lambda y: -np.log10(np.maximum(1 - y, 1e-6)), lambda t: 1 - 10.0 ** -t))
-    ticks = [tick for tick in _MISSED_TICKS if tick < 1 - (1 - high) * 0.8]
-    ticks = [tick for tick, following in zip(ticks, [*ticks[1:], 1.0]) if following > 1 - (1 - low) * 1.1]
-    ax.yaxis.set_major_locator(FixedLocator(ticks))
-    ax.yaxis.set_minor_locator(NullLocator())
-    percent_axis(ax.yaxis)
-    ax.set_ylim(min(ticks[0], 1 - (1 - low) * 1.1), 1 - (1 - high) * 0.8)
+            ax.plot(line.x, y, color=GRID, linewidth=1.2, zorder=1)
+        elif line.estimate:
+            ax.plot(line.x, y, color=colours[line.name], linestyle=":", linewidth=1.4, zorder=2)
+        else:
+            (named[line.name],) = ax.plot(line.x, y, "--" if line.ceiling else "-", color=colours[line.name],
+                                          marker="o" if len(line.x) <= 12 else "", zorder=3)
+    return named
 
 
 @dataclass(frozen=True)
@@ -246,15 +201,15 @@ def _apart(ticks: Sequence[float], least: float = 0.12) -> list[float]:
 
 
 @drawn
-def retention_chart(tasks: Mapping[str, Mapping[str, Interval]], known: Mapping[str, str], narrow: bool = False) -> Figure:
+def retention_chart(tasks: Mapping[str, Mapping[str, Interval]], known: Mapping[str, str]) -> Figure:
     """Draw a dot with its interval for each configuration. tasks: retention by task and configuration. known: colours of some
     configurations."""
     names = list(dict.fromkeys(name for row in tasks.values() for name in row))
     free = iter([colour for colour in SERIES if colour not in known.values()] * len(names))
     colours = {name: known.get(name) or next(free, MUTED) for name in names}
-    n_columns = 1 if narrow else min(4, len(names))
+    n_columns = min(4, len(names))
     height = 0.17 * len(tasks) * (len(names) + 1.2) + 0.85 + 0.25 * -(-len(names) // n_columns)
-    figure, (ax,) = canvas(NARROW if narrow else WIDTH, max(2.4, height))
+    figure, (ax,) = canvas(WIDTH, max(2.4, height))
     from matplotlib.lines import Line2D
 
     span = 0.8 / max(1, len(names))

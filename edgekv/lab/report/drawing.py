@@ -39,8 +39,6 @@ MAP_COLOURS = "viridis"
 FORMATS = (".png", ".svg")
 WIDTH = 9.0
 """Inches of a picture across the page; the page scales it down on narrow screens."""
-NARROW = 4.4
-"""Inches of a picture for narrow screens."""
 
 
 class MissingLibrary(EdgeKVError):
@@ -101,27 +99,6 @@ def canvas(width: float, height: float, n_rows: int = 1, n_columns: int = 1, **o
     FigureCanvasAgg(figure)
     axes = figure.subplots(n_rows, n_columns, squeeze=False, **options)
     return figure, list(axes.flat)
-
-
-def end_labels(ax: Axes, ends: list[tuple[float, float, str, str]], gap_points: float = 11.0) -> None:
-    """Write names of lines beside their ends (x, y, name, colour), moved apart if they would overlap. The axes' limits must be
-    set."""
-    ax.figure.draw_without_rendering()  # type: ignore[union-attr]  # of a whole figure
-    to_pixels, points = ax.transData, ax.figure.dpi / 72
-    places = sorted(((to_pixels.transform(end[:2])[1], *end) for end in ends), key=lambda place: place[0])
-    heights = [place[0] for place in places]
-    for _ in range(100):  # push neighbours apart until none is too close
-        for i in range(len(heights) - 1):
-            overlap = gap_points * points - (heights[i + 1] - heights[i])
-            if overlap > 0.01:
-                heights[i] -= overlap / 2
-                heights[i + 1] += overlap / 2
-    shifts = [(height - place[0]) / points for height, place in zip(heights, places)]
-    beside = 16 if any(abs(moved) > 3 for moved in shifts) else 8  # the same for all, so that no line crosses a name
-    for moved, (_, x, y, name, colour) in zip(shifts, places):
-        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3} if abs(moved) > 3 else None
-        ax.annotate(name, (x, y), xytext=(beside, moved), textcoords="offset points", va="center", color=colour,
-                    fontsize=9, annotation_clip=False, arrowprops=leader)
 
 
 def percent_axis(axis: Any, digits: int = 6) -> None:

@@ -22,8 +22,6 @@ WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv
 _SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
 _SERVE_KEYS = {"server", "part", "clients"}
 _PLAN_KEYS = {"parts", "limits", "speeds", "model"}
-_HISTORY_KEYS = {"at", "tokens_per_second", "moved_per_second"}
-_STATE_KEYS = {"tiers", "slots", "n_ctx_slot"}
 
 
 @dataclass
@@ -38,10 +36,6 @@ class Folder:
     """Rows of `edgekv bench serve`."""
     plans: list[Row] = field(default_factory=list)
     """Documents of `edgekv plan --json`."""
-    histories: list[Row] = field(default_factory=list)
-    """Documents /edgekv/history of a server."""
-    states: list[Row] = field(default_factory=list)
-    """Documents /edgekv/state of a server."""
     traces: dict[str, Path] = field(default_factory=dict)
     """Traces by name of the text, or of the file if two have the same text."""
     ignored: list[str] = field(default_factory=list)
@@ -60,7 +54,7 @@ class Folder:
 
     @property
     def empty(self) -> bool:
-        return not (self.rows or self.plans or self.histories or self.states or self.traces)
+        return not (self.rows or self.plans or self.traces)
 
 
 def read(path: Path) -> Folder:
@@ -99,8 +93,7 @@ def _place(folder: Folder, row: Row) -> list[Row] | None:
              "text": folder.quality, "task": folder.quality, "grid": folder.quality}
     if (kind := row.get("kind")) in kinds:
         return kinds[kind]
-    told = ((_SIM_KEYS, folder.sims), (_SERVE_KEYS, folder.serves), (_PLAN_KEYS, folder.plans), (_HISTORY_KEYS, folder.histories),
-            (_STATE_KEYS, folder.states))
+    told = ((_SIM_KEYS, folder.sims), (_SERVE_KEYS, folder.serves), (_PLAN_KEYS, folder.plans))
     return next((target for keys, target in told if keys <= set(row)), None)
 
 

@@ -80,60 +80,6 @@ def hit_maps(maps: Mapping[str, np.ndarray], layers: Sequence[int], lowest: floa
 
 
 @drawn
-def kept_maps(panels: Mapping[str, np.ndarray], mass: np.ndarray, first_step: int, page_tokens: int) -> Figure:
-    """Draw the pages that policies choose in one head over time: bool [step, page] by name, coloured where chosen. After them, only
-    in the first panel, is the head's attention [step, page]."""
-    from matplotlib.colors import ListedColormap, LogNorm
-
-    n_rows = -(-(len(panels) + 1) // 2)
-    figure, axes = canvas(WIDTH, 1.9 * n_rows + 0.4, n_rows, 2, sharex=True, sharey=True)
-    extent = (first_step, first_step + len(mass), 0, mass.shape[1])
-    axes[0].imshow(np.maximum(mass.T, 1e-4), aspect="auto", origin="lower", cmap=MAP_COLOURS, norm=LogNorm(1e-4, 1.0),
-                   interpolation="none", extent=extent)
-    axes[0].set_title("attention of the head")
-    for ax, (name, chosen) in zip(axes[1:], panels.items()):
-        ax.imshow(chosen.T, aspect="auto", origin="lower", cmap=ListedColormap(["#00000000", BLUE]), vmin=0, vmax=1,
-                  interpolation="none", extent=extent)
-        kept = float(np.mean((mass * chosen).sum(axis=1) / mass.sum(axis=1)))
-        ax.set_title(f"{name}: {100 * kept:.1f} % of it")
-    for i, ax in enumerate(axes):
-        ax.set_visible(i <= len(panels))
-        if i % 2 == 0:
-            ax.set_ylabel(f"page ({page_tokens} tokens)")
-        if i + 2 > len(panels):
-            ax.set_xlabel("decode step")
-            ax.tick_params(labelbottom=True)
-    return figure
-
-
-@drawn
-def popularity_maps(panels: Mapping[str, np.ndarray], first_step: int, page_tokens: int) -> Figure:
-    """Draw attention over time, pages up and steps across, one panel per name; values are each page's part of its step's mass."""
-    from matplotlib.colors import LogNorm
-
-    n_columns = min(2, len(panels))
-    n_rows = -(-len(panels) // n_columns)
-    figure, axes = canvas(WIDTH, 2.5 * n_rows + 0.4, n_rows, n_columns, sharey=True)
-    for ax in axes[len(panels) :]:
-        ax.set_visible(False)
-    for ax, (name, values) in zip(axes, panels.items()):
-        n_steps, n_pages = values.shape
-        image = ax.imshow(np.maximum(values.T, 1e-4), aspect="auto", origin="lower", cmap=MAP_COLOURS, norm=LogNorm(1e-4, 1.0),
-                          interpolation="none", extent=(first_step, first_step + n_steps, 0, n_pages))
-        ax.set_title(name)
-    for i, ax in enumerate(axes[: len(panels)]):
-        if i % n_columns == 0:
-            ax.set_ylabel(f"page ({page_tokens} tokens)")
-        if i + n_columns >= len(panels):
-            ax.set_xlabel("decode step")
-            ax.tick_params(labelbottom=True)
-    bar = figure.colorbar(image, ax=axes, label="part of the step's attention", fraction=0.025, pad=0.01)
-    percent_axis(bar.ax.yaxis)
-    bar.outline.set_visible(False)
-    return figure
-
-
-@drawn
 def needle_maps(found: Mapping[str, Mapping[tuple[int, float], float]]) -> Figure:
     """Draw the found shares by (length, part of the context), one panel per mode on one scale; cells without questions stay blank."""
     lengths, parts = (sorted({place[i] for cells in found.values() for place in cells}) for i in (0, 1))

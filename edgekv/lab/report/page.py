@@ -11,8 +11,8 @@ from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, svg
 from edgekv.lab.report.inputs import WANTED, Cache, Folder, read
 from edgekv.lab.report.machines import machine, planned
 from edgekv.lab.report.sections import Section
-from edgekv.lab.report.servers import clients, memory_over_time, over_time
-from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, popularity, reads
+from edgekv.lab.report.servers import clients
+from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, reads
 from edgekv.lab.report.speeds import answers, hits, memory, prompts, speed_picture
 from edgekv.lab.report.studies import ladder, quality, retention
 from edgekv.lab.report.study import STEPS, Study
@@ -82,13 +82,12 @@ def write(
 def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
     """All sections in the page's order. Sections about single heads or steps show the first trace."""
     first = studies[0] if studies else None
-    profile = first.profile() if first else None
     plan = folder.plans[-1] if folder.plans else None
     return [
         machine(folder.rows), planned(folder.plans), answers(folder.speeds, plan), prompts(folder.speeds, plan),
         quality(folder.ladder, folder.quality), retention(folder.quality), hits(folder.speeds),
-        memory(folder.speeds), clients(folder.serves), over_time(folder.histories), memory_over_time(folder.states), ladder(folder.ladder),
-        budget_curves(studies, folder.sims), hits_by_head(first), popularity(first, profile), reads(first), head_roles(first, profile),
+        memory(folder.speeds), clients(folder.serves), ladder(folder.ladder),
+        budget_curves(studies, folder.sims), hits_by_head(first), reads(first), head_roles(first, first.profile() if first else None),
     ]
 
 
@@ -118,11 +117,9 @@ def render(folder: Folder, sections: list[Section]) -> str:
     from markupsafe import Markup
 
     def drawn(section: Section) -> list[dict[str, Any]]:
-        return [{"wide": Markup(svg(picture.figure, picture.name, picture.title)), "caption": picture.caption,
-                 "narrow": picture.narrow and Markup(svg(picture.narrow, f"{picture.name}-narrow", picture.title))}
-                for picture in section.pictures]
+        return [{"svg": Markup(svg(picture.figure, picture.name, picture.title)), "caption": picture.caption} for picture in section.pictures]
 
-    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in (*folder.rows, *folder.plans, *folder.states) if row.get("model")))
+    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in (*folder.rows, *folder.plans) if row.get("model")))
     environment = Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
@@ -136,5 +133,5 @@ def render(folder: Folder, sections: list[Section]) -> str:
 def _sources(folder: Folder) -> list[str]:
     counts = ((folder.plans, "plans"), (folder.speeds, "rows of speeds"),
               (folder.ladder, "rungs"), (folder.sims, "simulated rows"), (folder.quality, "quality rows"), (folder.serves, "rows of servers"),
-              ([*folder.histories, *folder.states], "documents of servers"), (folder.traces, "traces"))
+              (folder.traces, "traces"))
     return [f"{what}: {len(of)}" for of, what in counts if of]

@@ -65,8 +65,6 @@ class Picture:
     """Screen readers read it."""
     figure: Figure
     caption: str
-    narrow: Figure | None = None
-    """The same for a narrow screen."""
 
 
 @dataclass
@@ -79,13 +77,13 @@ class Section:
     missing: str = ""
     """The part that the folder lacks; empty: it lacks none."""
 
-    def picture(self, figure: Figure, caption: str, narrow: Figure | None = None) -> None:
+    def picture(self, figure: Figure, caption: str) -> None:
         number = len(self.pictures) + 1
-        self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, self.title, figure, caption, narrow))
+        self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, self.title, figure, caption))
 
     def curves(self, panels: Sequence[Panel], x_label: str, caption: str, **settings: Any) -> None:
-        """Add a picture of lines, also for narrow screens; `settings` are those of `line_chart`."""
-        self.picture(line_chart(panels, x_label, **settings), caption, line_chart(panels, x_label, narrow=True, **settings))
+        """Add a picture of lines; `settings` are those of `line_chart`."""
+        self.picture(line_chart(panels, x_label, **settings), caption)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
         self.tables.append(Table(columns, list(rows), caption))

@@ -1,11 +1,9 @@
-"""The parts of a report about servers: under several clients, and over time."""
+"""The part of a report about servers under several clients."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from edgekv.common.units import MIB
 from edgekv.lab.report.charts import Line, Panel
-from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED, VIOLET
+from edgekv.lab.report.drawing import PURPLE, RED, VIOLET
 from edgekv.lab.report.sections import MODE_COLOURS, Row, Section, Table, number, runs_of, where
 
 _COLOURS = {**MODE_COLOURS, "off-flash": RED, "off-noflash": PURPLE, "endpoint": VIOLET}
@@ -58,61 +56,3 @@ def _line(row: Row) -> tuple[str, ...]:
             number(row.get("gap_max_ms"), ",.0f"))
 
 
-def over_time(histories: Sequence[Mapping[str, Any]]) -> Section:
-    """The section of documents of a server's /edgekv/history: lists by figure."""
-    section = Section("history", "A server over time")
-    shown = [history for history in histories if len(history.get("at") or ()) > 1]
-    if not shown:
-        section.missing = "the document /edgekv/history of a server"
-        return section
-    section.text = ("What a server says of its last minutes of decoding: the speed of prompts and answers together, what mode sparse read and found in "
-                    "the arena, and what was copied there.")
-    for history in shown:
-        seconds = [at - history["at"][0] for at in history["at"]]
-        panels = [panel for panel in (
-            _over(seconds, history, "speed", "tokens/s", "from zero", {"tokens_per_second": ("speed", BLUE)}, 1),
-            _over(seconds, history, "hits and reads", "share", "percent from zero", {
-                "hit_rate": ("hits, by row", BLUE), "hit_rate_mass": ("hits, by mass", GREEN), "read": ("read", RED)}, 1),
-            _over(seconds, history, "error of a head's output", "estimated", "percent from zero", {"error": ("error", ORANGE)}, 1),
-            _over(seconds, history, "copied into the arena", "MiB/s", "from zero", {"moved_per_second": ("copied", GREEN)}, MIB)) if panel]
-        section.curves(panels, "seconds", f"{len(seconds)} points of {seconds[-1]:,.0f} seconds.", percent_x=False, height=2.9)
-    return section
-
-
-def _over(
-    seconds: Sequence[float], values: Mapping[str, Any], title: str, y_label: str, scale: str, figures: Mapping[str, tuple[str, str]], unit: float
-) -> Panel | None:
-    """A panel; None without values at two times."""
-    lines = []
-    for key, (name, colour) in figures.items():
-        known = [(second, value / unit) for second, value in zip(seconds, values.get(key) or ()) if value is not None]
-        if len(known) > 1:
-            lines.append(Line(name, [second for second, _ in known], [value for _, value in known], colour=colour))
-    return Panel(title, lines, y_label, scale) if lines else None
-
-
-def memory_over_time(states: Sequence[Mapping[str, Any]]) -> Section:
-    """The section of documents of a server's /edgekv/state, each of one moment: bytes by tier."""
-    section = Section("tiers", "Memory over time")
-    known = sorted((state for state in states if state.get("taken") is not None), key=lambda state: state["taken"])
-    if not known:
-        section.missing = "documents /edgekv/state of a server, one a line in a .jsonl file"
-        return section
-    first, last = known[0], known[-1]
-    seconds = [state["taken"] - first["taken"] for state in known]
-    used: dict[str, list[float | None]] = {}
-    for i, state in enumerate(known):
-        for tier in state["tiers"]:
-            used.setdefault(str(tier["tier"]), [None] * len(known))[i] = tier.get("used_bytes")
-    lines = [Line(name, [second for second, n in zip(seconds, values) if n is not None], [n / MIB for n in values if n is not None])
-             for name, values in used.items() if sum(n is not None for n in values) > 1]
-    if lines and seconds[-1] > 0:
-        section.curves([Panel("in use, by tier", lines, "MiB", "from zero")], "seconds", f"{len(known)} moments of {last.get('model')}, mode "
-                       f"{last.get('mode')}.", percent_x=False)
-    section.text = ("Bytes that hold something, of a server, by tier. Home has all K and V; the arena has copies of hot pages, and what is allocated "
-                    "for it does not change.")
-    section.table(("tier", "allocated MiB", "in use MiB, first", "in use MiB, last"), [
-        (str(tier["tier"]), number(tier["bytes"] / MIB, ",.1f"), *(number(None if n is None else n / MIB, ",.1f") for n in
-                                                                   (used[str(tier["tier"])][0], used[str(tier["tier"])][-1])))
-        for tier in last["tiers"]], f"{last.get('model')}, mode {last.get('mode')}")
-    return section

@@ -1,4 +1,4 @@
-"""The parts of a report that come from traces: curves over the budget, heads, popularity over time, reads, roles."""
+"""The parts of a report that come from traces: curves over the budget, heads, reads, roles."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from edgekv.lab.heads.roles import ROLES, UNKNOWN, Profile
 from edgekv.lab.report import maps
 from edgekv.lab.report.charts import Line, Panel
 from edgekv.lab.report.sections import COLOURS, NO_TRACE, Row, Section, facts, of_trace, percent, where
-from edgekv.lab.report.study import AGES, HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, Study
+from edgekv.lab.report.study import HIGHLIGHTS, MAP_BUDGET, ORACLE, ORACLE_POOLED, Study
 
 
 def budget_curves(studies: Sequence[Study], given: Sequence[Row]) -> Section:
@@ -76,30 +76,6 @@ def hits_by_head(study: Study | None) -> Section:
     section.table(("configuration", "mean %", "worst head %", "worst tenth of the heads, up to %"), [
         (name, percent(np.nanmean(values)), percent(np.nanmin(values)), percent(np.nanquantile(values, 0.1)))
         for name, values in found.items()])
-    return section
-
-
-def popularity(study: Study | None, profile: Profile | None) -> Section:
-    section = Section("time", "Popularity over time")
-    if study is None or profile is None or not (heads := study.example_heads(profile)):
-        section.missing = NO_TRACE
-        return section
-    names = {f"{role.value}: layer {study.header.layers[il]}, head {head}": (il, head) for role, (il, head) in heads.items()}
-    attention = study.attention_of(names)
-    first_step, page_tokens = study.header.depth, study.header.page_tokens
-    section.picture(maps.popularity_maps(attention, first_step, page_tokens),
-                    "Attention of one head of each role; the newest page is on top.")
-    name, place = next(iter(names.items()))
-    kept, ages = study.kept(*place)
-    section.picture(maps.kept_maps(kept, attention[name], first_step, page_tokens),
-                    f"Pages that policies choose of the head of role {name}, at {100 * MAP_BUDGET:g} % of the pages; the figure "
-                    "is the attention on them.")
-    far = percent(sum(ages["attention"][-2:]))
-    section.text = (f"Of the attention of all heads {far} % falls on pages more than 512 tokens back, beyond the first page; "
-                    f"bands are pages that stay popular, dots those that are wanted once. {of_trace(study)}.")
-    section.table(("share of the chosen pages", *(f"{age}, %" for age in AGES)),
-                  [(name, *(percent(value) for value in values)) for name, values in ages.items()],
-                  "By distance from the newest token, all heads; the first row is the share of the attention mass itself.")
     return section
 
 

@@ -185,8 +185,7 @@ def retention(rows: Sequence[Row]) -> Section:
         tasks.setdefault(str(row.get("task")), {})[str(row.get("mode"))] = interval
     shown = {task: found for task, found in tasks.items() if any(one.value is not None for one in found.values())}
     if shown:
-        section.picture(charts.retention_chart(shown, MODE_COLOURS), f"A dot with its 95 % interval for each mode. {where(asked)}",
-                        charts.retention_chart(shown, MODE_COLOURS, narrow=True))
+        section.picture(charts.retention_chart(shown, MODE_COLOURS), f"A dot with its 95 % interval for each mode. {where(asked)}")
     silent = [task for task in tasks if task not in shown]
     cannot = f" The model itself cannot do {', '.join(silent)}: that says nothing about the cache." if silent else ""
     section.text = f"Right answers of those that full attention gives, with 95 % intervals.{cannot} Asked live: {where(asked)}."

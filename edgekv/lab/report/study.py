@@ -1,7 +1,7 @@
 """The simulations of traces that a report needs."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from edgekv import __version__
-from edgekv.lab.heads.roles import ROLES, Profile, Role, of_steps
+from edgekv.lab.heads.roles import Profile, of_steps
 from edgekv.lab.report.inputs import Cache, identity
-from edgekv.lab.traces.sim import Replay, Scenario, simulate
+from edgekv.lab.traces.sim import Scenario, simulate
 from edgekv.lab.traces.trace import Trace, TraceHeader
 from edgekv.policies import POLICIES
 
@@ -79,7 +79,7 @@ class Study:
         self._cache, self._identity = cache, identity(path)
         with Trace.open(path) as trace:
             self.n_steps = min(n_steps, trace.header.n_steps)
-            self.trace = trace.cut(n_steps=self.n_steps)
+            self.trace = trace.loaded(self.n_steps)
         self.header: TraceHeader = self.trace.header
         self.subjects = subjects()
 
@@ -125,65 +125,3 @@ class Study:
         """The profile that decides roles, from all steps including the warm-up."""
         steps = ((step.mass_sum, step.n_used_end) for step in self.trace.steps(sampled=False))
         return of_steps(steps, self.header.n_layers, self.header.n_heads)
-
-    def example_heads(self, profile: Profile) -> dict[Role, tuple[int, int]]:
-        """(layer, head) of the clearest head of each role."""
-        roles = profile.roles()
-        clear = {Role.RETRIEVAL: profile.middle * profile.change, Role.ANCHOR: profile.sink, Role.RECENCY: profile.recent,
-                 Role.OTHER: profile.middle * (1 - profile.change)}
-        found = {}
-        for i, role in enumerate(ROLES):
-            worth = np.where(roles == i, clear[role], -1.0)
-            if (roles == i).any():
-                il, head = np.unravel_index(np.argmax(worth), worth.shape)
-                found[role] = int(il), int(head)
-        return found
-
-    def attention_of(self, heads: Mapping[Any, tuple[int, int]]) -> dict[Any, np.ndarray]:
-        """Each head's share of each step's mass, float32 [step, page], measured steps only."""
-        found: dict[Any, list[np.ndarray]] = {name: [] for name in heads}
-        for step in self.trace.steps(sampled=False):
-            if not step.warmup:
-                for name, (il, head) in heads.items():
-                    mass = step.mass_sum[il, head]
-                    found[name].append(mass / max(float(mass.sum()), 1e-9))
-        return {name: np.array(steps) for name, steps in found.items()}
-
-    def kept(self, il: int, head: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
-        """The pages that some policies choose at MAP_BUDGET: for one head bool [step, page]; for all heads the chosen pages' shares by age
-        (AGES), preceded by the shares of the attention itself."""
-        masks: dict[str, np.ndarray] = {}
-        ages: dict[str, list[float]] = {"attention": self._ages_of_mass()}
-        for i, name in enumerate(HIGHLIGHTS):
-            self.progress(f"{self.text}: pages that {name} chooses", i, len(HIGHLIGHTS))
-            replay = Replay(self.trace, Scenario(budget=MAP_BUDGET, **self.subjects[name]))
-            mask = np.zeros((self.n_steps, self.header.n_pages), bool)
-            counts, n = np.zeros(len(AGES)), 0
-            for step in self.trace.steps():
-                replay.step(step)
-                if not step.warmup and replay.chosen is not None:
-                    mask[n, : step.n_used_end] = replay.chosen[il, head]
-                    counts += self._by_age(replay.chosen.sum(axis=(0, 1)), step.n_used_end)
-                    n += 1
-            masks[name] = mask
-            ages[name] = (counts / counts.sum()).tolist()
-        return masks, ages
-
-    def _ages_of_mass(self) -> list[float]:
-        sums = np.zeros(len(AGES))
-        for step in self.trace.steps(sampled=False):
-            if not step.warmup:
-                sums += self._by_age(step.mass_sum.sum(axis=(0, 1))[: step.n_used_end], step.n_used_end)
-        return (sums / sums.sum()).tolist()
-
-    def _by_age(self, values: np.ndarray, end: int) -> np.ndarray:
-        """Sums of [:end] values over AGES: the first page, then by distance from the newest."""
-        age = (end - 1 - np.arange(end)) * self.header.page_tokens
-        bins = 1 + np.digitize(age, _AGE_LIMITS)
-        bins[0] = 0
-        return np.bincount(bins, values, len(AGES))
-
-
-_AGE_LIMITS = (64, 512, 2048)
-AGES = ("first page", "newest 64 tokens", "64 to 512", "512 to 2,048", "older")
-

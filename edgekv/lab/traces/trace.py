@@ -1,12 +1,12 @@
 """Recorded attention: for each decode step (one token) the attention mass on each page, and the part that sampling observed.
 
 `Trace.open` reads a file of `edgekv lab trace record` (`edgekv.lab.traces.file` describes it), chunk by chunk while it is
-iterated; `Trace.of` makes a trace from arrays. Both can be reduced (`cut`) and written (`write`).
+iterated; `Trace.of` makes a trace from arrays. Both can be written (`write`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -146,41 +146,23 @@ class Trace:
 
     # ---- other traces of it ---------------------------------------------------------------------------------------------------
 
-    def loaded(self) -> Trace:
-        """The trace in memory (`loaded_bytes`), for many simulations."""
-        return self.cut()
+    def loaded(self, n_steps: int | None = None) -> Trace:
+        """The trace in memory (`loaded_bytes`), for many simulations; with `n_steps` only so many first steps."""
+        header = self.header
+        if n_steps is not None:
+            header = replace(header, n_steps=n_steps, n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
+        arrays = {kind: np.zeros((header.n_total, *header.shape.axes), dtype_of(kind)) for kind in KINDS}
+        for start in chunk_starts(header):
+            for kind, out in arrays.items():
+                part = out[start : start + CHUNK_STEPS]
+                chunk = self._source.chunk(kind, start)[: len(part), :, :, : header.n_pages]
+                part[:, :, :, : chunk.shape[3]] = chunk
+        return Trace(_Arrays(header, arrays, self.key_norms[:, :, : header.n_pages]))
 
     @property
     def loaded_bytes(self) -> int:
         header = self.header
         return 2 * len(KINDS) * header.n_total * header.n_layers * header.n_heads * header.n_pages
-
-    def cut(self, layers: Sequence[int] | None = None, n_steps: int | None = None, n_warmup: int | None = None) -> Trace:
-        """A part of the trace, in memory: some layers, the first n_steps steps, the last n_warmup steps of the warm-up. None: all. Raises
-        ConfigError if the trace lacks the part."""
-        header = self.header
-        chosen = list(range(header.n_layers)) if layers is None else list(layers)
-        n_steps = header.n_steps if n_steps is None else n_steps
-        n_warmup = header.n_warmup if n_warmup is None else n_warmup
-        if not (0 < n_steps <= header.n_steps and 0 <= n_warmup <= header.n_warmup and chosen
-                and 0 <= min(chosen) <= max(chosen) < header.n_layers):
-            raise ConfigError(f"a trace of {header.n_layers} layers, {header.n_warmup} warm-up steps and {header.n_steps} steps cannot be "
-                              f"cut to layers {chosen}, {n_warmup} and {n_steps} steps")
-        first = header.n_warmup - n_warmup
-        smaller = replace(header, n_warmup=n_warmup, n_steps=n_steps, layers=tuple(header.layers[il] for il in chosen),
-                          groups=tuple(header.groups[il] for il in chosen), exists=tuple(header.exists[il] for il in chosen),
-                          n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
-        arrays = {kind: self._cut(kind, chosen, first, smaller) for kind in KINDS}
-        return Trace(_Arrays(smaller, arrays, self.key_norms[chosen, :, : smaller.n_pages]))
-
-    def _cut(self, kind: str, layers: list[int], first: int, smaller: TraceHeader) -> np.ndarray:
-        out = np.zeros((smaller.n_total, *smaller.shape.axes), dtype_of(kind))
-        for start in chunk_starts(self.header):
-            begin, end = max(start, first), min(start + CHUNK_STEPS, first + smaller.n_total)
-            if begin < end:
-                chunk = self._source.chunk(kind, start)[begin - start : end - start, layers, :, : smaller.n_pages]
-                out[begin - first : end - first, :, :, : chunk.shape[3]] = chunk
-        return out
 
     def write(self, path: Path | str) -> None:
         """Write the trace to a file. On failure raises ConfigError or EdgeKVError and leaves no file."""

@@ -112,14 +112,14 @@ def measure(architecture: str, path: Path) -> Found:
         found.refused = str(error).replace(str(path), "the file")
         return found
     with _model(path) as model:
-        _attention(found, model, shape)
+        stock = _attention(found, model, shape)
         _store(found, path)
         if any(found.hooked + found.whole_layers) or found.n_back:
-            _spread(found, model)
+            _spread(found, model, stock)
         if any(found.hooked) and shape.index_rows:
             found.listed = shape.index_rows
             with _model(path, f"{architecture}.attention.indexer.top_k") as without:
-                found.unlisted = _apart(*(_logits(one, _tokens(), KvOptions(mode="off")) for one in (model, without)))
+                found.unlisted = _apart(stock, _logits(without, _tokens(), KvOptions(mode="off")))
     found.seconds = time.perf_counter() - began
     return found
 
@@ -127,7 +127,8 @@ def measure(architecture: str, path: Path) -> Found:
 # ---- attention ------------------------------------------------------------------------------------------------------------------
 
 
-def _attention(found: Found, model: object, shape: Geometry) -> None:
+def _attention(found: Found, model: object, shape: Geometry) -> np.ndarray:
+    """Returns stock's logits."""
     tokens = _tokens()
     stock = _logits(model, tokens, KvOptions(mode="off"))
     with _context(model, KvOptions(mode="exact", policy="none")) as (ctx, run):
@@ -144,7 +145,7 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
         found.mass = [float(min(one)) for one in zip(*mass[-found.n_ubatches :])]
     found.finite = bool(np.isfinite(stock).all() and np.isfinite(exact).all())
     if not any(found.hooked):
-        return
+        return stock
     certain = _logits(model, tokens, sparse.with_(exact_tokens=EXACT_TOKENS, sample_budget=ALL_CERTAIN))
     found.certain = _apart(exact, certain)
     with _context(model, sparse.with_(exact_tokens=EXACT_TOKENS, sample_budget=SAMPLES)) as (ctx, run):
@@ -153,12 +154,12 @@ def _attention(found: Found, model: object, shape: Geometry) -> None:
     found.sampled = float(kld(exact, sampled).mean())
     found.share_read = read.n_read / read.n_visible if read.n_visible else 1.0
     found.finite = found.finite and bool(np.isfinite(certain).all() and np.isfinite(sampled).all())
+    return stock
 
 
-def _spread(found: Found, model: object) -> None:
+def _spread(found: Found, model: object, stock: np.ndarray) -> None:
     """How far stock is from itself, and from another text."""
     tokens = _tokens()
-    stock = _logits(model, tokens, KvOptions(mode="off"))
 
     def another(n: int) -> np.ndarray:
         other = _tokens()

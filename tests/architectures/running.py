@@ -1,4 +1,4 @@
-"""Runs the measuring process over all architectures, and starts another where a model ended it."""
+"""Runs measuring processes over all architectures, and starts another where a model ended one."""
 
 import json
 import os
@@ -7,7 +7,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 
 from support.arithmetic import SINGLE
 
@@ -16,6 +19,8 @@ from .making import Maker, compile_maker
 MEASURING = Path(__file__).with_name("measuring.py")
 SECONDS = 240.0
 """A model that takes longer hangs."""
+N_AT_ONCE = 2
+"""Processes: the cores of the machine that the tests are for."""
 
 Found = dict
 """measuring.Found, as JSON has it; with `unmade` alone where the pinned source makes no model."""
@@ -31,23 +36,49 @@ def run_all(only: list[str] | None = None) -> Iterator[Found]:
 
 
 def run(maker: Maker, names: list[str], folder: Path) -> Iterator[Found]:
-    process = None
-    try:
-        for name in names:
-            process = process or _start(folder)
-            path = folder / f"{name}.gguf"
-            maker.write(name, path)
-            found = _ask(process, [name, str(path)])
-            path.unlink()
-            if found is None:
-                process.kill()
-                found = {"architecture": name, "crashed": f"exit status {process.wait()}: {_last_line(folder)}"}
-                process = None
-            yield found
-    finally:
-        if process is not None:
-            process.stdin.close()
-            process.wait()
+    """In the order of `names`."""
+    idle: SimpleQueue[Measuring] = SimpleQueue()
+    with ExitStack() as stack, ThreadPoolExecutor(N_AT_ONCE) as pool:
+        for i in range(N_AT_ONCE):
+            idle.put(stack.enter_context(Measuring(maker, folder / f"{i}")))
+
+        def found(name: str) -> Found:
+            measuring = idle.get()
+            try:
+                return measuring.found(name)
+            finally:
+                idle.put(measuring)
+
+        yield from pool.map(found, names)
+
+
+class Measuring:
+    """A process that measures in a new folder of its own."""
+
+    def __init__(self, maker: Maker, folder: Path) -> None:
+        self._maker, self._folder = maker, folder
+        self._process: subprocess.Popen | None = None
+        folder.mkdir()
+
+    def found(self, name: str) -> Found:
+        path = self._folder / f"{name}.gguf"
+        self._maker.write(name, path)
+        process = self._process = self._process or _start(self._folder)
+        found = _ask(process, [name, str(path)])
+        path.unlink()
+        if found is None:
+            process.kill()
+            found = {"architecture": name, "crashed": f"exit status {process.wait()}: {_last_line(self._folder)}"}
+            self._process = None
+        return found
+
+    def __enter__(self) -> "Measuring":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
 
 
 def _start(folder: Path) -> subprocess.Popen:

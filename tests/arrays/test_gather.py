@@ -13,8 +13,8 @@ def homes(rng: np.random.Generator, n_stream: int, n_cells: int, n_heads: int, r
     return [rng.integers(0, 256, (n_stream, n_cells, n_heads, n), dtype=np.uint8) for n in row_bytes]
 
 
-@pytest.mark.parametrize("row_bytes", [(128, 128), (256, 192), (68, 68), (34, 136), (272, 102), (36, 68), (72, 256)])
-@pytest.mark.parametrize("n_cells, page_tokens", [(256, 16), (113, 16), (577, 32)])
+@pytest.mark.parametrize(("row_bytes", "n_cells", "page_tokens"), [
+    ((128, 128), 256, 16), ((256, 192), 113, 16), ((34, 136), 577, 32), ((272, 102), 113, 16), ((36, 68), 256, 16), ((72, 256), 577, 32)])
 def test_gather(ops: Ops, row_bytes: tuple[int, int], n_cells: int, page_tokens: int):
     """f16, q8_0 and q4_0 rows of several head sizes, streams, and a last page that has fewer cells."""
     rng = np.random.default_rng(n_cells)

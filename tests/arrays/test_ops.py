@@ -24,10 +24,7 @@ def random_mass(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.gamma(0.3, 0.1, shape).astype(np.float32)
 
 
-LENGTHS = [1, 27, 61, 113, 256, 482, 577, 1110, 1541, 2047, 3330]
-
-
-@pytest.mark.parametrize("n_pages", LENGTHS)
+@pytest.mark.parametrize("n_pages", [1, 61, 256, 577, 3330])
 def test_ema(ops: Ops, n_pages: int):
     """The results agree to the last bit, and nothing behind the end changes."""
     rng = np.random.default_rng(n_pages)
@@ -114,9 +111,9 @@ def table_of(rng: np.random.Generator, shape: PageShape, n_used: int):
     return table
 
 
-@pytest.mark.parametrize("pinning", ["none", "pages", "each"])
-@pytest.mark.parametrize("values", [random_mass, ties])
-@pytest.mark.parametrize("n_pages, n_used", [(61, 61), (113, 50), (577, 482)])
+@pytest.mark.parametrize(("n_pages", "n_used", "values", "pinning"), [
+    (61, 61, ties, "none"), (61, 61, random_mass, "each"), (113, 50, random_mass, "none"), (113, 50, ties, "pages"), (577, 482, random_mass, "pages"),
+    (577, 482, ties, "each")])
 def test_rank(ops: Ops, n_pages: int, n_used: int, values: Callable, pinning: str):
     """A ranking's answers, and the plan that follows from them, agree to the ids."""
     rng = np.random.default_rng(n_pages)

@@ -90,7 +90,7 @@ def test_the_walk():
     assert walk(np.zeros(64, np.int64), np.full(4, ONE - 1))[0].tolist() == []
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_right_on_average(seed):
     """Over all offsets, each cell is read with its probability, so that weighted sums are right on average, and each page has as many reads
     as probability."""
@@ -209,7 +209,7 @@ def test_a_token_that_sees_few_cells_reads_them_all():
 
 
 @pytest.mark.parametrize("isa", range(len(core.isa_available())), ids=core.isa_available())
-@pytest.mark.parametrize("n_groups", [1, 2, 7, 33])
+@pytest.mark.parametrize("n_groups", [2, 33])
 def test_kernels(isa, n_groups):
     """Kernels add in float32: a probability may be a few steps off, and with it the place where a page's running sum passes a whole number."""
     n_rows = 0

@@ -1,13 +1,10 @@
 """What multiplies weights: the fastest ways are measured once on the machine, and the library is told. That a way to fetch changes no result is shown by
 native/tests/host/test_products.cpp, and what llama.cpp's kernels compute beside ours by tests/runtime/test_products.py."""
 
-import json
-
 import pytest
 from support.contexts import attached
 
 from edgekv import _native
-from edgekv._native import kept_choice
 from edgekv.config import KvOptions
 
 _native.prepare()
@@ -16,19 +13,6 @@ from edgekv._native import testing, weight_kernels, weight_types  # noqa: E402 (
 from edgekv._native.weight_kernels import MAKERS, TOKENS, WAYS, Kind  # noqa: E402
 
 multiplies = pytest.mark.skipif(not weight_types.multiplied_by_us("Q4_1", None), reason="llama.cpp's kernels multiply weights here")
-
-
-def test_the_fastest_is_measured_once_and_kept(tmp_path):
-    path, asked = tmp_path / "cache" / "choices.json", []
-
-    def times(**seconds):
-        return lambda: asked.append(1) or seconds
-
-    assert kept_choice.kept(path, "rows") is None
-    assert kept_choice.choose(path, "rows", "a", ["a", "b"], times(a=1.0, b=0.5)) == "b" == kept_choice.kept(path, "rows")
-    assert kept_choice.choose(path, "rows", "a", ["a", "b"], times(a=0.1, b=0.5)) == "b" and len(asked) == 1, "once made, the choice stays"
-    assert kept_choice.choose(path, "others", "a", ["a", "b"], times(a=1.0, b=0.97)) == "a", "what may be noise changes nothing"
-    assert sorted(json.loads(path.read_text()).values()) == ["a", "b"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "attend": ("runtime/test_exact.py", f"{KERNELS}::test_attention", "runtime/test_observation.py"),
     "prompt": ("runtime/test_observation.py", "runtime/test_prompts.py", f"{KERNELS}::test_program[prompt]"),
     "sketch": (f"{KERNELS}::test_program[sketch]", "runtime/test_sparse.py"),
-    "select": (f"{KERNELS}::test_program[sample]", "runtime/test_sparse.py", "runtime/test_sampling.py"),
+    "select": (f"{KERNELS}::test_program[sample]", "runtime/test_sparse.py"),
     "products": ("runtime/test_products.py", f"{KERNELS}::test_program[products]"),
     "pages": (f"{KERNELS}::test_program[sync]", f"{KERNELS}::test_program[row_cache]", "runtime/test_cells.py", "runtime/test_sparse_changes.py",
               "runtime/test_pins.py", "runtime/test_eviction.py", "runtime/test_rows_on_disk.py"),

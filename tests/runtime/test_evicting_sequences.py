@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.contexts import Context, attached, dropped
 from support.decoding import kld
-from support.evicting import TOLERANCE, evict
+from support.evicting import TOLERANCE, check_rows, evict
 from support.resident import resident_bytes
 
 from edgekv._native import core, testing
@@ -163,21 +163,9 @@ def test_memory_is_bounded_by_all_sequences_and_goes_back_with_each(synthetic):
         assert talks[1].positions() == {0}
 
 
-def check_rows(run: Runtime) -> None:
-    """Of each stream: what a layer attends is there, and nothing of what it dropped."""
-    gone = dropped(run)
-    per_stream = gone.shape[2] // run.cells.n_stream
-    for stream in range(run.cells.n_stream):
-        used = run.cells.stream(stream).positions >= 0
-        for il in range(LAYERS):
-            there = np.array(run.cells.keys(il)[stream]).view(np.uint8).reshape(run.cells.n_cells, -1).any(axis=1)
-            kept = gone[il, 0, stream * per_stream : (stream + 1) * per_stream].repeat(16)[: run.cells.n_cells] == 0
-            assert there[used & kept].all() and not there[used & ~kept].any(), f"stream {stream}, layer {il}"
-
-
 @pytest.mark.usefixtures("single_precision")
-@pytest.mark.parametrize("positions", [None, 1])
-@pytest.mark.parametrize("policy", ["ema+anchor+recent", "h2o", "s3fifo+anchor+recent", "morphkv", "mlfq+anchor+recent"])
+@pytest.mark.parametrize(("policy", "positions"), [
+    ("ema+anchor+recent", 1), ("h2o", None), ("s3fifo+anchor+recent", None), ("morphkv", None), ("mlfq+anchor+recent", 1)])
 def test_a_copied_sequence_keeps_what_its_source_keeps(synthetic, policy, positions):
     """The copies of a sequence that is far over its bound have its logits, hold what it holds, and lose what it loses while the same tokens come; then
     they go on by themselves. What was there before goes."""

@@ -33,10 +33,9 @@ from edgekv.runtime import measured_heads
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
 
-@pytest.mark.parametrize(("kind", "shape"), [
-    ("llama", {}), ("llama", {"head_dim": 80}), ("llama", {"head_dim": 72}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}),
-    ("qwen3", {}), ("gemma2", {}), ("gpt-oss", {}), ("lfm2", {})])
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
+@pytest.mark.parametrize(("kind", "shape", "mode"), [
+    ("llama", {"head_dim": 72}, "exact"), ("qwen3", {}, "sparse"), ("gemma2", {}, "exact"), ("gemma2", {}, "sparse"), ("gpt-oss", {}, "exact"),
+    ("gpt-oss", {}, "sparse"), ("lfm2", {}, "sparse")])
 def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     path, options = synthetic(kind, dtype="f32", **shape), ALL if mode == "sparse" else {"mode": "exact"}
     exact = logits_of(open_model(path, "cpu"))
@@ -49,13 +48,10 @@ def test_logits_are_those_of_the_host_plane(synthetic, kind, shape, mode):
     check(llama.kv)
 
 
-@pytest.mark.parametrize(("shape", "types", "steps"), [
-    ({}, {}, STEPS), ({"head_dim": 80}, {}, STEPS), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}, STEPS), ({}, {"type_v": "q8_0"}, STEPS),
-    ({"head_dim": 96}, {"type_k": "q8_0"}, STEPS), ({"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}, STEPS),
-    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0", "type_v": "q8_0"}, LONG_STEPS),
-    ({}, {"type_k": "q4_0", "type_v": "q4_0"}, STEPS), ({"head_dim": 96}, {"type_k": "q8_0", "type_v": "q4_0"}, STEPS),
-    ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q4_0"}, LONG_STEPS)])
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
+@pytest.mark.parametrize(("shape", "types", "steps", "mode"), [
+    ({"head_dim": 80}, {}, STEPS, "exact"), ({"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q8_0"}, LONG_STEPS, "sparse"),
+    ({"head_dim": 96}, {"type_k": "q8_0", "type_v": "q4_0"}, STEPS, "exact"), ({"head_dim": 256}, {"type_v": "q8_0"}, STEPS, "sparse"),
+    ({}, {"type_k": "q4_0", "type_v": "q4_0"}, LONG_STEPS, "exact")])
 def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mode):
     """Logits follow from the stored rows, and stored rows are right but for their rounding. Quantised caches too: the host plane quantises
     their queries and the device does not, so that the planes differ by more than arithmetic."""
@@ -77,8 +73,8 @@ def test_logits_are_those_of_double_precision(synthetic, shape, types, steps, mo
             assert (np.abs(as_values(rows) - should) <= rounding(rows) + SLACK * np.abs(single - should).max()).all()
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("llama", {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}), ("gpt-oss", {})])
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
+@pytest.mark.parametrize(("kind", "shape", "mode"), [
+    ("llama", {}, "exact"), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, "sparse"), ("gpt-oss", {}, "sparse")])
 def test_steps_of_up_to_64_tokens_run_on_the_plane(synthetic, kind, shape, mode):
     path, options = synthetic(kind, dtype="f32", **shape), ALL if mode == "sparse" else {"mode": "exact"}
     singles = (1,) * sum(LONG_STEPS)  # more than 16 at once are a prompt on the host plane, for another kernel
@@ -143,8 +139,8 @@ def test_a_prompt_fills_the_arena_on_its_way(synthetic, options, monkeypatch):
     check(llama.kv)
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("llama", {}), ("gemma2", {}), ("gpt-oss", {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1})])
-@pytest.mark.parametrize("n_each", [1, 3, 16])
+@pytest.mark.parametrize(("kind", "shape", "n_each"), [
+    ("llama", {}, 1), ("gemma2", {}, 3), ("gpt-oss", {}, 16), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, 1)])
 def test_a_sparse_step_reads_what_the_host_reads(synthetic, kind, shape, n_each):
     """A rounding may move a mark to a neighbour; soft caps and sinks are covered too."""
     path, steps = synthetic(kind, dtype="f32", **shape), (n_each,) * (48 // n_each)
@@ -167,27 +163,18 @@ def test_a_sparse_step_reads_what_the_host_reads(synthetic, kind, shape, n_each)
 
 
 def test_heads_sample_at_resolutions_of_their_own(synthetic):
-    """As on the host, from the next step on, in steps that were recorded before, and back."""
-    path, read = synthetic("llama", dtype="f32", n_layer=2, n_head=8, n_head_kv=4), {}
-    own = np.array([[0, 30, 300, 1e9], [1e9, 0, 30, 300]], np.float32)
-    for where in ("cpu", "emulated"):
-        llama = open_model(path, where, **SAMPLED)
-        read[where] = []
-        for table in (None, own, None, own[::-1], own):
-            paging.set_resolutions(llama.kv._native_handle(), table)
-            before = llama.kv.layer_selection()["n_read"] if read[where] else 0
-            if not read[where]:
-                logits_of(llama, (1,) * 4)
-            for token in range(4):
-                llama.eval([260 + token])
-            read[where].append(llama.kv.layer_selection()["n_read"] - before)
-    ours, host = np.array(read["emulated"]), np.array(read["cpu"])
-    assert ours == pytest.approx(host, rel=0.03)
-    for layer, table in enumerate(own):
-        order = np.argsort(np.where(table, table, 100))  # SAMPLED's
-        for turn in (1, 4):
-            assert (np.diff(ours[turn, layer][order]) > 0).all()
-    assert ours[3] == pytest.approx(ours[1][::-1], rel=0.2) and ours[2] == pytest.approx(ours[2].mean(), rel=0.3)
+    """From the next step on, in steps that were recorded before, and back."""
+    llama = open_model(synthetic("llama", dtype="f32", n_layer=2, n_head=8, n_head_kv=4), **SAMPLED)
+    logits_of(llama, (1,) * 4)
+    own = np.array([[0, 30, 1e9, 0], [1e9, 0, 0, 30]], np.float32)
+    for table in (None, own, None, own[::-1]):
+        paging.set_resolutions(llama.kv._native_handle(), table)
+        before = llama.kv.layer_selection()
+        for token in range(4):
+            llama.eval([260 + token])
+        now = llama.kv.layer_selection()
+        reads_all = now["n_read"] - before["n_read"] == now["n_visible"] - before["n_visible"]
+        assert (reads_all == (False if table is None else table == 1e9)).all()
 
 
 def test_the_errors_of_heads_are_measured_where_attention_runs(synthetic, tmp_path, monkeypatch):
@@ -198,16 +185,14 @@ def test_the_errors_of_heads_are_measured_where_attention_runs(synthetic, tmp_pa
     asked = KvOptions(mode="sparse", target_error="5%")
     ours, host = (np.array(with_head_errors(path, asked.with_(attention_device=device), n_threads=1).selection.head_errors.errors)
                   for device in ("emulated", "cpu"))
-    assert ours.shape == host.shape and (host > 0).all()
+    assert ours.shape == host.shape and (ours > 0).all() and (host > 0).all()
     assert len(json.loads((tmp_path / "edgekv" / "head-errors.json").read_text())) == 2, "each was measured for itself"
-    assert ours == pytest.approx(host, rel=0.3, abs=0.002) and np.mean(ours) == pytest.approx(np.mean(host), rel=0.1)
 
 
-@pytest.mark.parametrize("attend", ["25%", "48"])
-def test_without_sketches_a_step_reads_what_the_policy_says(synthetic, attend):
+def test_without_sketches_a_step_reads_what_the_policy_says(synthetic):
     path, seen = synthetic("llama", dtype="f32"), {}
     for where in ("cpu", "emulated"):
-        llama = open_model(path, where, mode="sparse", sketch="none", attend=attend, exact_tokens=0, recent_tokens=16, policy="lru")
+        llama = open_model(path, where, mode="sparse", sketch="none", attend="25%", exact_tokens=0, recent_tokens=16, policy="lru")
         logits = logits_of(llama, (1,) * 20)
         seen[where] = logits, llama.kv.layer_selection()
     assert kld(*(logits for logits, _ in seen.values())).max() <= SINGLE
@@ -254,9 +239,7 @@ def test_cold_pages_come_through_the_ring(synthetic):
         assert kld(exact, logits_of(opened, n_prompt=300)).max() <= SINGLE
 
 
-@pytest.mark.parametrize("n_each", [1, 20])
-@pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
+@pytest.mark.parametrize(("unified", "mode", "n_each"), [(True, "sparse", 1), (False, "sparse", 20), (True, "exact", 20), (False, "exact", 1)])
 def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     logits = {}
     for where in ("cpu", "emulated"):
@@ -286,7 +269,7 @@ def test_several_sequences(synthetic, unified: bool, mode: str, n_each: int):
     assert kld(logits["cpu"], logits["emulated"]).max() <= SINGLE
 
 
-@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", True, 16), ("b3", False, 16), ("b3", True, 48)])
+@pytest.mark.parametrize(("sketch", "unified", "page_tokens"), [("b3", False, 16), ("b3", True, 48)])
 def test_sketches_and_arena_follow_every_event(synthetic, sketch: str, unified: bool, page_tokens: int):
     """Cells are removed, copied, shifted, saved and restored: sketches and slots are always as if built anew."""
     compared, resident = follow_events(synthetic("llama"), 40 if unified else 20, sketch, unified, page_tokens, n_threads=1, attention_device="emulated")

@@ -140,8 +140,7 @@ def fails_after(emulator):
     library.edgekv_emulator_fails_after(-1)
 
 
-@pytest.mark.parametrize("mode", ["exact", "sparse"])
-@pytest.mark.parametrize("node", ["edgekv_store-0", "edgekv_attend-0"])
+@pytest.mark.parametrize(("mode", "node"), [("exact", "edgekv_store-0"), ("sparse", "edgekv_attend-0")])
 def test_a_device_that_fails_fails_the_step_by_name(synthetic, fails_after, mode: str, node: str):
     """Any operation may be lost. A loss before the first node is reported as what it is."""
     for n_operations in range(64):

@@ -1,5 +1,5 @@
 """Mode sparse is `exact` where everything is read for certain; it reads the certain rows and a sample; sketches and arena stay true through
-every event. test_sampling.py judges the sample."""
+every event. native/tests/host/test_sample.cpp judges the sample."""
 
 from types import SimpleNamespace
 
@@ -44,18 +44,12 @@ def test_layers_may_differ_in_kv_heads(synthetic):
         assert [n_tokens[row, : layer.n_head_kv].tolist() for row, layer in enumerate(run.layers)] == [[24] * 8, [24] * 32, [24] * 8]
 
 
-@pytest.mark.parametrize(("kind", "shape", "types"), [
-    ("llama", {}, {}), ("llama", {"head_dim": 80}, {}), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {}),
-    ("llama", {"head_dim": 256}, {"type_k": "q8_0", "type_v": "q8_0"}), ("llama", {"head_dim": 96}, {"type_k": "q8_0"}),
-    ("llama", {"head_dim": 72}, {}), ("llama", {"head_dim": 112}, {}), ("llama", {"head_dim": 192}, {"type_v": "q8_0"}),
-    ("llama", {}, {"type_k": "q4_0", "type_v": "q4_0"}), ("llama", {"head_dim": 128}, {"type_k": "q4_0", "type_v": "q8_0"}),
-    ("llama", {"head_dim": 96}, {"type_v": "q4_0"}),
-    ("llama", {"head_dim": 512}, {}), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}),
-    ("qwen3", {}, {}), ("gemma2", {}, {}), ("gpt-oss", {}, {}), ("lfm2", {}, {}), ("deepseek2", {}, {}),
-    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 20}, {}),
-    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q8_0", "type_v": "q8_0"}),
-    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q4_0", "type_v": "q4_0"})])
-@pytest.mark.parametrize("sketch", ["b3", "none"])
+@pytest.mark.parametrize(("kind", "shape", "types", "sketch"), [
+    ("llama", {}, {}, "b3"), ("llama", {}, {}, "none"), ("llama", {"head_dim": 128, "n_head": 5, "n_head_kv": 1}, {"type_k": "q4_0", "type_v": "q8_0"}, "b3"),
+    ("llama", {"head_dim": 72}, {}, "b3"), ("llama", {"head_dim": 512}, {"type_k": "q8_0", "type_v": "q8_0"}, "b3"), ("gemma2", {}, {}, "b3"),
+    ("gpt-oss", {}, {}, "b3"), ("gpt-oss", {}, {}, "none"), ("lfm2", {}, {}, "b3"),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 20}, {}, "b3"),
+    ("deepseek2", {"n_latent": 512, "n_turned": 64, "n_head": 16}, {"type_k": "q4_0", "type_v": "q4_0"}, "none")])
 def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch):
     llama = open_model(synthetic(kind, **shape), **types)
     steps = (1, 1, 1, 2, 3, 5, 16, 1)
@@ -120,44 +114,31 @@ def test_the_first_step_behind_a_prompt_is_sampled(synthetic):
     assert 80 < seen.rows_per_head < 300 and 0 < seen.n_certain < seen.n_read
 
 
-def test_a_finer_resolution_reads_more_and_errs_less(synthetic):
+def test_a_finer_resolution_reads_more(synthetic):
     llama = open_model(synthetic("llama"))
-    steps = (1,) * 24
-    exact, bound = exact_and_its_spread(llama, steps)
-    n_read, errors, klds = [], [], []
+    n_read = []
     for resolution in (30, 300, 3000):
         before = llama.kv.selection()
-        found = logits_of(llama, steps, llama.kv.options.with_(**SAMPLED | {"sample_budget": resolution, "error_every": 1}))
+        logits_of(llama, (1,) * 24, llama.kv.options.with_(**SAMPLED | {"sample_budget": resolution, "error_every": 1}))
         seen = llama.kv.selection().since(before)
         assert seen.n_errors == seen.n_selections * 2, "each query head of the two that share a KV head"
-        n_read.append(seen.rows_per_head), errors.append(seen.error), klds.append(float(kld(exact, found).mean()))
+        n_read.append(seen.rows_per_head)
     assert n_read[0] < n_read[1] < n_read[2] <= N_PROMPT + 24
-    assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0 and klds[0] > klds[1] > klds[2]
 
 
 def test_rows_and_weights_are_those_of_the_specification(synthetic):
-    """Weights are the inverse of a probability: while a page's number goes once round (draw.h), they add up to about the number of cells in every
-    page. Fewer tokens see a part of the circle only, and with four heads in all that is chance."""
     llama = open_model(synthetic("llama"), n_ctx=2048)
-    options = llama.kv.options.with_(**SAMPLED, keep_rows=True)
-    logits_of(llama, (1,) * 3, options)
-    sums, n = np.zeros(N_PROMPT), 0
-    rng = np.random.default_rng(1)
-    for token in rng.integers(260, 350, 513).tolist():
+    logits_of(llama, (1,) * 3, llama.kv.options.with_(**SAMPLED, keep_rows=True))
+    for token in range(260, 276):
         before = llama.kv.layer_selection()
         llama.eval([token])
-        read = llama.kv.layer_selection()["n_read"] - before["n_read"]
-        certain = llama.kv.layer_selection()["n_certain"] - before["n_certain"]
+        after = llama.kv.layer_selection()
         for row in range(2):
             for head in range(2):
                 cells, weights = llama.kv.last_rows(row, head)
-                assert len(cells) == len(weights) == read[row, head] and (np.diff(cells) > 0).all() and cells[-1] == llama.n_tokens - 1
-                assert (weights >= 1).all() and np.count_nonzero(weights == 1) == certain[row, head]
-                sums += np.bincount(cells, weights, minlength=N_PROMPT)[:N_PROMPT]
-                n += 1
-    means = (sums / n)[16:512].reshape(31, 16).mean(axis=1)
-    assert (np.abs(means - 1) < 0.25).all()  # the worst page: 0.07 to 0.19 with twenty prompts and each instruction set
-    assert np.mean(means) == pytest.approx(1, abs=0.03)
+                assert len(cells) == len(weights) == (after["n_read"] - before["n_read"])[row, head]
+                assert (np.diff(cells) > 0).all() and cells[-1] == llama.n_tokens - 1
+                assert (weights >= 1).all() and np.count_nonzero(weights == 1) == (after["n_certain"] - before["n_certain"])[row, head]
 
 
 @pytest.mark.parametrize("sketch", ["b3", "none"])
@@ -223,7 +204,7 @@ def test_the_error_is_estimated_now_and_then(synthetic):
         assert (n_errors == (0 if not every else 2 * 16 // every)).all(), "the heads in turn, each two query heads"
 
 
-@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}], ids=["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("types", [{}, {"type_k": "q8_0", "type_v": "q8_0"}], ids=["f16", "q8_0"])
 def test_rows_do_not_depend_on_runs_or_threads(synthetic, types):
     llama = open_model(synthetic("llama", n_head=6), n_ctx=2048, **types)
     options = llama.kv.options.with_(**SAMPLED, keep_rows=True, error_every=1)

@@ -31,7 +31,6 @@ def types_of(run) -> list[tuple[str, str]]:
     return [(layer.type_k, layer.type_v) for layer in run.layers]
 
 
-@pytest.mark.usefixtures("every_isa")
 @pytest.mark.parametrize("head_dim", [64, 96])
 def test_exact_is_stock(synthetic, head_dim: int):
     """Stock nodes attend the same tensors in mode off; the bound is what coarse types cost stock."""

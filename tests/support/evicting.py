@@ -1,7 +1,7 @@
 """A context in mode evict, a sequence of it, and the pages that its heads attend."""
 
 import numpy as np
-from support.contexts import Context
+from support.contexts import Context, dropped
 
 from edgekv._native import paging as native
 from edgekv.config import KvOptions
@@ -44,3 +44,17 @@ class Chat:
 
 def attended(run: Runtime, row: int, head: int) -> set[int]:
     return set((native.last_rows(run._native_handle(), row, head)[0] // 16).tolist())
+
+
+def check_rows(run: Runtime, whole_pages: bool = True) -> None:
+    """What a layer attends is there, and of what it dropped nothing is, if the rows of a page fill whole pages of the system. A layer's heads drop
+    together."""
+    gone = dropped(run)
+    assert (gone == gone[:, :1]).all(), "a layer's heads drop together"
+    by_stream = gone[:, 0].reshape(len(gone), run.cells.n_stream, -1).repeat(16, axis=2)[:, :, : run.cells.n_cells]
+    for stream in range(run.cells.n_stream):
+        used = run.cells.stream(stream).positions >= 0
+        for il, of_layer in enumerate(by_stream[:, stream]):
+            there = np.array(run.cells.keys(il)[stream]).view(np.uint8).reshape(run.cells.n_cells, -1).any(axis=1)
+            assert there[used & (of_layer == 0)].all(), f"stream {stream}, layer {il}"
+            assert not whole_pages or not there[used & (of_layer != 0)].any(), f"stream {stream}, layer {il}"

@@ -90,7 +90,7 @@ void check_rows(unsigned row_bytes, unsigned n_places, unsigned n_rows, unsigned
     CHECK(got == want, "%u of %u rows of %u bytes, %u blocks: %u %u, not %u %u", n_rows, n_places, row_bytes, n_blocks, got[0], got[1], want[0], want[1]);
 
     // another byte shows in the sums of those rows alone that are read
-    for (unsigned i = 0; i < row_bytes && n_rows > 0; ++i) {
+    for (unsigned i = 0; i < row_bytes && n_rows > 0; i += 7) {
         const unsigned row = i * 7 % n_places;
         bool read = false;
         for (unsigned j = 0; j < n_rows; ++j) {

@@ -358,7 +358,9 @@ void check_all() {
                 c.partly_seen = c.device = true;
                 c.partial = rng.one_of(2);
                 c.arena = rng.one_of(2);
-                check_case(c, n, stream);
+                if (i % 3 == 0) {
+                    check_case(c, n, stream);
+                }
             }
         }
     }

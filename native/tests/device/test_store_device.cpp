@@ -237,7 +237,7 @@ void check_all() {
     uint64_t n = 0;
     for (int dim : dims) {
         for (int types = 0; types < kTypePairs; ++types) {
-            for (int i = 0; i < 10; ++i, ++n) {
+            for (int i = 0; i < 3; ++i, ++n) {
                 Case c{};
                 c.head_dim = dim;
                 c.k_type = k_type_of(types);
@@ -246,12 +246,12 @@ void check_all() {
                     continue;
                 }
                 c.n_head_kv = heads[rng.next() % 5];
-                c.n_tokens = tokens[i % 7];
+                c.n_tokens = tokens[n % 7];
                 c.n_streams = 1 + static_cast<int>(rng.next() % 3);
                 c.n_cells = 27 + static_cast<int>(rng.next() % 90);
-                c.gaps = i % 3 == 1;
-                c.second = i % 2 == 1;
-                c.arena = i % 4 >= 2;
+                c.gaps = n % 5 < 2;
+                c.second = n % 2 == 1;
+                c.arena = n % 4 >= 2;
                 check_case(c, n, stream);
             }
         }

@@ -1,5 +1,5 @@
 // Checks the prompt kernels against prompt_reference().
-//   test_prompt [portable|avx2|avx512|avx512bf16|amx|neon|emulated [one case in so many]]
+//   test_prompt [portable|avx2|avx512|avx512bf16|amx|neon|emulated [one case in so many, 5]]
 //
 // Tolerances. A score in single precision is a chain of head_dim products, each rounded to u = 2^-24 of at most S = scale * |q| * |k|, so
 // that it is off by at most 3.5 * sqrt(head_dim) * u * S (six standard deviations); softcap, bias and shift round it a few times more.
@@ -255,7 +255,7 @@ int main(int argc, char ** argv) {
     }
     const std::vector<AttendCase> all = cases_of(270);
     const int thread_counts[] = {1, 2, 8};
-    for (size_t i = 0; i < all.size(); i += argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 1) {
+    for (size_t i = 0; i < all.size(); i += argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 5) {
         const AttendCase & c = all[i];
         AttendInstance x(c, i + 1);
         AttendProblem p = x.p;

@@ -94,8 +94,11 @@ void check_exact(SampleCase c, SampleInstance & in, uint32_t turn, const std::ve
     }
 }
 
-void check_case(const SampleCase & c, uint64_t seed, const std::vector<Isa> & isas) {
+void check_case(SampleCase c, uint64_t seed, const std::vector<Isa> & isas) {
     SampleInstance in(c, seed);
+    if (c.exact_tokens > 0 && seed % 2 == 0) {
+        c.exact_tokens = static_cast<int>(SampledRows(in.problem(c)).result.n_visible);  // the bound itself
+    }
     SampleProblem p = in.problem(c);
     p.turn = static_cast<uint32_t>(seed % 3 == 0 ? 0 : in.rng.next());
     const SampledRows want(p);
@@ -128,7 +131,7 @@ void check_all(const std::vector<Isa> & isas) {
     const float resolutions[] = {1.0f, 30.0f, 500.0f, 4000.0f, 1e6f, 1e9f};
     Random rng(5);
     uint64_t n = 0;
-    for (int repeat = 0; repeat < 8; ++repeat) {
+    for (int repeat = 0; repeat < 3; ++repeat) {
         for (int count : counts) {
             for (int group : groups) {
                 SampleCase c{};

@@ -1,5 +1,5 @@
 // Checks the sketch kernels against sketch_reference() and the true logits.
-//   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod [one case in so many]]
+//   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod [one case in so many, 4]]
 //
 // A share tells its logit: reading an integer as a float is a logarithm, and the upper half of one leaves steps of ln 2 / 128, downwards.
 //
@@ -328,6 +328,6 @@ int main(int argc, char ** argv) {
         std::printf("%s ", name);
     }
     std::printf("\n");
-    check_all(kernels, argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 1);
+    check_all(kernels, argc > 2 ? std::max(1ul, std::strtoul(argv[2], nullptr, 10)) : 4);
     return finish();
 }

@@ -25,7 +25,7 @@ from edgekv.planning.device_fit import device_plan
 from edgekv.planning.home import no_home
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.prefix_cache.digests import digest_of_model
-from edgekv.runtime import measured_heads, runtime  # first: it puts llama_cpp on our libraries
+from edgekv.runtime import attachments, measured_heads  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
 from edgekv.tiering import eviction
 
@@ -131,7 +131,7 @@ class Llama(llama_cpp.Llama):
             self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
             self._kv_options = _checked(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
-            with runtime.defaults(self._kv_options):
+            with attachments.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
             if (home := self._kv_options.cache.home) is not None and (why := token_rows.home_failure()):
@@ -141,7 +141,7 @@ class Llama(llama_cpp.Llama):
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
         try:
-            runtime.raise_failure()
+            attachments.raise_failure()
         except EdgeKVError:
             self.close()
             raise
@@ -191,7 +191,7 @@ class Llama(llama_cpp.Llama):
             super().close()
 
     def _runtime(self) -> Runtime | None:
-        return runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        return attachments.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
 
     @property
     def kv(self) -> Runtime:

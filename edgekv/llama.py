@@ -67,7 +67,7 @@ class Llama(llama_cpp.Llama):
         kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else
             `device_mode.chosen_mode`: sparse on most processors, and on a GPU where its plan promises a gain).
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
-        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", resolution=2000). None: the EDGEKV_* variables,
             then the defaults.
         Each option of KvOptions can also be named, e.g. resolution=2000, page_tokens=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.

@@ -198,10 +198,8 @@ _KV_OPTIONS = [
                     + "; ".join(f"{reading.value}: {reading.description}" for reading in PromptReading)
                     + f".  [default: {SelectionOptions.prompts.value}]"),
     _kv_option("--kv-budget", type=Parsed("kv_budget", _budget), metavar=f"BYTES|{AUTO}",
-               help="Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it. With --home: memory "
-                    "for copies of the rows that are read most lately.  "
-                    f"[default: {AUTO}; a processor has none, as it gains nothing there; with --home three quarters of what is free, of which "
-                    "16 MiB at least stay free, and none where K and V fit there whole]"),
+               help="Mode sparse with --home: memory for copies of the rows that are read most lately, e.g. 512MiB.  "
+                    f"[default: {AUTO}, three quarters of what is free, of which 16 MiB at least stay free, and none where K and V fit there whole]"),
     _kv_option("--keep", type=Parsed("keep", Keep.parse), metavar="TOKENS|BYTES",
                help="Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more "
                     f"memory than that.  [default: {EvictionOptions.keep}]"),

@@ -195,7 +195,7 @@ class PlacementOptions:
     device: str = variable(AUTO_DEVICE, "EDGEKV_DEVICE")
     """One of DEVICES. auto: a GPU where one can be used."""
     kv_budget: int | None = variable(None, "EDGEKV_KV_BUDGET", parse_bytes)
-    """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
+    """With a `home`: bytes for copies of the rows that mode sparse read most lately. On a device: the most bytes of the arena. None: as many as fit."""
     kv_vram: int | None = variable(None, "EDGEKV_KV_VRAM", parse_bytes)
     """Bytes of GPU memory for everything of ours: sketches, tables, staging of prompts, arena. None: all that is free, less a margin."""
 

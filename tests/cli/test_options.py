@@ -48,11 +48,11 @@ def test_defaults_are_those_of_the_library():
 
 
 def test_every_option_arrives():
-    kv = parse("--kv", "sparse", "--resolution", "2000", "--kv-budget", "1.5GiB", "--sketch", "b3", "--policy", "lru+anchor",
+    kv = parse("--kv", "sparse", "--resolution", "2000", "--home", "/mnt", "--kv-budget", "1.5GiB", "--sketch", "b3", "--policy", "lru+anchor",
                "--prefetch", "rope", "--page-tokens", "32", "--type-k", "q8_0", "--type-v", "q8_0", "-t", "3", "-c", "99",
                "--gpu-layers", "7", "--kv-vram", "2GiB", "--weights-from-disk")
     assert kv == {"n_ctx": 99, "n_threads": 3, "n_gpu_layers": 7, "weights_from_disk": True, "kv": KvOptions(
-        mode=KvMode.SPARSE, resolution=2000.0, kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
+        mode=KvMode.SPARSE, resolution=2000.0, home="/mnt", kv_budget=3 << 29, sketch=SketchKind.B3, policy="lru+anchor", prefetch="rope",
         page_tokens=32, type_k=CacheType.Q8_0, type_v=CacheType.Q8_0, kv_vram=2 << 30)}
     kv = parse("--kv", "sparse", "--sketch", "none", "--attend", "1024")["kv"]
     assert (kv.selection.sketch, kv.selection.attend) == (SketchKind.NONE, Attend(tokens=1024))
@@ -65,9 +65,9 @@ def test_the_command_line_goes_before_the_environment():
                  "EDGEKV_SPLIT": "uniform"}
     kv = parse(**variables)["kv"]
     assert kv == KvOptions.from_env(mode="sparse", resolution=500.5, kv_budget=1 << 20, attend="5%", split="uniform")
-    kv = parse("--resolution", "16000", "--kv-budget", "auto", **variables)["kv"]
+    kv = parse("--resolution", "16000", "--home", "/mnt", "--kv-budget", "auto", **variables)["kv"]
     assert (kv.selection.resolution, kv.placement.kv_budget, kv.selection.attend.share) == (16000, None, 0.05)
-    assert parse("--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
+    assert parse("--home", "/mnt", "--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
@@ -196,8 +196,8 @@ def test_gpu_memory_from_the_environment():
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--kv", "off", "--kv-vram", "1GiB"), "does nothing in mode off"),
-    (("--device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out .--kv-budget"),
-    (("--kv", "sparse", "--device", "cuda", "--kv-budget", "1GiB"), "use --kv-vram"),
+    (("--device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out, or use --device cuda"),
+    (("--kv", "sparse", "--kv-budget", "1GiB"), "K and V lie in memory; leave it out, or name a folder with --home .on a GPU use --kv-vram"),
 ])
 def test_gpu_options_without_effect_are_refused(arguments, said):
     with pytest.raises(ConfigError, match=said):

@@ -18,7 +18,7 @@ import llama_cpp
 N, BLOCK = 600, 256
 Q8_0 = {"type_k": llama_cpp.GGML_TYPE_Q8_0, "type_v": llama_cpp.GGML_TYPE_Q8_0}
 Q4_0 = {"type_k": llama_cpp.GGML_TYPE_Q4_0, "type_v": llama_cpp.GGML_TYPE_Q4_0}
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none", "kv_budget": 0}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "resolution": 1e6, "policy": "none"}
 
 
 def read(context, first: int, end: int, seq: int = 0) -> np.ndarray:
@@ -133,7 +133,7 @@ def test_a_short_piece_of_a_prompt_is_read_as_a_prompt(synthetic):
 
 def test_so_does_python(synthetic):
     """A short question behind a long text is read exactly, and an answer's tokens one by one."""
-    selection = {"kv": "sparse", "exact_tokens": 512, "resolution": 4.0, "policy": "none", "kv_budget": 0}
+    selection = {"kv": "sparse", "exact_tokens": 512, "resolution": 4.0, "policy": "none"}
     with closing(Llama(str(synthetic("llama")), n_ctx=2048, n_threads=1, verbose=False, **selection)) as llama:
         text = [260 + i % 100 for i in range(N)]
         for tokens in (text, [*text, 261, 262, 263]):

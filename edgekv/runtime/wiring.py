@@ -1,4 +1,4 @@
-"""The hierarchy of one native context: its shape, its arena and its observations."""
+"""The hierarchy of one native context: its shape, its observations, and on a device its arena."""
 
 import logging
 import time
@@ -224,10 +224,9 @@ class Tiering:
     def set_mode(self, options: KvOptions) -> None:
         """Change the mode from the next token on; pages stay where they are, as far as a device's arena has room for them beside rows. A device changes
         to sparse only while nothing decodes, because sketches take room from the arena. Raises DoesNotFit."""
-        before = self._options
         self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
-        if self._plane is not None or KvMode.EVICT in (before.mode, options.mode):
+        if self._plane is not None:
             self.resize(options)
 
     def _use(self, options: KvOptions) -> None:

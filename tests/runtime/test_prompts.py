@@ -11,7 +11,7 @@ from support.decoding import kld
 from support.double import Reference
 from support.full_attention import Capture, _ggml, full
 
-from edgekv._native import core, paging, testing
+from edgekv._native import core, instructions, paging
 from edgekv.config import KvOptions
 from edgekv.runtime.runtime import Runtime
 
@@ -78,7 +78,7 @@ def test_logits_of_kernels_that_round_to_bf16(synthetic, isa: str, types, shape,
         pytest.skip("no block divides such a row")
     path = synthetic("llama", dtype="f32", **{"n_head": 6} | shape)
     reference = Reference(path)
-    testing.set_isa(isa)
+    instructions.use_isa(isa)
     with attached(path, KvOptions(mode="exact"), n_ctx=1024, **ALONE | {"n_threads": n_threads}, type_k=types[0], type_v=types[1]) as (context, run):
         fill(context, run, DEPTH)
         for n in (17, 64, 200):

@@ -58,7 +58,7 @@ class _Bench(click.Group):
 
 @click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
-    "edgekv bench -m model.gguf --modes exact,sparse --kv-budget 64MiB,512MiB",
+    "edgekv bench -m model.gguf --modes exact,sparse --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
     "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",
     "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
 ))
@@ -82,7 +82,8 @@ class _Bench(click.Group):
         help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
              "[default: memory]")
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
-       help="Mode sparse: sizes of the arena, a row for each; auto: none on a processor.  [default: auto]")
+       help="With --home, mode sparse: memory for the rows that were read most lately, a row of the table for each size; auto: as in chat.  "
+            "[default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
         help="Content of the cache: a text, which is read once, or synthetic K and V, which cost no computing.")
 @option("--text", "texts", multiple=True, metavar="TEXT", default=("prose",), show_default=True,

@@ -156,6 +156,5 @@ def completion(shell: str) -> None:
     A new shell then has it. Names of policies, prefetchers, bench modes, shapes, models, kept chats and stored conversations are looked
     up at each TAB.
     """
-    from edgekv.cli.main import cli
-
+    cli = click.get_current_context().find_root().command
     click.echo(SHELLS[shell](cli, {}, "edgekv", VARIABLE).source(), nl=False)

@@ -198,9 +198,8 @@ def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
     for kind, n_bytes in model["kv_bytes_per_token"].items():
         _line(f"KV {kind}", f"{n_bytes:,} bytes a token, {size(model['kv_bytes_trained'][kind])} at the trained context")
     if sparse := model["sparse_bytes_trained"]:
-        _line("--kv sparse", f"besides, at the trained context: sketches {size(sparse['sketches'])}, arena "
-                             f"{size(sparse['arena'])} (--kv-budget sets another), tables {size(sparse['tables'])}, work space "
-                             f"{size(sparse['workspace'])}")
+        _line("--kv sparse", f"besides, at the trained context: sketches {size(sparse['sketches'])}, tables "
+                             f"{size(sparse['tables'])}, work space {size(sparse['workspace'])}")
     if evict := model["evict"]:
         _line("--kv evict", f"K and V {size(evict['home'])} however long the context, tables {size(evict['tables'])} "
                             f"(--evict-to {evict['evict_to']}; another number of tokens or bytes keeps another share)")

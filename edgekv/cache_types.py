@@ -21,7 +21,7 @@ from edgekv.planning.kept_type_errors import KeptTypeErrors, key_of
 from edgekv.planning.type_choice import check_by_layer, with_types
 from edgekv.planning.type_costs import TypeCost, type_cost
 from edgekv.prefix_cache.digests import digest_of_model, known_digest
-from edgekv.runtime import measured_heads, measured_types, runtime  # first: it puts llama_cpp on our libraries
+from edgekv.runtime import attachments, measured_heads, measured_types  # first: it puts llama_cpp on our libraries
 
 import llama_cpp
 
@@ -95,7 +95,7 @@ def _predictions(model: Path, file: Geometry, n_threads: int) -> Iterator[Callab
         tokens = _text(weights, min(measured_types.READ_TOKENS + measured_types.STEPS, file.n_ctx_train))
 
         def predict(kv: KvOptions) -> measured_types.Logits:
-            with runtime.defaults(kv), _context(weights, kv, len(tokens), n_threads) as ctx:
+            with attachments.defaults(kv), _context(weights, kv, len(tokens), n_threads) as ctx:
                 yield from _read(ctx, tokens, llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(weights)))
 
         yield predict

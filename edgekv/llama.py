@@ -26,7 +26,7 @@ from edgekv.planning.device_fit import device_plan
 from edgekv.planning.home import no_home
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.prefix_cache.digests import digest_of_model
-from edgekv.runtime import measured_heads, runtime  # first: it puts llama_cpp on our libraries
+from edgekv.runtime import attachments, measured_heads  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
 from edgekv.tiering import eviction
 
@@ -68,7 +68,7 @@ class Llama(llama_cpp.Llama):
         kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else
             `device_mode.chosen_mode`: sparse on most processors, and on a GPU where its plan promises a gain).
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
-        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", sample_budget=2000, kv_budget=64 << 20). None: the EDGEKV_* variables,
+        kv_options: every KV option at once, e.g. KvOptions(mode="sparse", sample_budget=2000). None: the EDGEKV_* variables,
             then the defaults.
         Each option of KvOptions can also be named, e.g. sample_budget=2000, page_size=32, observe=False; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
@@ -132,7 +132,7 @@ class Llama(llama_cpp.Llama):
             self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
             self._kv_options = _checked(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
-            with runtime.defaults(self._kv_options):
+            with attachments.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
             if (home := self._kv_options.cache.kv_dir) is not None and (why := token_rows.home_failure()):
@@ -142,7 +142,7 @@ class Llama(llama_cpp.Llama):
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
         try:
-            runtime.raise_failure()
+            attachments.raise_failure()
         except EdgeKVError:
             self.close()
             raise
@@ -192,7 +192,7 @@ class Llama(llama_cpp.Llama):
             super().close()
 
     def _runtime(self) -> Runtime | None:
-        return runtime.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
+        return attachments.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
 
     @property
     def kv(self) -> Runtime:

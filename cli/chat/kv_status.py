@@ -101,16 +101,18 @@ def _mode_settings(attached: Runtime | None) -> str:
 
 
 def memory_rows(server: Server) -> list[Row]:
-    """Memory of the KV cache and the model; in mode sparse also where pages live, and why."""
+    """Memory of the KV cache and the model; in mode sparse also what it read, and on a GPU where pages live, and why."""
     attached = server.runtime
     model = ("model", size_column(server.model.tensor_bytes))
     if attached is None:
         return [("home", f"{size_column(server.context.kv_bytes)}  {server.context.n_ctx:,} tokens (stock llama.cpp)"), model]
-    rows = [*tier_rows(attached.memory(), attached.tiers(), attached.options), model]
+    memory, tiers = attached.memory(), attached.tiers()
+    rows = [*tier_rows(memory, tiers, attached.options), model]
     if attached.mode is KvMode.EVICT:
-        rows += [("", ""), *kept_rows(attached.memory().n_cells_used, attached.n_positions, attached.tiers())]
+        rows += [("", ""), *kept_rows(memory.n_cells_used, attached.n_positions, tiers)]
     if attached.mode is KvMode.SPARSE:
-        rows += [("", ""), *page_rows(attached.tiers()), ("", ""), *selection_rows(attached.selection(), attached.tiers())]
+        rows += [("", ""), *page_rows(tiers), ("", "")] if tiers.slot_bytes else [("", "")]
+        rows += selection_rows(attached.selection(), tiers)
     return rows
 
 
@@ -152,10 +154,10 @@ def kept_rows(n_kept: int, n_tokens: int, tiers: TierReport) -> list[Row]:
 
 def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
     """Reads since the start, their estimated error, and what moved."""
-    moved = (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
-             f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed")
+    moved = [("moved", (f"{size(tiers.moved_bytes)}: {tiers.n_promotions:,} pages into the arena, {tiers.n_demotions:,} out, "
+                        f"{tiers.n_invalidated:,} out because they changed, {tiers.n_failed:,} copies failed"))] if tiers.slot_bytes else []
     if not selection.n_selections:
-        return [("reads", "everything so far: the context is short"), ("moved", moved)]
+        return [("reads", "everything so far: the context is short"), *moved]
     by_mass = f", {percent(selection.hit_rate_mass)} % of the attention mass" if selection.mass else ""
     rows = [("reads", f"{reads_text(selection)}: {percent(selection.attended)} %")]
     if selection.error is not None:  # tokens are sampled
@@ -163,7 +165,7 @@ def selection_rows(selection: SelectionReport, tiers: TierReport) -> list[Row]:
         rows.append(("error", f"~{rough_percent(selection.error)} of a head's output (estimated)"))
     if tiers.n_slots:
         rows.append(("arena hits", f"{percent(selection.hit_rate)} % of the tokens read{by_mass}"))
-    return [*rows, ("moved", moved)]
+    return [*rows, *moved]
 
 
 def reads_text(selection: SelectionReport) -> str:

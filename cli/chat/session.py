@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.cli.chat.client import BrokenOff
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
 from edgekv.common.errors import EdgeKVError
 
@@ -39,10 +40,6 @@ class ChatAnswer:
     finish_reason: str | None
     usage: Usage | None = None
     broken: str | None = None
-
-
-class BrokenOff(EdgeKVError):
-    """The stream of an answer ended before the server said that the answer had."""
 
 
 class Conversation:

@@ -13,17 +13,13 @@ from edgekv.pages.shape import PageShape
 
 
 class NativePages:
-    """`HostPages` and `DevicePages` for one context. slot_bytes: bytes of a page in the arena."""
+    """`DevicePages` for one context. slot_bytes: bytes of a page in the arena."""
 
     def __init__(self, handle: core.Handle, shape: PageShape, ops: Ops, slot_bytes: int):
         self._handle = handle
         self._shape = shape
         self._ops = ops
         self._slot_bytes = slot_bytes
-
-    def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        """Copy pages from home into their slots; no step reads them there yet."""
-        _check(lib.edgekv_copy_pages(self._handle, *self._moves(ids, slots)))
 
     def begin(self, ids: np.ndarray, slots: np.ndarray) -> None:
         """Announce copies by `gather`: `publish` then knows which pages changed meanwhile."""

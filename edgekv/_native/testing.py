@@ -7,13 +7,7 @@ import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check
-from edgekv._native.instructions import use_isa
 from edgekv.arrays.sample import GROUP_CELLS
-
-
-def set_isa(name: str) -> None:
-    """Use another instruction set from the next ubatch on, while nothing decodes."""
-    use_isa(name)
 
 
 def prompt_blocks(handle: Handle) -> tuple[int, int]:

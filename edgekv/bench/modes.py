@@ -56,8 +56,7 @@ class BenchMode:
 MODES: Registry[BenchMode] = Registry("bench mode")
 
 _NO_HIERARCHY = {"policy": "none", "kv_budget": 0}
-"""Frees a sparse mode's arena, so that it costs later modes nothing."""
-
+"""Frees what a sparse mode keeps in memory, so that it costs later modes nothing."""
 
 def _drops(changes: Mapping[str, Any]) -> bool:
     return changes["mode"] is KvMode.EVICT
@@ -91,7 +90,7 @@ def find_mode(name: str) -> BenchMode:
     changes = {**mode.changes, **named}
     try:
         options = KvOptions(**changes)
-        options.check_effect(named)
+        options.check_effect(named.keys() - {"kv_budget"})  # whether there is a home is the request's
         changes["mode"] = options.mode
         policies.check_live(options.placement.policy)
         PREFETCHERS.get(options.placement.prefetch)

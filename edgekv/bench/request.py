@@ -59,7 +59,7 @@ class BenchRequest:
     depths: tuple[int, ...] = (0,)
     modes: tuple[str, ...] = (STOCK, FULL, KvMode.SPARSE.value)
     budgets: tuple[int | None, ...] = ()
-    """Sizes of the arena in bytes. A mode with an arena is measured with each of them; empty: the mode's own size."""
+    """Bytes for rows of a `home` that are read lately. A mode that keeps some is measured with each of them; empty: the mode's own size."""
     threads: tuple[int, ...] = (1,)
     batches: tuple[int, ...] = (2048,)
     ubatches: tuple[int, ...] = (512,)
@@ -90,8 +90,10 @@ class BenchRequest:
             raise ConfigError("there is no depth; 0 is an empty cache")
         if not self.tests(0):
             raise ConfigError("there is no test: name tokens of a prompt with -p, tokens to generate with -n, or both with -pg")
-        if self.budgets and not any(with_arena(mode) for mode in self.modes):
-            raise ConfigError("--kv-budget is the size of an arena, and none of the modes has one; add sparse to --modes")
+        if self.home is None and (self.budgets or any(find_mode(name).changes.get("kv_budget") for name in self.modes)):
+            raise ConfigError("--kv-budget is memory for rows of a KV home on a disk, and K and V lie in memory; leave it out, or name a folder with --home")
+        if self.budgets and not any(with_rows(mode) for mode in self.modes):
+            raise ConfigError("--kv-budget is for rows that mode sparse reads, and none of the modes is sparse; add sparse to --modes")
 
     def _check_kv_dir(self, kv_dir: Path) -> None:
         for name in self.modes:
@@ -105,7 +107,7 @@ class BenchRequest:
         return [BenchTest(*n, depth) for n in dict.fromkeys(named) if any(n)]
 
 
-def with_arena(mode: str) -> bool:
-    """Whether a mode has an arena and does not set its size."""
+def with_rows(mode: str) -> bool:
+    """Whether a mode keeps rows of a home on disk in memory and does not set how many."""
     changes = find_mode(mode).changes
     return changes["mode"] is KvMode.SPARSE and "kv_budget" not in changes

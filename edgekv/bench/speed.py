@@ -20,7 +20,7 @@ from edgekv.bench.modes import STOCK_KERNELS, BenchMode, errors_for, with_home_o
 from edgekv.bench.needs import Room
 from edgekv.bench.passes import LIMIT_TOKENS, WARMUP_TOKENS, Passes, hooked_note, memory_figures
 from edgekv.bench.peak import Peak
-from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_arena
+from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_rows
 from edgekv.bench.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.taken import Taken
 from edgekv.bench.text import Text
@@ -100,7 +100,7 @@ def members(request: BenchRequest) -> Members:
     found: Members = {}
     modes = with_stock(request.modes) if request.kv_dir is None else with_home_on_disk(request.modes)
     for name, mode in modes.items():
-        if request.budgets and with_arena(name):
+        if request.budgets and with_rows(name):
             for budget in request.budgets:
                 changed = replace(mode, changes={**mode.changes, "kv_budget": budget})
                 found[f"{name}, {budget}"] = Member(name, changed, budget)

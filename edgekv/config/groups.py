@@ -183,7 +183,7 @@ class PlacementOptions:
     attention_device: str = AUTO_DEVICE
     """One of DEVICES. auto: a GPU where one can be used."""
     kv_budget: int | None = None
-    """Bytes of the arena in host memory; None: none, because it gains nothing there. On a GPU `kv_vram` counts instead."""
+    """With a `kv_dir`: bytes for copies of the rows that mode sparse read most lately. On a device: the most bytes of the arena. None: as many as fit."""
     kv_vram: int | None = None
     """Bytes of GPU memory for everything of ours: sketches, tables, staging of prompts, arena. None: all that is free, less a margin."""
 

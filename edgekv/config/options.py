@@ -39,7 +39,7 @@ class KvOptions:
     """The options of a context's KV cache: the mode, and four groups of options.
 
     Give an option by its own name, whatever its group, or a whole group by the group's name:
-    `KvOptions(mode="sparse", sample_budget=1000, kv_budget=0)`. Code that needs one group takes that group alone.
+    `KvOptions(mode="sparse", sample_budget=1000, policy="lru")`. Code that needs one group takes that group alone.
     """
 
     mode: KvMode = KvMode.EXACT
@@ -116,10 +116,10 @@ class KvOptions:
             raise ConfigError(f"{kv_vram} does nothing in mode off, where llama.cpp keeps the whole KV cache in GPU memory; "
                               f"leave it out, or use {mode} exact or {mode} sparse")
         if "kv_vram" in named and chosen == DeviceKind.HOST.value:
-            raise ConfigError(f"{kv_vram} is GPU memory, and the device is cpu; leave it out ({kv_budget} sizes the arena in host memory), "
-                              f"or use {device} cuda")
-        if "kv_budget" in named and chosen == DeviceKind.CUDA.value:
-            raise ConfigError(f"{kv_budget} sizes the arena in host memory, and the device is cuda; use {kv_vram}")
+            raise ConfigError(f"{kv_vram} is GPU memory, and the device is cpu; leave it out, or use {device} cuda")
+        if "kv_budget" in named and self.cache.kv_dir is None:
+            raise ConfigError(f"{kv_budget} is memory for rows of a KV home on a disk, and K and V lie in memory; leave it out, or name a folder with "
+                              f"{spelled("kv_dir")} (on a GPU use {kv_vram})")
 
     @property
     def samples_kept(self) -> bool:

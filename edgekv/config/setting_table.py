@@ -239,11 +239,8 @@ SETTINGS = (
         row("kv-dir", lambda text, noun: parse_kv_dir(text),
          "A folder on a disk for K and V, for contexts that are larger than memory, in modes sparse and exact on the processor. They lie in a file without a "
          "name, whose space is taken at the start; it ends with the process.", unit="DIR", usual="memory", main=True),
-        row("kv-budget", parse_bytes,
-         "Mode sparse: size of the arena, fast memory for copies of hot pages, e.g. 512MiB; on a GPU --kv-vram sets it. With --kv-dir: memory for copies of "
-         "the rows that are read most lately.",
-         unit="BYTES|auto", usual="auto; a processor has none, as it gains nothing there; with --kv-dir three quarters of what is free, of which 16 MiB "
-                                         "at least stay free, and none where K and V fit there whole"),
+        row("kv-budget", parse_bytes, "Mode sparse with --kv-dir: memory for copies of the rows that are read most lately, e.g. 512MiB.", unit="BYTES|auto",
+         usual="auto, three quarters of what is free, of which 16 MiB at least stay free, and none where K and V fit there whole"),
         row("page-size", Number(1), "Tokens of a page, a multiple of 16.", unit="TOKENS", usual=str(CacheOptions.page_size)),
         row("weights-from-disk", bool, "Load a model whose weights are larger than the free memory, which is refused otherwise: they are then read from the "
                                        "disk again for every token.", keyword=""), where=EVERYWHERE, of_kv=True),

@@ -16,7 +16,7 @@ from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.measure.steps import set_mode
 from edgekv.planning.fit import CONTEXT_STEP, rounded
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 
 BATCH_TOKENS = 512
 """Tokens computed at once by default."""
@@ -220,7 +220,7 @@ def contexts(opening: Opening, n_threads: int) -> Iterator[Contexts]:
         empty, lost = {}, None
         for flash_attn in () if opening.n_empty is None else (True, False) if second and opening.n_empty else (True,):
             try:  # EdgeKV's modes read prompts and measure the limit in the first of them
-                with runtime.defaults(first.kv.options) if flash_attn else nullcontext():
+                with attachments.defaults(first.kv.options) if flash_attn else nullcontext():
                     empty[flash_attn] = stack.enter_context(beside(first, max(CONTEXT_STEP, rounded(opening.n_empty or 0)), flash_attn))
             except ContextError as error:
                 lost = str(error)

@@ -12,7 +12,7 @@ import numpy as np
 from edgekv.common.errors import EdgeKVError
 from edgekv.llama import Llama, windows_reach  # first: it puts llama_cpp on our libraries
 from edgekv.measure import interrupts
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
@@ -67,7 +67,7 @@ class Decoder:
     @property
     def kv(self) -> Runtime | None:
         """The Runtime of this context; None if EdgeKV is not attached to it."""
-        return runtime.find(ctypes.cast(self._ctx, ctypes.c_void_p).value or 0)
+        return attachments.find(ctypes.cast(self._ctx, ctypes.c_void_p).value or 0)
 
     def close(self) -> None:
         llama_cpp.llama_batch_free(self._batch)

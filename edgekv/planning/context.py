@@ -117,5 +117,5 @@ def _store(request: ContextRequest, needed: int) -> str:
 
 def _check_budget(request: ContextRequest) -> None:
     kv, budget = request.kv, request.kv.placement.kv_budget
-    if kv.mode is KvMode.SPARSE and budget and sparse_layers(request.shape) and budget < (page := page_bytes(request.shape, kv.cache)):
-        raise ConfigError(f"the KV budget is {budget:,} bytes, and one page of this model takes {page:,}; give more, auto, or 0 for no arena")
+    if kv.cache.kv_dir is not None and budget and sparse_layers(request.shape) and budget < (page := page_bytes(request.shape, kv.cache)):
+        raise ConfigError(f"the KV budget is {budget:,} bytes, and one page of this model takes {page:,}; give more, auto, or 0 for none")

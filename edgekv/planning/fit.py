@@ -222,7 +222,7 @@ def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n
         home,
         sketches=n_sequences * sketch_bytes(model, layers, n_pages * kv.cache.page_size, kv),
         tables=tables,
-        arena=0 if kv.mode is KvMode.EVICT else _arena_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
+        arena=0 if kv.cache.kv_dir is None else _rows_bytes(model, n_sequences * n_pages, sum(model.n_head_kv[il] for il in layers), kv),
         workspace=n_sequences * step_bytes(model, layers, n_ctx, kv, n_threads),
     )
 
@@ -234,15 +234,9 @@ def paging_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions
     return table_bytes(model, layers, n_sequences, n_cells, kv.cache.page_size) + beside
 
 
-def _arena_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
-    """Bytes of an arena of whole slots, for `n_pages` pages of all sequences in each of `n_heads` KV heads."""
-    page = page_bytes(model, kv.cache)
-    return arena_bytes(kv.placement.kv_budget, n_pages * n_heads * page) // page * page
-
-
-def arena_bytes(kv_budget: int | None, kv_bytes: int) -> int:
-    """Bytes of the arena in host memory of a context whose K and V take `kv_bytes`. kv_budget: None: no arena."""
-    return min(kv_budget or 0, kv_bytes)
+def _rows_bytes(model: Geometry, n_pages: int, n_heads: int, kv: KvOptions) -> int:
+    """Bytes for copies of rows of a home on disk that has `n_pages` pages of all sequences in each of `n_heads` KV heads."""
+    return min(kv.placement.kv_budget or 0, n_pages * n_heads * page_bytes(model, kv.cache))
 
 
 def largest_context(fits: Callable[[int], bool], most: int) -> int:

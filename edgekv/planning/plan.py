@@ -109,7 +109,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
     parts = tuple(request.parts(n_ctx, request.with_hot_rows(n_ctx, kv)))
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
-    speeds = tuple(_speeds(request, roofline, n_ctx))
+    speeds = tuple(_speeds(roofline, n_ctx))
     limits = tuple(_limits(request, kv, roofline))
     recommended, why = _recommend(request, n_ctx, roofline, limits)
     start, each = _growth(request, n_ctx, kv)
@@ -165,7 +165,7 @@ def _roofline(request: ContextRequest, kv: KvOptions, host: HostRates | None, de
     return HostRoofline(request.model, kv, host).speed if host is not None else None
 
 
-def _speeds(request: ContextRequest, roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
+def _speeds(roofline: Callable[[KvMode, int], Speed] | None, n_ctx: int) -> Iterator[Speed]:
     if roofline is None:
         return
     for depth in sorted({*DEPTHS, n_ctx}):

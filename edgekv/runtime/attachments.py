@@ -1,6 +1,7 @@
-"""The attached contexts of this process, and the defaults that attach new ones.
+"""The contexts of this process that have a Runtime, and the defaults that attach new ones.
 
-Nothing here knows what a Runtime does: `begin` takes the function that makes one.
+The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
+(`set_defaults`, `defaults`). `attach` takes a context that exists already.
 """
 
 from __future__ import annotations
@@ -9,25 +10,20 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-from edgekv import policies
-from edgekv._native import core, device_calls, token_rows
+from edgekv._native import core, token_rows
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.planning import device as calibration
 from edgekv.planning.available import available_bytes
-from edgekv.tiering import prefetch
-
-if TYPE_CHECKING:
-    from edgekv.runtime.runtime import Runtime
+from edgekv.runtime.runtime import Runtime
+from edgekv.runtime.wiring import effective, rates
 
 log = logging.getLogger("edgekv")
 
 _lock = threading.Lock()
 _live: dict[core.Handle, Runtime] = {}
-_make: Callable[[core.Handle, KvOptions], Runtime]
 _options: KvOptions | None = None
 """The defaults in force."""
 _told: Callable[[Runtime], None] | None = None
@@ -35,14 +31,6 @@ _told: Callable[[Runtime], None] | None = None
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """Per thread: `options` of the context being attached, `error` of the newest one that failed."""
-
-
-def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
-    """Give each context that is attached from now on the Runtime that `make` returns."""
-    global _make
-    _make = make
-    core.set_callbacks(_attached, _detached, _after_ubatch)
-    core.set_free_bytes(available_bytes)
 
 
 def live() -> list[Runtime]:
@@ -58,8 +46,9 @@ def find(address: int) -> Runtime | None:
         return None if handle is None else _live.get(handle)
 
 
-def attach(address: int, options: KvOptions) -> Runtime:
-    """Attach the llama_context at `address`, or reconfigure its Runtime if it has one. Raises EdgeKVError."""
+def attach(address: int, options: KvOptions | None = None) -> Runtime:
+    """Attach the llama_context at `address`, or reconfigure its Runtime if it has one. options: None: from the environment. Raises EdgeKVError."""
+    options = options or KvOptions.from_env()
     handle = core.find(address)
     if handle is None:
         _attaching.options = options
@@ -112,26 +101,9 @@ def defaults(options: KvOptions) -> Iterator[None]:
         set_defaults(None)
 
 
-def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
-    """The device's measured rates; None if measuring fails."""
-    try:
-        return calibration.calibrate(kind, index, available=available_bytes())
-    except EdgeKVError as error:
-        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
-        return None
-
-
 def _of(handle: core.Handle) -> Runtime:
     with _lock:
         return _live[handle]
-
-
-def effective(options: KvOptions) -> KvOptions:
-    """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
-    while a context is attached."""
-    policies.check_live(options.placement.policy)
-    prefetch.PREFETCHERS.get(options.placement.prefetch)
-    return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
 def _attached(handle: core.Handle) -> None:
@@ -145,7 +117,7 @@ def _attached(handle: core.Handle) -> None:
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
-        made = _make(handle, options)
+        made = Runtime(handle, options)
     except EdgeKVError as error:  # the caller is native code, which cannot catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
@@ -171,3 +143,7 @@ def _after_ubatch(handle: core.Handle) -> None:
         runtime = _live.get(handle)
     if runtime is not None:
         runtime.step()
+
+
+core.set_callbacks(_attached, _detached, _after_ubatch)
+core.set_free_bytes(available_bytes)

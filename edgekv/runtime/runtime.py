@@ -1,7 +1,6 @@
 """A Runtime belongs to one llama_context: after each ubatch it runs the policy and calls the observers.
 
-The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
-(`set_defaults`, `defaults`). `Runtime.attach` takes a context that exists already.
+`edgekv.runtime.attachments` says which contexts have one.
 """
 
 from __future__ import annotations
@@ -13,29 +12,22 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgekv import _native
+from edgekv._native import core, device_calls, paging, token_rows, weight_kernels
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
 from edgekv.pages.residency import Residency
+from edgekv.runtime import wiring
+from edgekv.runtime.cells import Cells
 from edgekv.runtime.observers import Observers
+from edgekv.runtime.sampling import sparse_with
+from edgekv.runtime.tokens import Tokens
+from edgekv.runtime.wiring import Tiering, has_tiers
 from edgekv.tiering import eviction
 from edgekv.tiering.stats import Stats
 
-_native.prepare()
-
-from edgekv._native import core, device_calls, paging, token_rows, weight_kernels  # noqa: E402  (the libraries must be in place first)
-from edgekv.runtime import attachments  # noqa: E402 (as above)
-from edgekv.runtime.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
-from edgekv.runtime.cells import Cells  # noqa: E402 (as above)
-from edgekv.runtime.sampling import sparse_with  # noqa: E402 (as above)
-from edgekv.runtime.tokens import Tokens  # noqa: E402 (as above)
-from edgekv.runtime.wiring import Tiering, begins_with, has_tiers, operations, selection_report  # noqa: E402 (as above)
-
 log = logging.getLogger("edgekv")
-
-__all__ = ["Runtime", "defaults", "find", "last_failure", "live", "raise_failure", "set_defaults"]
 
 
 class Runtime:
@@ -47,7 +39,7 @@ class Runtime:
         self.page_tokens: int = core.get_params(handle)[1]
         # the layers of the observation are fixed when the context is attached
         self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
-        self._ops = operations(handle)
+        self._ops = wiring.operations(handle)
         self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
@@ -65,20 +57,15 @@ class Runtime:
         self._check_errors(options)
         weight_kernels.prepare(handle, self.mode)
         self._set_resolutions(handle, options)
-        if has_tiers(handle, self.mode):
+        self._rows_bytes: int | None = core.memory(handle).arena_bytes  # with K and V in a file
+        if has_tiers(handle, self.options):
             self._tiering = self._make_tiering(handle, options)
-            self._set_run_every()
+        self._follow_mode()
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
         plane = device_calls.plane(handle)
-        rates = attachments.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        rates = wiring.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
         return Tiering(handle, options, self.stats, self._ops, rates)
-
-    @classmethod
-    def attach(cls, address: int, options: KvOptions | None = None) -> Runtime:
-        """Attach the llama_context at `address`; or reconfigure its Runtime if it has one. options: None: from the environment. Raises
-        EdgeKVError."""
-        return attachments.attach(address, options or KvOptions.from_env())
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -115,14 +102,14 @@ class Runtime:
         self._options = self._options.with_(mode=mode)
         if self._tiering is not None:
             self._tiering.set_mode(self._options)
-        elif has_tiers(self._native_handle(), mode):
+        elif has_tiers(self._native_handle(), self._options):
             self._tiering = self._make_tiering(self._native_handle(), self._options)
-            self._pin_again(self._tiering)
-        self._set_run_every()
+            self._pin_again()
+        self._follow_mode()
 
     def _leave_arena(self, mode: KvMode) -> None:
         """End the policy on a device whose new mode has none: the arena's memory is freed."""
-        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), mode):
+        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), self._options.with_(mode=mode)):
             core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
             self._tiering.close()
             self._tiering = None
@@ -140,8 +127,8 @@ class Runtime:
             self._tiering.close()
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
-            self._tiering = self._make_tiering(handle, attachments.effective(self.options))
-            self._pin_again(self._tiering)
+            self._tiering = self._make_tiering(handle, wiring.effective(self.options))
+            self._pin_again()
         return before - core.memory(handle).arena_bytes
 
     @property
@@ -169,7 +156,7 @@ class Runtime:
         if options.cache.page_size != self.page_tokens:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
                               f"{options.cache.page_size}")
-        effective = attachments.effective(options)
+        effective = wiring.effective(options)
         self._check_evict(effective)
         self._check_errors(effective)
         self._label_earlier(effective)
@@ -180,15 +167,17 @@ class Runtime:
         core.set_mode(handle, effective.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
-        if self._tiering is not None and begins_with(options) == begins_with(before):
+        if self._tiering is not None and wiring.begins_with(options) == wiring.begins_with(before):
             self._tiering.set_mode(effective)
             self._tiering.resize(options)
-        elif self._tiering is not None or has_tiers(handle, self.mode):
+        else:
             if self._tiering is not None:
                 self._tiering.close()
-            self._tiering = self._make_tiering(handle, effective)
-            self._pin_again(self._tiering)
-        self._set_run_every()
+                self._tiering = None
+            if has_tiers(handle, effective):
+                self._tiering = self._make_tiering(handle, effective)
+                self._pin_again()
+        self._follow_mode()
 
     def _label_earlier(self, options: KvOptions) -> None:
         """Label the tokens that other settings sampled: they differ from what these would sample. A device's steps label nothing, so there all
@@ -274,7 +263,7 @@ class Runtime:
         """What mode sparse read so far, and its own estimate of its outputs' error. sequence: None: all. Of one of several sequences that share
         a cache only the selections, what they saw and their coverage are known; a device does not count sequences apart: the report of one of
         several is empty."""
-        return selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
+        return wiring.selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
 
     def tiers(self) -> TierReport:
         """The places of pages; empty if the mode has no tiers."""
@@ -301,10 +290,10 @@ class Runtime:
         """Pin positions first_token to last_token of a sequence, in whole pages. Until they are unpinned, the tokens at these positions are
         always attended, also where others take their place. The pages that hold them now stay in the arena, in mode evict in the cache, until
         emptied; returns their number. ahead: the tokens may all come later. Call it only while nothing decodes. Raises ConfigError if the
-        mode has no tiers or the sequence no such tokens."""
-        if self._tiering is None:
+        mode attends everything or the sequence has no such tokens."""
+        if self._tiering is None and self.mode is not KvMode.SPARSE:
             raise ConfigError(f"mode {self.mode.value} attends everything, so there is nothing to pin; use mode sparse")
-        n = self._pin(self._tiering, first_token, last_token, seq_id)
+        n = self._pin(first_token, last_token, seq_id)
         if not n and not ahead:
             raise ConfigError(f"there are no tokens at positions {first_token} to {last_token}")
         pins = [*self._pins, (seq_id, first_token, last_token)]
@@ -319,16 +308,19 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.hierarchy.unpin(0, self._tiering.shape.n_pages - 1)
 
-    def _pin(self, tiering: Tiering, first_token: int, last_token: int, seq_id: int) -> int:
+    def _pin(self, first_token: int, last_token: int, seq_id: int) -> int:
+        """The number of pages that hold these tokens; they keep their slots, and in mode evict stay."""
         stream = self.cells.stream_of(seq_id)
         cells = self.cells.stream(stream)
         inside = cells.in_sequence(seq_id) & (cells.positions >= first_token) & (cells.positions <= last_token)
-        pages = np.unique(np.flatnonzero(inside) // self.page_tokens) + stream * tiering.shape.pages_per_stream
-        return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages)
+        pages = np.unique(np.flatnonzero(inside) // self.page_tokens)
+        if (tiering := self._tiering) is None:
+            return len(pages)
+        return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages + stream * tiering.shape.pages_per_stream)
 
-    def _pin_again(self, tiering: Tiering) -> None:
+    def _pin_again(self) -> None:
         for seq_id, first, last in self._pins:
-            self._pin(tiering, first, last, seq_id)
+            self._pin(first, last, seq_id)
 
     def raise_failure(self) -> None:
         """Raise CudaUnavailable if the context's GPU has failed, NativeError if the disk of its home has: it decodes no more."""
@@ -370,11 +362,20 @@ class Runtime:
             self._follows = closely
             self._watch(bool(self.observers))
 
+    def _follow_mode(self) -> None:
+        """The mode or the options are new. Raises DoesNotFit."""
+        placed = self._options.placement
+        if self._options.cache.kv_dir is not None and self.mode is KvMode.SPARSE and placed.kv_budget is not None:
+            self._rows_bytes = wiring.keep_rows(self._native_handle(), placed.kv_budget, self._rows_bytes)
+        self._set_run_every()
+
     def _set_run_every(self, overdue: bool = True) -> None:
         """overdue: the options are new, so that mode evict acts after the next ubatch already."""
         if self._handle is not None:
-            self._overdue = overdue and self.mode is KvMode.EVICT
-            core.set_run_every(self._handle, 1 if self._tiering is None or self._overdue else self._tiering.run_every)
+            mode = self.mode
+            self._overdue = overdue and mode is KvMode.EVICT
+            each = self._overdue or self._tiering is None and mode is not KvMode.SPARSE
+            core.set_run_every(self._handle, 1 if each else self._options.placement.plan_every // wiring.runs_per_plan(self._options))
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
@@ -394,6 +395,3 @@ class Runtime:
         self._handle = None
         self.after_step = None
         self.observers.clear()
-
-
-attachments.begin(Runtime)

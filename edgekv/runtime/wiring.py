@@ -1,33 +1,38 @@
-"""The hierarchy of one native context: its shape, its arena and its observations."""
+"""The hierarchy of one native context: its shape, its observations, and on a device its arena."""
 
+import logging
 import time
 from collections import deque
 
 import numpy as np
 
+from edgekv import policies
 from edgekv._native import core, device_calls
 from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
-from edgekv.common.errors import ConfigError, DoesNotFit, TierError
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, TierError
 from edgekv.common.reports import LayerReport, SelectionReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
-from edgekv.planning.device import ColdPage, ship_or_read
-from edgekv.planning.fit import arena_bytes
+from edgekv.planning.available import available_bytes
+from edgekv.planning.device import ColdPage, calibrate, ship_or_read
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor
+from edgekv.tiering import prefetch
 from edgekv.tiering.device_arena import DeviceArena
-from edgekv.tiering.host_arena import HostArena
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import Rope
 from edgekv.tiering.stats import Stats
 from edgekv.tiering.step import Hierarchy, HierarchySettings
+from edgekv.tiering.transport import NoSlots
+
+log = logging.getLogger("edgekv")
 
 RUN_UBATCHES = 16
 """Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""
@@ -46,6 +51,23 @@ DEVICE_MOVES = 16384
 """Most promotions in one plan for a device, whose arena fills while the prompt is read."""
 
 
+def effective(options: KvOptions) -> KvOptions:
+    """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
+    while a context is attached."""
+    policies.check_live(options.placement.policy)
+    prefetch.PREFETCHERS.get(options.placement.prefetch)
+    return options if core.enabled() else options.with_(mode=KvMode.OFF)
+
+
+def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
+    """The device's measured rates; None if measuring fails."""
+    try:
+        return calibrate(kind, index, available=available_bytes())
+    except EdgeKVError as error:
+        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
+        return None
+
+
 def operations(handle: core.Handle) -> Ops:
     """Array operations for the data plane of a context. Raises CudaUnavailable if it runs on a GPU that CuPy cannot use."""
     plane = device_calls.plane(handle)
@@ -54,9 +76,26 @@ def operations(handle: core.Handle) -> Ops:
     return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
 
 
-def has_tiers(handle: core.Handle, mode: KvMode) -> bool:
-    """Whether a context has a policy in this mode: sparse and evict, and on a device, where pages have slots, exact."""
-    return mode in (KvMode.SPARSE, KvMode.EVICT) or mode is KvMode.EXACT and device_calls.plane(handle) is not None
+def has_tiers(handle: core.Handle, options: KvOptions) -> bool:
+    """Whether a context has a policy in this mode: where tokens are dropped, on a device, where pages have slots, and without sketches."""
+    if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
+        return True
+    return options.mode is KvMode.EVICT or options.mode is not KvMode.OFF and device_calls.plane(handle) is not None
+
+
+def runs_per_plan(options: KvOptions) -> int:
+    return -(-options.placement.plan_every // RUN_UBATCHES)
+
+
+def keep_rows(handle: core.Handle, budget: int, before: int | None) -> int:
+    """Give copies of the rows of a KV file that are read most lately this much memory, at most what K and V take; returns the bytes. before: as it
+    returned them the last time: if they are the same, the copies stay. Raises DoesNotFit."""
+    pages = native.page_arrays(handle)
+    n_heads = sum(layer.n_head_kv for layer in core.layers(handle) if layer.index >= 0)
+    n_bytes = min(budget, n_heads * pages.shape[2] * pages.slot_bytes)
+    if n_bytes != before:
+        native.set_hot_rows(handle, n_bytes)
+    return n_bytes
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
@@ -113,7 +152,6 @@ class Tiering:
         self._link = None if rates is None else rates.link_gather
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
-        self._hot_rows = core.memory(handle).arena_bytes if options.cache.kv_dir is not None else 0
         view = native.page_arrays(handle)
         observed = core.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
@@ -127,23 +165,22 @@ class Tiering:
         self._dropped = view.dropped
         self._limits = core.limits(handle)
         self._plane = device_calls.plane(handle)
-        n_runs = -(-options.placement.plan_every // RUN_UBATCHES)
-        self.run_every = options.placement.plan_every // n_runs
-        """Decoded ubatches from one run of the policy to the next."""
         rope = core.rope(handle)
         head_dim = layers[0].head_dim if layers else 0
         settings = HierarchySettings(
             page_bytes=max(1, self.slot_bytes), policy=options.placement.policy, prefetch=options.placement.prefetch,
             policy_settings={"sink_tokens": options.selection.sink_tokens, "recent_tokens": options.selection.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=n_runs, bytes_per_run=BYTES_PER_RUN, by_stream=options.mode is KvMode.EVICT and self.shape.n_streams > 1)
-        pages = NativePages(handle, self.shape, ops, self.slot_bytes)
-        pages.resize(0)
-        self._device_arena = None if self._plane is None else DeviceArena(pages, ops)
+            plan_every=runs_per_plan(options), bytes_per_run=BYTES_PER_RUN, by_stream=options.mode is KvMode.EVICT and self.shape.n_streams > 1)
+        self._device_arena: DeviceArena | None = None
+        if self._plane is not None:
+            pages = NativePages(handle, self.shape, ops, self.slot_bytes)
+            pages.resize(0)
+            self._device_arena = DeviceArena(pages, ops)
         self._evictor = NativeEvictor(handle, self.shape, self._dropped, evicts(options), self._limits.n_kept if layers else 0,
                                       None if self._plane is not None else _layer_bytes(handle, layers))
         self.hierarchy = Hierarchy(
-            self.shape, self._device_arena or HostArena(pages),
+            self.shape, self._device_arena or NoSlots(),
             ops.view(view.priority, np.float32, view.shape), settings, ops=ops, stats=stats, evictor=self._evictor)
         self._copies = Copies(handle, self.shape.n_streams) if settings.by_stream else None
         self._key_norms: KeyNorms | None = None
@@ -162,19 +199,14 @@ class Tiering:
     def resize(self, options: KvOptions) -> None:
         """Resize the arena to what these options ask for, as far as a device has room. Raises DoesNotFit."""
         self._use(options)
-        n_pages = self.shape.n_existing_heads * self.shape.n_pages
-        kv_bytes = n_pages * self.slot_bytes
-        if options.cache.kv_dir is not None:
-            self._keep_rows(options.placement.kv_budget, kv_bytes)
-            n_slots = 0  # rows are copied where they are read, not pages by a plan
-        elif options.mode is KvMode.EVICT:
-            n_slots = 0  # home is within its bound already
+        if (plane := device_calls.plane(self._handle)) is None:
+            n_slots = 0  # all pages are at home
         elif not self._ships:
             n_slots = 0  # the link is about as fast as the device's memory: copies gain nothing
-        elif (plane := device_calls.plane(self._handle)) is None:
-            n_slots = arena_bytes(options.placement.kv_budget, kv_bytes) // max(1, self.slot_bytes)
         else:
-            self._plane = plane  # another kind of sketch leaves another number of slots
+            self._plane = plane  # another selection leaves another number of slots
+            n_pages = self.shape.n_existing_heads * self.shape.n_pages
+            kv_bytes = n_pages * self.slot_bytes
             budget = kv_bytes if options.placement.kv_budget is None else options.placement.kv_budget
             n_slots = self._beside_rows(options, min(n_pages, budget // max(1, self.slot_bytes), plane.n_slots_max), n_pages)
         try:
@@ -189,20 +221,12 @@ class Tiering:
         native.set_hot_rows(self._handle, of_rows * self.slot_bytes)
         return n_slots - of_rows
 
-    def _keep_rows(self, budget: int | None, kv_bytes: int) -> None:
-        """Memory for copies of rows of a home on disk. budget: None: as before."""
-        n_bytes = self._hot_rows if budget is None else arena_bytes(budget, kv_bytes)
-        if n_bytes != self._hot_rows:
-            native.set_hot_rows(self._handle, n_bytes)
-            self._hot_rows = n_bytes
-
     def set_mode(self, options: KvOptions) -> None:
         """Change the mode from the next token on; pages stay where they are, as far as a device's arena has room for them beside rows. A device changes
         to sparse only while nothing decodes, because sketches take room from the arena. Raises DoesNotFit."""
-        before = self._options
         self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
-        if self._plane is not None or KvMode.EVICT in (before.mode, options.mode):
+        if self._plane is not None:
             self.resize(options)
 
     def _use(self, options: KvOptions) -> None:

@@ -68,8 +68,7 @@ def _tier_bytes(field: str) -> Callable[[Shown], Iterable[Value]]:
 
 
 def _pages(shown: Shown) -> Iterable[Value]:
-    if shown.figures is not None:
-        pages = shown.figures.tiers
+    if shown.figures is not None and (pages := shown.figures.tiers).slot_bytes:
         for state, n in (("arena", pages.n_resident), ("moving", pages.n_moving), ("home", pages.n_home), ("filling", pages.n_filling)):
             yield {"state": state}, n
 

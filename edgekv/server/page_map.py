@@ -65,12 +65,13 @@ class MapMaker:
         layers = self._layers
         heads = _heads_per_line([layer.n_head_kv for layer in layers])
         residency = runtime.residency()
-        in_use = _pages_in_use(cells.positions, n_pages, runtime.page_tokens)
+        n_tokens = _tokens_by_page(cells.positions, n_pages, runtime.page_tokens)
         if residency is None:
-            state = np.broadcast_to(np.where(in_use, np.uint8(State.HOME), np.uint8(State.FREE)), (*mass.shape[:2], n_pages))
+            state = np.select([n_tokens == runtime.page_tokens, n_tokens > 0], [np.uint8(State.HOME), np.uint8(State.FILLING)], np.uint8(State.FREE))
+            state = np.broadcast_to(state, (*mass.shape[:2], n_pages))
         else:  # the table learns of new pages only at the end of a run of the policy
             state = residency.state[:, :, first : first + n_pages]
-            state = np.where(in_use & (state == State.FREE), np.uint8(State.FILLING), state)
+            state = np.where((n_tokens > 0) & (state == State.FREE), np.uint8(State.FILLING), state)
         lines = [(index, head) for index, layer in enumerate(layers) for head in range(0, layer.n_head_kv, heads)]
         at = np.array(lines, np.intp).reshape(-1, 2)
         if width == heads == 1:
@@ -97,12 +98,12 @@ class MapMaker:
         return np.minimum(np.ceil(steps), LEVELS).astype(np.uint8)
 
 
-def _pages_in_use(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.ndarray:
-    """bool [page]: the first pages of a stream that hold a token."""
+def _tokens_by_page(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.ndarray:
+    """int [page]: tokens in the first pages of a stream."""
     in_use = np.zeros(n_pages * page_tokens, bool)
     end = min(len(in_use), len(positions))
     in_use[:end] = positions[:end] >= 0
-    return np.asarray(in_use.reshape(n_pages, page_tokens).any(axis=1))
+    return np.count_nonzero(in_use.reshape(n_pages, page_tokens), axis=1)
 
 
 def _heads_per_line(n_heads: list[int]) -> int:

@@ -186,13 +186,11 @@ class Server:
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
         hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
-        from edgekv import _native
         from edgekv._native import crash, http_server
-        from edgekv.runtime import runtime
+        from edgekv.runtime import attachments
         from edgekv.server.keepers import Keepers
 
-        _native.prepare()
-        runtime.set_defaults(self.options.kv, self._attached)
+        attachments.set_defaults(self.options.kv, self._attached)
         self._runtime = None
         self._log = ServerLog(self.options.log_file)
         try:
@@ -321,10 +319,10 @@ class Server:
 
     def _check_runtime(self) -> None:
         """Check that mode evict has a Runtime: its cache is smaller than the context, and soon full if nothing makes room."""
-        from edgekv.runtime import runtime
+        from edgekv.runtime import attachments
 
-        if self.options.kv.mode is KvMode.EVICT and runtime.core.enabled() and self._runtime is None:
-            error = runtime.last_failure() or EdgeKVError("mode evict did not begin")
+        if self.options.kv.mode is KvMode.EVICT and attachments.core.enabled() and self._runtime is None:
+            error = attachments.last_failure() or EdgeKVError("mode evict did not begin")
             self.stop()
             raise error
         try:
@@ -370,7 +368,7 @@ class Server:
     def _release(self, failed: bool) -> None:
         global _active
         from edgekv._native import crash
-        from edgekv.runtime import runtime
+        from edgekv.runtime import attachments
 
         keepers, self._keepers = self._keepers, None
         if keepers is not None:
@@ -382,7 +380,7 @@ class Server:
             self._log.close(keep=failed)
         crash.details_in(None)
         self._thread = self._runtime = None
-        runtime.set_defaults(None)  # later contexts are not the server's
+        attachments.set_defaults(None)  # later contexts are not the server's
         _active = None
 
 

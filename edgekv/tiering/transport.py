@@ -4,6 +4,8 @@ from typing import Protocol
 
 import numpy as np
 
+from edgekv.common.errors import TierError
+
 
 class Slots(Protocol):
     """The slots of the native page table. ids are `PageShape.ids`, int64 [n]."""
@@ -31,3 +33,25 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Wait for the copies under way and forget them: the slots may be taken away afterwards."""
+
+
+class NoSlots(Slots, Transport):
+    """Of a processor, where pages are dropped and have no slots: nothing is ever copied."""
+
+    def __init__(self) -> None:
+        self.pages = self
+
+    def release(self, ids: np.ndarray) -> None:
+        pass
+
+    def resize(self, n_slots: int) -> None:
+        raise TierError("pages have no slots on a processor")
+
+    def start(self, ids: np.ndarray, slots: np.ndarray) -> int:
+        raise TierError("pages have no slots on a processor")
+
+    def finished(self) -> list[tuple[int, np.ndarray]]:
+        return []
+
+    def close(self) -> None:
+        pass

@@ -26,7 +26,7 @@
  * selection lists. Selection always takes pinned, first and newest tokens and those that matter most by their sketches. It samples the
  * others, with weights, so that the output is a consistent estimate of attention to all tokens. Without sketches it takes the best
  * pages by `priority`, which the caller writes between ubatches. The nodes that store K keep the sketches up to date. The arena holds
- * copies of pages: the caller decides which (edgekv_copy_pages, edgekv_publish_pages, edgekv_release_pages), and the page table says
+ * copies of pages: the caller decides which (edgekv_publish_pages, edgekv_release_pages), and the page table says
  * which slot holds which page. A page whose cells change leaves the table at once, before the ubatch that changes them is computed.
  * In mode evict the caller drops pages for a head, or frees them for all heads. All remaining pages are attended, without sketches and
  * selection, or a sample of them (sample_kept).

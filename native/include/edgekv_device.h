@@ -74,7 +74,7 @@ EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index
 /* On a device the observation's mass and the pages' priority are device addresses; slots and newest stay on the host.
    The caller copies pages with its own kernels on a side stream. It calls edgekv_begin_copies(), lets the side stream wait for
    the ubatches' stream (a ubatch in flight may still read a released slot), copies, and publishes the pages when the copies are
-   complete. edgekv_copy_pages() is refused. */
+   complete. */
 EDGEKV_API bool edgekv_get_device(const edgekv_context * ctx, edgekv_device * out); /* false: the host plane */
 /* Takes all pages out of the arena and frees its memory beyond n_slots slots for other uses. edgekv_set_arena() then sets the
    number of used slots. Mode off frees the whole arena; the next mode allocates it again. Decoding thread, with no copy under way. */

@@ -42,7 +42,7 @@ typedef struct {
     int slot;
 } edgekv_move;
 
-/* Sets the arena's size: n_slots slots, 0 for none. Pages in remaining slots stay there; the caller must have released the others. */
+/* Sets the arena's size: n_slots slots, 0 for none; only a device has an arena (EDGEKV_UNSUPPORTED). Pages in remaining slots stay there; the caller must have released the others. */
 EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
 
 /* With K and V in a file (edgekv_set_home()): memory for copies of the rows that steps read most lately, in so many bytes. Rows that are not among
@@ -53,8 +53,6 @@ EDGEKV_API edgekv_status edgekv_set_arena(edgekv_context * ctx, int n_slots);
    EDGEKV_UNSUPPORTED: K and V lie in memory, and there is no device. No ubatch is under way. */
 EDGEKV_API edgekv_status edgekv_set_hot_rows(edgekv_context * ctx, size_t n_bytes);
 
-/* Copies pages from home into their slots. No ubatch reads them there before they are published. */
-EDGEKV_API edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n);
 /* Enters copied pages in the table, from the next ubatch on; ok[i] is false for a page that changed since it was copied. */
 EDGEKV_API edgekv_status edgekv_publish_pages(edgekv_context * ctx, const edgekv_move * moves, int n, bool * ok);
 /* Takes pages out of the table; their slots may then be used again. */

@@ -29,7 +29,7 @@ from edgekv.models.geometry import Geometry
 from edgekv.models.reader import open_gguf
 from edgekv.planning import served
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
@@ -221,12 +221,12 @@ def _context(model: object, options: KvOptions, **params: int) -> Iterator[tuple
     settings.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
     for name, value in params.items():
         setattr(settings, name, value)
-    with runtime.defaults(options):
+    with attachments.defaults(options):
         ctx = llama_cpp.llama_init_from_model(model, settings)
     if not ctx:
         raise EdgeKVError("llama.cpp makes no context of it")
     try:
-        yield ctx, runtime.find(ctypes.cast(ctx, ctypes.c_void_p).value)
+        yield ctx, attachments.find(ctypes.cast(ctx, ctypes.c_void_p).value)
     finally:
         llama_cpp.llama_free(ctx)
 

@@ -149,7 +149,7 @@ def test_summary_line(default_model, monkeypatch):
 def test_summary_line_with_what_is_there(synthetic):
     from edgekv.llama import Llama
 
-    path, kv = synthetic("llama"), KvOptions(mode="sparse", attention_device="cpu", kv_budget=1 << 18)
+    path, kv = synthetic("llama"), KvOptions(mode="sparse", attention_device="cpu")
     server = Server(ServerOptions(path, kv, 1024))
     llama = Llama(str(path), kv_options=kv, n_ctx=1024, verbose=False)
     line = summary_line(server, llama.kv)
@@ -157,7 +157,7 @@ def test_summary_line_with_what_is_there(synthetic):
     taken = llama.kv.memory()
     parts = {part.name: part.bytes for part in with_measured(server.parts(), taken)}
     assert parts["tables"] == taken.table_bytes + taken.observation_bytes and parts["work space"] == taken.workspace_bytes
-    assert parts["arena"] == taken.arena_bytes > 0 and parts["weights"] == server.model.tensor_bytes
+    assert parts["sketches"] == taken.sketch_bytes and parts["weights"] == server.model.tensor_bytes
     llama.close()
 
 

@@ -159,12 +159,12 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
 
 
 def test_serve_says_what_mode_sparse_has(environment, default_model):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--kv-budget", "2MiB", "--parallel", "2"],
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "1024", "--parallel", "2"],
                               env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
         announced = list(islice(server.stderr, 2))[-1]
-        assert "(1,024 tokens of context for each of 2 slots, KV sparse: sample budget 16,000, arena 2.0 MiB, cache 1.0 GiB of RAM)" in announced
+        assert "(1,024 tokens of context for each of 2 slots, KV sparse: sample budget 16,000, no arena, cache 1.0 GiB of RAM)" in announced
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:

@@ -44,7 +44,7 @@ def one_layer(synthetic, tmp_path_factory):
 def test_live_attention_without_sketches(one_layer, policy):
     """What is attended where the policy decides: the pages that the simulator chooses under honest observation."""
     model, path = one_layer
-    options = KvOptions(mode="sparse", exact_tokens=0, sink_tokens=0, recent_tokens=0, kv_budget=0, attention_device="cpu", plan_every=1,
+    options = KvOptions(mode="sparse", exact_tokens=0, sink_tokens=0, recent_tokens=0, attention_device="cpu", plan_every=1,
                         sketch="none", attend="20%", policy=policy, keep_rows=True)
     pages = np.zeros((N_STEPS, 2, (DEPTH + N_STEPS) // 16), bool)
     for runtime, step in live(model, options, warms_up=True):
@@ -61,10 +61,10 @@ def test_live_attention_without_sketches(one_layer, policy):
 
 
 @pytest.mark.parametrize("policy", ["ema", "lru"])
-def test_live_scores_of_sampling(one_layer, policy):
+def test_live_scores_of_sampling(one_layer, emulator, policy):
     """What a live policy makes of what mode sparse reads: the scores that the simulator has under sampled observation."""
     model, path = one_layer
-    options = KvOptions(mode="sparse", exact_tokens=0, kv_budget=0, attention_device="cpu", plan_every=1, sample_budget=100.0, policy=policy,
+    options = KvOptions(mode="sparse", exact_tokens=0, attention_device="emulated", plan_every=1, sample_budget=100.0, policy=policy,
                         observe_prompt=False)
     with Trace.open(path) as trace:
         replay, steps = Replay(trace, Scenario(policy=policy)), trace.steps()
@@ -72,6 +72,6 @@ def test_live_scores_of_sampling(one_layer, policy):
             replay.step(next(steps))
         for runtime, _ in live(model, options, warms_up=False):
             replay.step(next(steps))
-            scores = runtime._tiering.hierarchy.policy.scores[:, :, : trace.header.n_pages]
+            scores = runtime._ops.download(runtime._tiering.hierarchy.policy.scores)[:, :, : trace.header.n_pages].copy()
             np.testing.assert_allclose(scores, replay.policy.scores, rtol=2e-3, atol=1e-6)
         assert np.count_nonzero(scores) > 20

@@ -19,7 +19,7 @@ from edgekv.planning.device_fit import (
     device_plan,
     margin_bytes,
 )
-from edgekv.planning.fit import kv_bytes, largest_context, page_bytes, sparse_layers
+from edgekv.planning.fit import kv_bytes, largest_context, sparse_layers
 
 EXACT = KvOptions(mode=KvMode.EXACT)
 SPARSE = KvOptions(mode=KvMode.SPARSE)
@@ -29,10 +29,10 @@ MIB, PLENTY = 1 << 20, 1 << 40
 @pytest.mark.parametrize(("kind", "layers"), [("mamba", []), ("gemma2", [1]), ("lfm2", [1, 3])])
 def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     model = geometry(synthetic(kind))
-    exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE.with_(kv_budget=1 << 20))
+    exact, sparse = kv_bytes(model, 512, EXACT), kv_bytes(model, 512, SPARSE)
     assert sparse.home == exact.home == exact.total
     n_heads = sum(model.n_head_kv[il] for il in layers)
-    assert (sparse.tables > 0) == (sparse.sketches > 0) == (sparse.arena > 0) == (n_heads > 0)
+    assert (sparse.tables > 0) == (sparse.sketches > 0) == (n_heads > 0)
     evict = kv_bytes(model, 512, EXACT.with_(mode=KvMode.EVICT, evict_to=512))
     # 32 pages and 8 groups of cells: slot, priority, mass (two numbers), drop; given back; oldest and newest; stale and pinned; what Python has
     entries = 32 * len(layers) * max((model.n_head_kv[il] for il in layers), default=0)
@@ -61,8 +61,7 @@ def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
         assert (memory.home_bytes, memory.sketch_bytes) == (expected.home, expected.sketches)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_size": 80}, {"page_size": 80, "kv_budget": 1 << 20}, {"kv_budget": 100_000},
-         {"kv_budget": 0}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
@@ -76,9 +75,9 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
     shape = {"n_ctx": 1536 * n_sequences, "n_seq": n_sequences, "unified": False, "n_threads": 1}
     with attached(path, options, **shape, **types) as (_, runtime):
         memory = runtime.memory()
-        assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, expected.arena)
-        layers, page_tokens, n_slots = sparse_layers(model), options.cache.page_size, expected.arena // page_bytes(model, options.cache)
-        tables = workspace.table_bytes(model, layers, n_sequences, 1536, page_tokens, n_slots)
+        assert (memory.home_bytes, memory.sketch_bytes, memory.arena_bytes) == (expected.home, expected.sketches, 0)
+        layers, page_tokens = sparse_layers(model), options.cache.page_size
+        tables = workspace.table_bytes(model, layers, n_sequences, 1536, page_tokens)
         pins = n_sequences * -(-(-(-1536 // page_tokens) * page_tokens) // 64) * 8  # nothing is pinned
         assert tables - pins <= memory.table_bytes + memory.observation_bytes < tables - pins + 64 and tables < expected.tables
 
@@ -89,7 +88,7 @@ def test_the_estimate_is_what_is_allocated(synthetic, changes, n_sequences, head
 def test_the_work_space_is_that_of_the_longest_step(synthetic, sketch, n_sequences, shape):
     """Each sequence decodes sixteen tokens at once, at the end of its context."""
     path, n_ctx = synthetic("llama", n_ctx_train=4096, **shape), 2048
-    options = KvOptions(mode=KvMode.SPARSE, exact_tokens=0, sketch=sketch, kv_budget=0)
+    options = KvOptions(mode=KvMode.SPARSE, exact_tokens=0, sketch=sketch)
     expected = kv_bytes(geometry(path), n_ctx, options, n_sequences).workspace
     with attached(path, options, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=1) as (context, runtime):
         for sequence in range(n_sequences):

@@ -17,7 +17,7 @@ CASES = [("exact", "b3", 1, {}), ("exact", "b3", 3, {"head_dim": 128, "n_head": 
 @pytest.mark.parametrize("n_sequences", [1, 2])
 def test_the_plan_counts_what_is_reserved(synthetic, mode, sketch, n_threads, shape, n_sequences):
     path, n_ctx = synthetic(n_ctx_train=8192, **shape), 4096
-    kv = KvOptions(mode=mode, attention_device="cpu", kv_budget=0, exact_tokens=0, sketch=sketch)
+    kv = KvOptions(mode=mode, attention_device="cpu", exact_tokens=0, sketch=sketch)
     request = ContextRequest(open_model(path), kv, n_ctx, Slots(n_sequences), 1 << 40, n_threads=n_threads)
     parts = {part.name: part.bytes for part in request.parts(n_ctx, kv)}
     with attached(path, kv, n_ctx=n_ctx * n_sequences, n_seq=n_sequences, unified=False, n_threads=n_threads) as (context, runtime):

@@ -9,7 +9,7 @@ from support.evicting import ONE, Chat, attended, evict
 from edgekv._native import paging as native
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 
 import llama_cpp  # after edgekv.runtime.runtime, which puts the libraries in place
 
@@ -109,9 +109,9 @@ def test_a_cache_over_anothers_cells_is_left_alone(synthetic, tmp_path):
     """A draft model attends cells that its target stored: the draft sketches, observes and frees none of them."""
     path = assistant.write(tmp_path / "draft.gguf")
     with attached(synthetic("gemma2"), evict(512), n_ctx=4096, **ONE) as (target, run):
-        with runtime.defaults(KvOptions(mode="exact")):
+        with attachments.defaults(KvOptions(mode="exact")):
             draft = assistant.draft_of(target, path, n_ctx=4096, **ONE)
-        guest = runtime.find(draft.address)
+        guest = attachments.find(draft.address)
         chat = Chat(target, run)
         for n in (128, 128, 1):
             chat.feed(chat.tokens(n))
@@ -125,7 +125,7 @@ def test_a_cache_over_anothers_cells_is_left_alone(synthetic, tmp_path):
         assert guest.stats.n_ubatches_hooked == 0 and (run.cells.stream().positions == before).all()
         draft.close()
 
-        with runtime.defaults(evict(512)):
+        with attachments.defaults(evict(512)):
             draft = assistant.draft_of(target, path, n_ctx=4096, **ONE)
-        assert runtime.find(draft.address) is None, "it runs stock, and says so"
+        assert attachments.find(draft.address) is None, "it runs stock, and says so"
         draft.close()

@@ -13,7 +13,7 @@ from edgekv.runtime.runtime import Runtime
 
 N = 600
 EXACT = {"mode": "exact", "observe": True, "observe_prompt": False}
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 4.0, "policy": "none", "kv_budget": 0, "observe": True, "observe_prompt": False}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 4.0, "policy": "none", "observe": True, "observe_prompt": False}
 PIECES = (1, 4, 15, 16, 1)
 TOKENS = np.random.default_rng(5).integers(260, 350, 2 * N)
 

@@ -138,7 +138,7 @@ def test_shifts_copies_and_saves_touch_what_exists(synthetic):
 def test_sketches_take_memory_where_tokens_are(synthetic):
     found = resident(synthetic("llama", head_dim=128, n_ctx_train=N_CTX), f"""
         from pathlib import Path
-        sparse = KvOptions(mode="sparse", exact_tokens=0, policy="none", kv_budget=0)
+        sparse = KvOptions(mode="sparse", exact_tokens=0, policy="none")
         with attached(Path(sys.argv[1]), KvOptions(mode="exact"), n_ctx={N_CTX}, n_seq=2, unified=False) as (context, run):
             read(context, 200)
             read(context, 1, first=200)  # all other memory is resident by now

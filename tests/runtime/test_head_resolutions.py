@@ -13,8 +13,7 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.config import HeadErrors, KvOptions
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
-from edgekv.runtime import measured_heads
-from edgekv.runtime.runtime import Runtime
+from edgekv.runtime import attachments, measured_heads
 from edgekv.runtime.sampling import sampled_with, sparse_with
 
 N = 900
@@ -114,7 +113,7 @@ def test_an_error_that_nobody_knows_a_resolution_for(synthetic):
     asked = KvOptions(**SAMPLED, target_error="1%")
     with attached(synthetic("llama", **SHAPE), KvOptions(), n_seq=1) as (_, run):
         with pytest.raises(ConfigError, match="the errors of this model's heads were not measured, .*edgekv.Llama with an error"):
-            Runtime.attach(run.address, asked)
+            attachments.attach(run.address, asked)
         assert run.mode is KvMode.EXACT
     with attached(synthetic("llama", **SHAPE), KvOptions(mode="exact", target_error="1%"), n_seq=1) as (_, run):
         with pytest.raises(ConfigError, match="were not measured"):

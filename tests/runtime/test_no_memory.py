@@ -81,7 +81,7 @@ SCRIPT = textwrap.dedent("""
     from edgekv.cli.chat.kv_status import mode_text
     from edgekv.config import KvOptions
     N = 60000
-    options = KvOptions(mode="sparse", exact_tokens=0, policy="none", kv_budget=0, sample_budget=100)
+    options = KvOptions(mode="sparse", exact_tokens=0, policy="none", sample_budget=100)
     with attached(Path(sys.argv[1]), options, n_ctx=65536, n_seq=1) as (context, run):
         run.tokens.place(0, 0, N, 0)
         context.decode([300], [N], [0])

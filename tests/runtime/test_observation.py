@@ -101,7 +101,7 @@ def test_an_observer_that_fails_does_not_stop_the_decode(synthetic, caplog):
 
 # ---- observing changes nothing --------------------------------------------------------------------------------------------------
 
-SPARSE = KvOptions(mode="sparse", sample_budget=200, exact_tokens=0, recent_tokens=16, kv_budget=64 << 10)
+SPARSE = KvOptions(mode="sparse", sample_budget=200, exact_tokens=0, recent_tokens=16)
 EVICT = KvOptions(mode="evict", evict_to=256, policy="ema+anchor+recent", recent_tokens=16)
 DEVICE = SPARSE.with_(attention_device="emulated")
 
@@ -111,10 +111,10 @@ def conversation(path, options: KvOptions, observer=None):
     the plans and the tokens known when each was made, the scores, and the counters."""
     rng = np.random.default_rng(1)
     with attached(path, options, n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, n_threads=1) as (context, run):
-        hierarchy = run._tiering.hierarchy
-        logits, plans, submit = [], [], hierarchy.migrator.submit
-        hierarchy.migrator.submit = lambda plan: (plans.append((position, plan.promote.copy(), plan.demote.copy())), submit(plan))
-        position = 0
+        logits, plans, position = [], [], 0
+        if hierarchy := run._tiering and run._tiering.hierarchy:
+            submit = hierarchy.migrator.submit
+            hierarchy.migrator.submit = lambda plan: (plans.append((position, plan.promote.copy(), plan.demote.copy())), submit(plan))
         sizes = [64] * 6 + [1, 1, 1, 2, 1, 5, 1, 16] * (5 if options is DEVICE else 10)
         half = len(sizes) // 2
         for i, n in enumerate(sizes):
@@ -124,7 +124,7 @@ def conversation(path, options: KvOptions, observer=None):
                 run.observers.remove(observer)
             logits.append(context.decode(rng.integers(260, 350, n), range(position, position + n), [0] * n))
             position += n
-        scores = run._ops.download(hierarchy._priority).copy()
+        scores = run._ops.download(hierarchy._priority).copy() if hierarchy else None
         counters = {name: count for name, count in run.stats.as_dict().items() if not name.endswith("seconds")}
     return np.concatenate(logits), plans, scores, counters
 
@@ -142,7 +142,8 @@ def test_observing_changes_nothing(synthetic, emulator, options: KvOptions):
     np.testing.assert_array_equal(alone[2], observed[2])
     assert alone[3] == observed[3]
     assert len(seen) == (46 if options is DEVICE else 86) - 23, "and each ubatch was told"
-    assert alone[3]["n_freed"] > 0 if options is EVICT else len(alone[1]) > 1 and alone[3]["n_promoted"] > 0
+    assert options is not EVICT or alone[3]["n_freed"] > 0
+    assert options is not DEVICE or len(alone[1]) > 1 and alone[3]["n_promoted"] > 0
 
 
 def test_each_ubatch_is_told_by_itself(synthetic):
@@ -172,7 +173,7 @@ def test_observing_a_prompt_changes_nothing_but_what_is_known(synthetic, kind: s
             run.observers.append(lambda step, seen=seen: seen.append((step.hooked, step.n_observed, step.mass_sum.copy())))
             logits[observe] = np.concatenate([chat.feed(chat.tokens(n)) for n in (128, 100)])
             assert run.stats.n_tokens_hooked == 228 and run.stats.n_ubatches_hooked == 2
-            assert run._tiering.hierarchy.policy.scores.any() == observe
+            assert run._tiering is None or run._tiering.hierarchy.policy.scores.any() == observe
     np.testing.assert_array_equal(logits[False], logits[True])
     assert [(hooked, n) for hooked, n, _ in steps[True]] == [(True, 16)] * 2
     assert [(hooked, n) for hooked, n, _ in steps[False]] == [(True, 0)] * 2

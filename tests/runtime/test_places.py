@@ -17,7 +17,7 @@ from edgekv.runtime.runtime import Runtime
 import llama_cpp
 
 GROUP, PAGE = 64, 16
-SPARSE = KvOptions(mode="sparse", sample_budget=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none", kv_budget=0)
+SPARSE = KvOptions(mode="sparse", sample_budget=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none")
 EXACT = KvOptions(mode="exact")
 
 

@@ -16,7 +16,7 @@ from edgekv import Llama, _native
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,16 +24,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_any_context_can_be_attached_later(synthetic):
     context = Context(synthetic("llama"))
-    assert runtime.find(context.address) is None, "no defaults in force: the context hook leaves it alone"
+    assert attachments.find(context.address) is None, "no defaults in force: the context hook leaves it alone"
     context.decode(range(260, 300), range(40), [0] * 40)
-    run = Runtime.attach(context.address, KvOptions())
-    assert runtime.find(context.address) is run and run in runtime.live() and run.address == context.address
-    assert Runtime.attach(context.address, KvOptions(mode="off")) is run and run.mode is KvMode.OFF
+    run = attachments.attach(context.address, KvOptions())
+    assert attachments.find(context.address) is run and run in attachments.live() and run.address == context.address
+    assert attachments.attach(context.address, KvOptions(mode="off")) is run and run.mode is KvMode.OFF
     run.mode = "exact"
     context.decode([300], [40], [0])
     assert run.stats.n_ubatches_hooked == 1
     run.detach()
-    assert run.closed and runtime.find(context.address) is None
+    assert run.closed and attachments.find(context.address) is None
     assert np.isfinite(context.decode([301], [41], [0])).all(), "it goes on stock"
     context.close()
 

@@ -77,7 +77,7 @@ def test_the_command_line_reaches_the_servers_threads(synthetic, tmp_path):
 
 FIRST_USE = {
     "edgekv.Llama": "edgekv.Llama(sys.argv[1], n_ctx=256, verbose=False)",
-    "llama_cpp": "import llama_cpp; from edgekv.runtime import runtime; llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False)",
+    "llama_cpp": "import llama_cpp; from edgekv.runtime import attachments; llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False)",
     "a server": """
 from pathlib import Path
 from edgekv.server.server import Server, ServerOptions

@@ -9,7 +9,7 @@ from edgekv.runtime.runtime import Runtime
 TURN = 24
 """Each sequence gets so many tokens in turn: groups of 64 cells hold some of both."""
 
-OPTIONS = KvOptions(mode="sparse", sample_budget=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none", kv_budget=0)
+OPTIONS = KvOptions(mode="sparse", sample_budget=30, exact_tokens=0, recent_tokens=16, keep_rows=True, policy="none")
 
 
 def fill(context: Context, other: np.random.Generator, n_turns: int = 14) -> int:

@@ -19,7 +19,7 @@ P, N = 300, 340
 KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
 TRANSPOSED = "llama without flash attention"
 """Its rows cannot be put back one by one: a snapshot has all of a sequence."""
-SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e6, "policy": "none", "kv_budget": 0}
+SPARSE = {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e6, "policy": "none"}
 
 
 def opened(synthetic, kind: str, options: dict, **more: object):

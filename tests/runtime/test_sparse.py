@@ -1,8 +1,6 @@
 """Mode sparse is `exact` where everything is read for certain; it reads the certain rows and a sample; sketches and arena stay true through
 every event. native/tests/host/test_sample.cpp judges the sample."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from support.contexts import attached
@@ -11,7 +9,6 @@ from support.events import SAMPLED, check
 from support.sparse import ALL, N_PROMPT, exact_and_its_spread, logits_of, open_model, whole_pages
 
 from edgekv import Llama
-from edgekv._native import native_pages
 from edgekv.common.errors import ConfigError
 from edgekv.common.reports import SelectionReport
 from edgekv.config import KvOptions
@@ -54,25 +51,12 @@ def test_with_everything_read_it_is_exact(synthetic, kind, shape, types, sketch)
     llama = open_model(synthetic(kind, **shape), **types)
     steps = (1, 1, 1, 2, 3, 5, 16, 1)
     exact, bound = exact_and_its_spread(llama, steps)
-    for more in ({"kv_budget": 1 << 30}, {"kv_budget": 0}):
-        sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, sketch=sketch, attend="100%", error_every=1, **more))
-        assert kld(exact, sparse).max() < bound
-        check(llama.kv)
+    sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, sketch=sketch, attend="100%", error_every=1))
+    assert kld(exact, sparse).max() < bound
+    check(llama.kv)
     seen = llama.kv.selection()
     assert seen.n_selections and seen.attended > (0.95 if sketch == "b3" else 0.999)
     assert seen.error is None if sketch == "none" else seen.error < 1e-4 and seen.certain > 0.95
-
-
-def test_pages_are_read_from_the_arena(synthetic):
-    llama = open_model(synthetic("llama"))
-    steps = (1,) * 120
-    exact, bound = exact_and_its_spread(llama, steps)
-    sparse = logits_of(llama, steps, llama.kv.options.with_(**ALL, kv_budget=1 << 30))
-    assert kld(exact, sparse).max() < bound
-    assert check(llama.kv).n_slots > 0
-    seen, tiers = llama.kv.selection(), llama.kv.tiers()
-    assert 0.2 < seen.hit_rate < 1 and 0 < seen.hit_rate_mass < 1
-    assert tiers.n_resident == check(llama.kv).n_slots and tiers.moved_bytes >= tiers.n_promotions * tiers.slot_bytes > 0
 
 
 @pytest.mark.parametrize("unified", [True, False])
@@ -235,18 +219,3 @@ def test_a_policy_that_there_is_not_is_refused(synthetic):
     llama = open_model(synthetic("llama"))
     with pytest.raises(ConfigError, match="there is no prefetch 'soon'"):
         llama.kv.configure(llama.kv.options.with_(prefetch="soon"))
-
-
-def test_an_arena_that_cannot_be_had_is_refused(synthetic, monkeypatch):
-    from edgekv.common.errors import DoesNotFit
-
-    def refuse(handle, n_slots):
-        if n_slots:
-            raise DoesNotFit("there is no memory for an arena")
-        return 0
-
-    monkeypatch.setattr(native_pages, "lib", SimpleNamespace(edgekv_set_arena=refuse))
-    with pytest.raises(DoesNotFit, match="no memory for an arena"):
-        Llama(str(synthetic("llama")), kv="sparse", kv_budget=1 << 16, n_ctx=256, verbose=False)
-    monkeypatch.undo()
-    assert Llama(str(synthetic("llama")), kv="sparse", n_ctx=256, verbose=False).kv.mode == "sparse"

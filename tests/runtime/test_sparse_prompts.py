@@ -13,7 +13,7 @@ import llama_cpp
 
 DEPTH, CHUNK = 3072, 320
 SIZES = {"n_ctx": 4096, "n_seq": 1, "n_threads": 2}
-SPARSE = {"mode": "sparse", "kv_budget": 0, "policy": "none", "prompts": "sparse"}
+SPARSE = {"mode": "sparse", "policy": "none", "prompts": "sparse"}
 
 
 def tokens(n: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def test_cells_that_are_read_again_exactly_lose_their_label(synthetic):
     with attached(synthetic("llama", n_head=6), KvOptions(**SPARSE, prompt_sample_budget=2.0), **SIZES) as (context, run):
         read(context, 0, DEPTH)
         assert run.cells.stream().read_sparsely[2048:DEPTH].any()
-        for options in (KvOptions(**SPARSE | {"prompts": "exact"}), KvOptions(mode="exact", policy="none", kv_budget=0)):
+        for options in (KvOptions(**SPARSE | {"prompts": "exact"}), KvOptions(mode="exact", policy="none")):
             run.configure(KvOptions(**SPARSE, prompt_sample_budget=2.0))
             llama_cpp.llama_memory_seq_rm(context.memory, 0, 2560, -1)
             read(context, 2560, DEPTH)

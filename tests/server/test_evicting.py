@@ -9,7 +9,7 @@ from edgekv.cli.chat.render import _kv_parts
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions
 from edgekv.planning.context import ENDLESS
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
@@ -23,7 +23,7 @@ def test_a_conversation_longer_than_what_is_kept(synthetic):
     """The conversation grows turn by turn, goes back to a position whose neighbour is gone, and begins anew."""
     options = ServerOptions(synthetic("llama"), kv=KvOptions(mode="evict", evict_to=256), n_ctx=2048)
     with Server(options) as server:
-        (run,) = runtime.live()
+        (run,) = attachments.live()
         messages, seen = [], []
         for turn in range(9):
             messages += [{"role": "user", "content": f"{turn}" * 80}]
@@ -46,7 +46,7 @@ def test_a_conversation_longer_than_the_model_was_trained_for(synthetic):
     """Without a length of the context: positions of rotation stay in range, and the next turn finds its beginning."""
     path = synthetic("llama", n_ctx_train=512)
     with Server(ServerOptions(path, kv=KvOptions(mode="evict", evict_to=256))) as server:
-        (run,) = runtime.live()
+        (run,) = attachments.live()
         assert server.context.n_ctx == llama_n_ctx(run) == ENDLESS and run.cells.closes_gaps
         messages, cached = [], []
         for turn in range(12):
@@ -69,4 +69,4 @@ def test_what_the_server_cannot_keep_is_refused(synthetic):
             Server(ServerOptions(path, kv=kv, extra=(option, "256")))
     with pytest.raises(ConfigError, match="always kept \\(5,"):
         Server(ServerOptions(path, kv=kv.with_(recent_tokens=5000), n_ctx=2048)).start()
-    assert not runtime.live()
+    assert not attachments.live()

@@ -1,6 +1,5 @@
 """The endpoint shows the Runtime's own figures, in forms that the usual tools read."""
 
-import base64
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,23 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.clients import until
-from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, options, settled
+from support.local_server import N_TOKENS, SPARSE, ask, complete, exposed, map_fields, options, settled
 
-from edgekv.pages.residency import State
 from edgekv.server import metrics, page_map
 from edgekv.server.figures import collect
 from edgekv.server.history import History
 from edgekv.server.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-ARENA = SPARSE.with_(kv_budget=1 << 20)
 
 
 @pytest.fixture(scope="module", params=["--kv-unified", "--no-kv-unified"], ids=["one cache", "a cache each"])
 def served(request, synthetic):
     """Two slots in mode sparse, each of which has read a prompt and answered it."""
-    with Server(options(synthetic("llama"), kv=ARENA, n_slots=2, extra=(request.param,))) as server:
+    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2, extra=(request.param,))) as server:
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda seed: complete(server, seed), range(2)))
         settled(server)
@@ -34,35 +30,29 @@ def served(request, synthetic):
 
 def test_figures_are_those_of_the_runtime(served):
     run, state = served.runtime, settled(served)
-    memory, pages, selection = run.memory(), run.tiers(), run.selection()
+    memory, selection = run.memory(), run.selection()
     by_tier = {tier["tier"]: (tier["bytes"], tier["used_bytes"]) for tier in state["tiers"]}
     assert by_tier == {
-        "arena": (memory.arena_bytes, (pages.n_resident + pages.n_moving) * pages.slot_bytes), "home": (memory.home_bytes, memory.used_bytes),
-        "sketches": (memory.sketch_bytes, None), "tables": (memory.table_bytes + memory.observation_bytes, None),
-        "work": (memory.workspace_bytes, None)}
-    shown = state["pages"]
-    assert (shown["arena"], shown["home"], shown["filling"], shown["moving"], shown["arena_slots"], shown["promoted"], shown["moved_bytes"]) == (
-        pages.n_resident, pages.n_home, pages.n_filling, pages.n_moving, pages.n_slots, pages.n_promotions, pages.moved_bytes)
-    assert pages.n_resident > 0 and selection.n_selections > 0, "the fixture exercises the hierarchy"
-    assert state["selection"]["hit_rate"] == selection.hit_rate and state["selection"]["error"] == selection.error
+        "home": (memory.home_bytes, memory.used_bytes), "sketches": (memory.sketch_bytes, None),
+        "tables": (memory.table_bytes + memory.observation_bytes, None), "work": (memory.workspace_bytes, None)}
+    assert not any(state["pages"].values()) and state["reasons"] == [] and state["selection"]["hit_rate"] is None, "a processor's pages have no slots"
+    assert run.residency() is None
+    assert state["selection"]["error"] == selection.error
     assert state["selection"]["read"] == selection.attended < 1
     assert selection.attended < state["selection"]["coverage"] == selection.coverage < 1
     assert (state["mode"], state["n_layers_served"], state["n_layers"]) == ("sparse", sum(layer.hooked for layer in run.layers), len(run.layers))
 
 
-def test_slots_add_up_to_the_tiers(served):
+def test_slots_add_up_to_the_context(served):
     state = settled(served)
     slots = [slot["edgekv"] for slot in served.get("/slots")]
     assert slots[0]["coverage"] != slots[1]["coverage"], "each slot has its own"
     assert slots == state["slots"] and len(slots) == 2
-    pages = served.runtime.tiers()
-    assert sum(slot["pages_arena"] for slot in slots) == pages.n_resident + pages.n_moving
-    # the page table learns of a new page where a run of the policy ends
-    late = sum(slot["pages_home"] for slot in slots) - (pages.n_home + pages.n_filling)
-    assert 0 <= late <= 2 * 2 * settled(served)["n_heads"]
     for number, slot in enumerate(slots):
         cells = served.runtime.cells.stream(served.runtime.cells.stream_of(number))
         assert slot["coverage"] == served.runtime.selection(number).coverage < 1
+        of_pages = np.unique(np.flatnonzero(cells.in_sequence(number)) // served.runtime.page_tokens)
+        assert slot["pages_arena"] == 0 and slot["pages_home"] == len(of_pages) * state["n_heads"]
         assert slot["n_tokens"] == cells.in_sequence(number).sum() >= N_TOKENS and slot["n_ctx"] == 1024
 
 
@@ -74,12 +64,10 @@ def test_props_say_how_the_cache_is_set(served):
 
 def test_metrics_are_read_by_prometheus(served):
     found = exposed(served)
-    selection, pages = served.runtime.selection(), served.runtime.tiers()
-    assert found["edgekv_rows_read_total", ()] == selection.n_read and found["edgekv_rows_hit_total", ()] == selection.n_hits
+    selection = served.runtime.selection()
+    assert found["edgekv_rows_read_total", ()] == selection.n_read
     assert found["edgekv_coverage_ratio", ()] == pytest.approx(selection.coverage)
-    assert found["edgekv_hit_ratio", (("by", "mass"),)] == pytest.approx(selection.hit_rate_mass)
-    assert found["edgekv_pages_promoted_total", ()] == pages.n_promotions
-    assert found["edgekv_pages", (("state", "arena"),)] == pages.n_resident
+    assert not {name for name, _ in found} & {"edgekv_hit_ratio", "edgekv_pages"}, "a processor's pages have no slots"
     assert found["edgekv_slot_tokens", (("slot", "1"),)] >= N_TOKENS
     families = {metric.name for metric in metrics.METRICS}
     families |= {f"{metric.name}_{part}" for metric in metrics.METRICS if metric.kind == "histogram" for part in ("bucket", "sum", "count")}
@@ -96,23 +84,14 @@ def test_counters_only_grow(served):
     assert after["edgekv_tokens_total", ()] >= before["edgekv_tokens_total", ()] + N_TOKENS
 
 
-def test_the_map_shows_where_pages_live(served):
-    run = served.runtime
-    settled(served)
-    stream = run.cells.n_stream - 1
-    until(lambda: served.get(f"/edgekv/map/{stream}") is not None)
-    shown = served.get(f"/edgekv/map/{stream}")
-    fields = np.frombuffer(base64.b64decode(shown["fields"]), np.uint8).reshape(len(shown["layers"]), shown["n_columns"])
-    first = stream * 1024 // run.page_tokens
-    state = run.residency().state[:, :, first : first + shown["n_columns"]]
-    cells = run.cells.stream(stream).positions[: 16 * shown["n_columns"]] >= 0
-    state = np.where(cells.reshape(-1, 16).any(axis=1) & (state == State.FREE), State.FILLING, state)
-    lines = np.concatenate([state[row, : layer.n_head_kv] for row, layer in enumerate(run.layers)])
-    assert fields.shape == lines.shape and shown["pages_per_column"] == shown["heads_per_line"] == 1
-    places = {State.FREE: page_map.EMPTY, State.HOME: page_map.HOME, State.FILLING: page_map.FILLING, State.MOVING: page_map.MOVING,
-              State.RESIDENT: page_map.ALL}
-    assert all((fields[lines == was] >> 4 == place).all() for was, place in places.items())
-    assert (fields & 15).max() > 5 and not (fields & 15)[lines == State.FREE].any(), "attention goes somewhere, and to no empty page"
+def test_the_map_shows_which_pages_are_used(served):
+    for stream in range(served.runtime.cells.n_stream):
+        fields, shown = map_fields(served, stream)
+        end = 16 * shown["n_columns"]
+        n_tokens = np.count_nonzero(served.runtime.cells.stream(stream).positions[:end].reshape(-1, 16) >= 0, axis=1)
+        expected = np.select([n_tokens == 16, n_tokens > 0], [page_map.HOME, page_map.FILLING], page_map.EMPTY)
+        assert (fields >> 4 == expected).all() and (n_tokens == 16).any() and (n_tokens == 0).any()
+        assert (fields & 15).max() > 5 and not (fields & 15)[:, n_tokens == 0].any(), "attention goes somewhere, and to no empty page"
 
 
 def test_history_is_of_decoding(served):

@@ -14,8 +14,8 @@ from edgekv.server.server import Server, ServerOptions
 
 MODES = {
     "off": {"mode": "off"},
-    "exact": {"mode": "exact", "kv_budget": 1 << 20},
-    "sparse": {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e9, "kv_budget": 1 << 20},  # a sample that holds every row
+    "exact": {"mode": "exact"},
+    "sparse": {"mode": "sparse", "exact_tokens": 0, "sample_budget": 1e9},  # a sample that holds every row
 }
 N_SLOTS = 2
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgekv import _native
-from edgekv._native import core, testing
+from edgekv._native import core, instructions
 
 ROUNDING = ("avx512bf16", "amx")
 """Instruction sets whose kernels for prompts round operands to bf16."""
@@ -28,9 +28,9 @@ _LEAST = 1e-6
 
 def _with(isa: str) -> Iterator[str]:
     before = _native.isa()
-    testing.set_isa(isa)
+    instructions.use_isa(isa)
     yield isa
-    testing.set_isa(before)
+    instructions.use_isa(before)
 
 
 @pytest.fixture(params=ISAS)

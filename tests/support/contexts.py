@@ -11,7 +11,7 @@ import numpy as np
 from edgekv._native import core, paging
 from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
-from edgekv.runtime import runtime
+from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 
 import llama_cpp
@@ -83,10 +83,10 @@ class Context:
 @contextlib.contextmanager
 def attached(path: Path, options: KvOptions = KvOptions(), **arguments) -> Iterator[tuple[Context, Runtime]]:
     """A context created under `options`, and the Runtime that the context hook gave it."""
-    with runtime.defaults(options):
+    with attachments.defaults(options):
         context = Context(path, **arguments)
     try:
-        yield context, runtime.find(context.address)
+        yield context, attachments.find(context.address)
     finally:
         context.close()
 

@@ -1,5 +1,6 @@
 """A server in this process: completions of token lists, and the figures it shows."""
 
+import base64
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +40,12 @@ def exposed(server: Server) -> dict[tuple[str, tuple], float]:
     assert reply.status == 200, reply.text
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(reply.text) for sample in family.samples if sample.name.startswith("edgekv_")}
+
+
+def map_fields(server: Server, stream: int) -> tuple[np.ndarray, dict]:
+    """The map of a stream: its fields [line, column], and the document."""
+    settled(server)
+    until(lambda: server.get(f"/edgekv/map/{stream}") is not None)
+    shown = server.get(f"/edgekv/map/{stream}")
+    fields = np.frombuffer(base64.b64decode(shown["fields"]), np.uint8).reshape(len(shown["layers"]), shown["n_columns"])
+    return fields, shown

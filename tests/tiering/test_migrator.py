@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from support.tiers import FakeArena, settled, where
 
-from edgekv.common.errors import TierError
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
-from edgekv.tiering.host_arena import HostArena
 from edgekv.tiering.migrator import Migrator
 from edgekv.tiering.planner import MigrationPlan
 from edgekv.tiering.stats import Stats
@@ -152,42 +150,19 @@ def test_a_change_that_the_transport_did_not_see():
     assert bench.resident() == [2] and list(bench.arena.table) == [2] and bench.stats.n_failed_copies == 1
 
 
-class FakePages:
-    """The native side of `HostArena`: page 2 changes under its copy. With `refuses` no copy begins."""
-
-    def __init__(self, refuses: bool = False):
-        self.said: list[tuple] = []
-        self._refuses = refuses
-
-    def copy(self, ids: np.ndarray, slots: np.ndarray) -> None:
-        if self._refuses:
-            raise TierError("no")
-        self.said.append(("copy", ids.tolist(), slots.tolist()))
-
-    def publish(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        return ids != 2
-
-    def release(self, ids: np.ndarray) -> None:
-        self.said.append(("release", ids.tolist()))
-
-    def resize(self, n_slots: int) -> None:
-        self.said.append(("resize", n_slots))
-
-
-def test_host_arena():
-    pages = FakePages()
-    arena = HostArena(pages)
-    arena.pages.resize(2)
-    ticket = arena.start(np.array([1, 2]), np.array([0, 1], np.int32))
-    [(done, ok)] = arena.finished()
-    assert done == ticket and ok.tolist() == [True, False] and arena.finished() == []
-    arena.pages.release(np.array([1]))
-    assert pages.said == [("resize", 2), ("copy", [1, 2], [0, 1]), ("release", [1])]
-
-
-def test_host_arena_that_cannot_copy():
-    arena = HostArena(FakePages(refuses=True))
-    with pytest.raises(TierError):
-        arena.start(np.array([1]), np.array([0]))
-    assert arena.finished() == []
-
+@pytest.mark.parametrize("seed", range(3))
+def test_late_and_out_of_order(seed: int):
+    bench = Bench(12, pages_per_run=3, seed=seed, delay=0.7, fail=0.2, refuse=0.1)
+    rng = np.random.default_rng(seed)
+    for _ in range(300):
+        state = bench.table.residency.state.reshape(-1)
+        home, resident = np.flatnonzero(state == State.HOME), np.flatnonzero(state == State.RESIDENT)
+        if rng.random() < 0.2:
+            bench.migrator.submit(a_plan(rng.choice(home, min(8, len(home)), replace=False), rng.permutation(resident)))
+        changed = np.flatnonzero(rng.random(8) < 0.1)
+        bench.arena.change(changed)
+        bench.table.change(changed, np.zeros(len(changed), bool))
+        bench.step()
+        bench.arena.check(bench.table)
+    assert bench.stats.n_promoted > 30 and bench.stats.n_failed_copies > 10 and bench.stats.n_demoted > 10
+    assert bench.arena.most_published <= 12

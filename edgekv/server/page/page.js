@@ -94,7 +94,7 @@ function showPages(state) {
     return make("tr", "", make("td", "place", mark, name), make("td", "", why), make("td", "", whole(pages)));
   });
   const table = make("table", "", make("tbody", "", ...rows));
-  at("pages").replaceChildren(rows.length ? table : make("p", "none", state.mode === "sparse" || state.mode === "evict" ? "Nothing decoded yet."
+  at("pages").replaceChildren(rows.length ? table : make("p", "none", state.pages.bytes_each ? "Nothing decoded yet."
     : `Mode ${state.mode} has one tier here: all pages are at home.`));
 }
 

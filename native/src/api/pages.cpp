@@ -156,14 +156,6 @@ edgekv_status for_each_move(const edgekv_context * ctx, const edgekv_move * move
 
 }  // namespace
 
-edgekv_status edgekv_copy_pages(edgekv_context * ctx, const edgekv_move * moves, int n) {
-    if (const edgekv_status status = check_moves(ctx, moves, n, true); status != EDGEKV_OK) {
-        return status;
-    }
-    const edgekv_status copied = guarded([&] { return told(ctx->plane->copy_pages(moves, n)); });
-    return copied == EDGEKV_OK ? edgekv_begin_copies(ctx, moves, n) : copied;
-}
-
 edgekv_status edgekv_begin_copies(edgekv_context * ctx, const edgekv_move * moves, int n) {
     return for_each_move(ctx, moves, n, true, [&](int i) { ctx->pages.table.copied(moves[i], ctx->pages.cells); });
 }

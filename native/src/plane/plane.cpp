@@ -12,11 +12,11 @@ namespace {
     return std::find(ctx.hooked.begin(), ctx.hooked.end(), &layer) != ctx.hooked.end();
 }
 
-[[maybe_unused]] bool exist(const State & ctx, const edgekv_move * moves, int n, bool slots) {
-    return std::all_of(moves, moves + n, [&](const edgekv_move & move) {
-        return ctx.shape.has(move.layer, move.head, move.page) && (!slots || (move.slot >= 0 && move.slot < ctx.pages.table.n_slots()));
-    });
+[[maybe_unused]] bool exist(const State & ctx, const edgekv_move * moves, int n) {
+    return std::all_of(moves, moves + n, [&](const edgekv_move & move) { return ctx.shape.has(move.layer, move.head, move.page); });
 }
+
+Failure no_arena() { return { EDGEKV_UNSUPPORTED, "pages have no slots on the processor" }; }
 
 }  // namespace
 
@@ -60,6 +60,8 @@ Failure Plane::set_slots(int n_slots) {
     return do_set_slots(n_slots);
 }
 
+Failure Plane::do_set_slots(int n_slots) { return n_slots > 0 ? no_arena() : Failure{}; }
+
 Failure Plane::set_hot_rows(size_t n_bytes) {
     assert(!computes);
     return do_set_hot_rows(n_bytes);
@@ -72,13 +74,10 @@ Failure Plane::limit_slots(int n_slots) {
     return do_limit_slots(n_slots);
 }
 
-Failure Plane::copy_pages(const edgekv_move * moves, int n) {
-    assert(!computes && exist(ctx, moves, n, true));
-    return do_copy_pages(moves, n);
-}
+Failure Plane::do_limit_slots(int) { return no_arena(); }
 
 Failure Plane::drop_pages(const edgekv_move * moves, int n) {
-    assert(!computes && exist(ctx, moves, n, false));
+    assert(!computes && exist(ctx, moves, n));
     return do_drop_pages(moves, n);
 }
 

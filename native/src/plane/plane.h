@@ -84,15 +84,13 @@ public:
     Failure enter(edgekv_mode mode);
     // No ubatch is under way, and ctx.params still has the previous selection. On failure, that one stays in force.
     Failure select(const edgekv_selection & selection);
-    // No ubatch is under way, and n_slots is not negative. Gives the arena memory for so many slots.
+    // No ubatch is under way, and n_slots is not negative. Gives the arena memory for so many slots; only a device has an arena.
     Failure set_slots(int n_slots);
     // The same; see edgekv_set_hot_rows().
     Failure set_hot_rows(size_t n_bytes);
     // The same; see edgekv_limit_arena().
     Failure limit_slots(int n_slots);
 
-    // No ubatch is under way, and the pages and the slots of all moves exist. Copies only the bytes. A device refuses: its caller has kernels of its own.
-    Failure copy_pages(const edgekv_move * moves, int n);
     // No ubatch is under way, and the pages exist. Only the host drops pages, in mode evict.
     Failure drop_pages(const edgekv_move * moves, int n);
 
@@ -119,12 +117,11 @@ private:
     virtual void do_add_selected(edgekv_selected * out, int sequence) const = 0;
     virtual RowsRead do_last_rows(const Layer & layer, int head, int token) const = 0;
     virtual Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const = 0;
-    virtual const char * do_slot(int i, std::vector<char> & copy) const = 0;
+    virtual const char * do_slot(int, std::vector<char> &) const { return nullptr; }
     virtual Failure do_enter(edgekv_mode mode) = 0;
     virtual Failure do_select(const edgekv_selection & selection) = 0;
-    virtual Failure do_set_slots(int n_slots) = 0;
-    virtual Failure do_limit_slots(int n_slots) = 0;
-    virtual Failure do_copy_pages(const edgekv_move * moves, int n) = 0;
+    virtual Failure do_set_slots(int n_slots);
+    virtual Failure do_limit_slots(int n_slots);
     virtual Failure do_drop_pages(const edgekv_move * moves, int n) = 0;
     virtual void do_begin(const UbatchBegin & ubatch) = 0;
     virtual UbatchDone do_end(bool ok) = 0;

@@ -77,10 +77,6 @@ Failure DevicePlane::do_limit_slots(int n_slots) {
 
 // ---- pages -------------------------------------------------------------------------------------------------------------------
 
-Failure DevicePlane::do_copy_pages(const edgekv_move *, int) {
-    return { EDGEKV_UNSUPPORTED, "on a device the caller's own kernels copy pages" };
-}
-
 Failure DevicePlane::do_drop_pages(const edgekv_move *, int) { return { EDGEKV_UNSUPPORTED, "a device cannot drop pages" }; }
 
 // ---- around a ubatch ---------------------------------------------------------------------------------------------------------

@@ -63,7 +63,6 @@ private:
     Failure do_set_slots(int n_slots) override;
     Failure do_set_hot_rows(size_t n_bytes) override;
     Failure do_limit_slots(int n_slots) override;
-    Failure do_copy_pages(const edgekv_move * moves, int n) override;
     Failure do_drop_pages(const edgekv_move * moves, int n) override;
     void do_begin(const UbatchBegin & ubatch) override;
     UbatchDone do_end(bool ok) override;

@@ -1,8 +1,7 @@
 // The nodes that attend a short ubatch, and observe it.
 //
 //   1. The attend node waits for the layer's rows.
-//   2. It attends the runs of tokens that select, by the select node's lists. It reads a row from its page's arena slot, or from
-//      home if the page has none. Hits and estimated errors go to HostLayer::hits.
+//   2. It attends the runs of tokens that select, by the select node's lists. Sums and estimated errors go to HostLayer::hits.
 //   3. It attends the other runs, whose tokens read every visible cell, from home. If an index lists cells for each token, tokens read the
 //      visible cells of the list node's lists, in every mode.
 //   4. For these runs the observe node turns the attend node's partial results in the workspaces into attention mass by page. It is a separate
@@ -93,7 +92,7 @@ AttendProblem make_problem(const HostLayer & layer, const ggml_tensor * dst, con
     return p;
 }
 
-// Adds the select node's lists, and the arena slots of their rows.
+// Adds the select node's lists, and the copies of their rows.
 void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, AttendProblem & p) {
     HostPlane &      plane  = *layer.plane;
     const State &    ctx    = plane.ctx;
@@ -106,12 +105,6 @@ void add_rows(HostLayer & layer, const ggml_tensor * dst, const TokenRun & run, 
     p.rows.stride  = lists.stride;
     p.error_every  = ctx.params.selection.error_every;
     p.error_turn   = static_cast<int>((plane.n_ubatch + layer.index) % std::max(1, p.error_every));
-
-    p.arena.data         = plane.arena.data();
-    p.arena.slot_bytes   = ctx.shape.slot_bytes;
-    p.arena.v_offset     = p.page_tokens * layer.layer->k_row_bytes();
-    p.arena.slots        = ctx.pages.table.slots(layer.index, stream, 0);
-    p.arena.slots_stride = ctx.shape.n_pages;
 
     if (plane.disk.keeps(layer.index)) {
         p.copies = plane.disk.copies(layer.index, lists.slots_of(0));

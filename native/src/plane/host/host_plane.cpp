@@ -17,7 +17,7 @@ bool RowLists::reserve(int n_tokens_run, int n_head_kv, size_t most_rows, bool c
            n_rows.reserve(n_lists * sizeof(int32_t)) && (!copied || slots.reserve(n_lists * stride * sizeof(int32_t)));
 }
 
-HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), arena(ctx.shape.slot_bytes), ahead(ctx), disk(ctx) {
+HostPlane::HostPlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size(), 0), ahead(ctx), disk(ctx) {
     const PageShape & shape = ctx.shape;
     sketches.shape(shape);
     drops.shape(shape);
@@ -109,13 +109,6 @@ Failure HostPlane::do_enter(edgekv_mode mode) {
     return selecting(mode, ctx.params.selection) ? reserve_selection(ctx.params.selection) : Failure{};
 }
 
-Failure HostPlane::do_set_slots(int n_slots) {
-    if (!arena.reserve(n_slots)) {
-        return { EDGEKV_NO_MEMORY, "there is no memory for an arena of " + std::to_string(n_slots * ctx.shape.slot_bytes) + " bytes" };
-    }
-    return {};
-}
-
 Failure HostPlane::do_set_hot_rows(size_t n_bytes) {
     if (!disk.on_disk()) {
         return Plane::do_set_hot_rows(n_bytes);
@@ -127,37 +120,7 @@ Failure HostPlane::do_set_hot_rows(size_t n_bytes) {
     return {};
 }
 
-Failure HostPlane::do_limit_slots(int) {
-    return { EDGEKV_UNSUPPORTED, "this context runs on the processor: edgekv_set_arena() sets the size of its arena" };
-}
-
 // ---- pages -------------------------------------------------------------------------------------------------------------------
-
-void HostPlane::copy_page(const Layer & layer, const edgekv_move & move) {
-    const PageShape & shape  = ctx.shape;
-    const int         stream = move.page / shape.pages_per_stream;
-    const int         first  = move.page % shape.pages_per_stream * shape.page_tokens;
-    const int         end    = std::min(first + shape.page_tokens, shape.n_cells);
-    const auto        copy   = [&](const ggml_tensor * cache, size_t row_bytes, char * dst) {
-        const char * src = static_cast<const char *>(cache->data) + stream * cache->nb[2] + move.head * row_bytes;
-        for (int c = first; c < end; ++c, dst += row_bytes) {
-            std::memcpy(dst, src + c * cache->nb[1], row_bytes);
-        }
-    };
-
-    char * slot = arena.slot(move.slot);
-    copy(layer.seam.k, layer.k_row_bytes(), slot);
-    if (layer.seam.v) {
-        copy(layer.seam.v, layer.v_row_bytes(), slot + shape.page_tokens * layer.k_row_bytes());
-    }
-}
-
-Failure HostPlane::do_copy_pages(const edgekv_move * moves, int n) {
-    for (int i = 0; i < n; ++i) {
-        copy_page(*ctx.hooked[moves[i].layer], moves[i]);
-    }
-    return {};
-}
 
 Failure HostPlane::do_drop_pages(const edgekv_move * moves, int n) {
     all_come_back();
@@ -376,12 +339,10 @@ void HostPlane::add_memory(edgekv_memory & out) const {
     }
     out.observation_bytes += observation.size();
     out.sketch_bytes      += sketches.bytes();
-    out.arena_bytes       += arena.bytes() + disk.bytes();
+    out.arena_bytes       += disk.bytes();
     out.table_bytes       += priority_bytes(ctx.shape) + drops.bytes() + gone.bytes();
 }
 
 Sketch HostPlane::do_sketch(const Layer & layer, int stream, std::vector<char> &) const { return sketches.of(layer.info.index, stream); }
-
-const char * HostPlane::do_slot(int i, std::vector<char> &) const { return arena.slot(i); }
 
 }  // namespace edgekv

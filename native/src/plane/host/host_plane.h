@@ -1,8 +1,7 @@
-// The plane on the host. Pages, sketches and the arena lie in host memory; nodes run on the threads of ggml's CPU backend.
+// The plane on the host. Pages and sketches lie in host memory; nodes run on the threads of ggml's CPU backend.
 #pragma once
 
 #include "kernels/attend/attend.h"
-#include "pages/arena.h"
 #include "pages/buffer.h"
 #include "pages/drops.h"
 #include "pages/gone.h"
@@ -102,7 +101,6 @@ public:
 
     HostGraph graph;
     Sketches sketches;
-    Arena arena;
     Drops drops;
     Gone gone;
     ReadAhead ahead;
@@ -130,13 +128,9 @@ private:
     void do_add_selected(edgekv_selected * out, int sequence) const override;
     RowsRead do_last_rows(const Layer & layer, int head, int token) const override;
     Sketch do_sketch(const Layer & layer, int stream, std::vector<char> & copy) const override;
-    const char * do_slot(int i, std::vector<char> & copy) const override;
     Failure do_enter(edgekv_mode mode) override;
     Failure do_select(const edgekv_selection & selection) override;
-    Failure do_set_slots(int n_slots) override;
     Failure do_set_hot_rows(size_t n_bytes) override;
-    Failure do_limit_slots(int n_slots) override;
-    Failure do_copy_pages(const edgekv_move * moves, int n) override;
     Failure do_drop_pages(const edgekv_move * moves, int n) override;
     void do_begin(const UbatchBegin & ubatch) override;
     UbatchDone do_end(bool ok) override;
@@ -161,7 +155,6 @@ private:
     void follow_gone();    // then: pages got tokens, or lost them
     Failure reserve_selection(const edgekv_selection & selection);
     bool reserve_sketches(const edgekv_selection & selection);
-    void copy_page(const Layer & layer, const edgekv_move & move);
     float * mass(int which, int layer, int stream) const;
 
     std::vector<std::unique_ptr<HostLayer>> layers;  // [hooked layer]

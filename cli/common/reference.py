@@ -23,7 +23,7 @@ def _row(setting: Setting) -> str:
 def _values(setting: Setting) -> Iterator[str]:
     kind = setting.kind
     if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum):
-        yield from (getattr(one, "value", one) for one in kind)
+        yield from (one.value if isinstance(one, Enum) else one for one in kind)
     elif isinstance(kind, Number):
         yield f"{kind.least:g}..." if kind.most is None else f"{kind.least:g}...{kind.most:.10g}"
     elif kind is not bool:

@@ -90,8 +90,8 @@ class BenchRequest:
             raise ConfigError("there is no depth; 0 is an empty cache")
         if not self.tests(0):
             raise ConfigError("there is no test: name tokens of a prompt with -p, tokens to generate with -n, or both with -pg")
-        if self.home is None and (self.budgets or any(find_mode(name).changes.get("kv_budget") for name in self.modes)):
-            raise ConfigError("--kv-budget is memory for rows of a KV home on a disk, and K and V lie in memory; leave it out, or name a folder with --home")
+        if self.kv_dir is None and (self.budgets or any(find_mode(name).changes.get("kv_budget") for name in self.modes)):
+            raise ConfigError("--kv-budget is memory for rows of a KV home on a disk, and K and V lie in memory; leave it out, or name a folder with --kv-dir")
         if self.budgets and not any(with_rows(mode) for mode in self.modes):
             raise ConfigError("--kv-budget is for rows that mode sparse reads, and none of the modes is sparse; add sparse to --modes")
 

@@ -119,7 +119,7 @@ class KvOptions:
             raise ConfigError(f"{kv_vram} is GPU memory, and the device is cpu; leave it out, or use {device} cuda")
         if "kv_budget" in named and self.cache.kv_dir is None:
             raise ConfigError(f"{kv_budget} is memory for rows of a KV home on a disk, and K and V lie in memory; leave it out, or name a folder with "
-                              f"{spelled("kv_dir")} (on a GPU use {kv_vram})")
+                              f"{spelled('kv_dir')} (on a GPU use {kv_vram})")
 
     @property
     def samples_kept(self) -> bool:

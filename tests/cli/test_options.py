@@ -50,9 +50,9 @@ def test_the_command_line_goes_before_the_environment():
                  "EDGEKV_SPLIT": "uniform"}
     kv = parse(**variables)["kv"]
     assert kv == KvOptions.from_env(mode="sparse", sample_budget=500.5, kv_budget=1 << 20, attend="5%", split="uniform")
-    kv = parse("--sample-budget", "16000", "--kv-budget", "auto", **variables)["kv"]
+    kv = parse("--sample-budget", "16000", "--kv-dir", "/mnt", "--kv-budget", "auto", **variables)["kv"]
     assert (kv.selection.sample_budget, kv.placement.kv_budget, kv.selection.attend.share) == (16000, None, 0.05)
-    assert parse("--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
+    assert parse("--kv-dir", "/mnt", "--kv-budget", "0", **variables)["kv"].placement.kv_budget == 0
     assert parse("--kv", "exact", **variables)["kv"].mode is KvMode.EXACT, "variables for mode sparse do not disturb the others"
 
 
@@ -167,8 +167,8 @@ def test_gpu_memory_from_the_environment():
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--kv", "off", "--kv-vram", "1GiB"), "does nothing in mode off"),
-    (("--attention-device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out .--kv-budget"),
-    (("--kv", "sparse", "--attention-device", "cuda", "--kv-budget", "1GiB"), "use --kv-vram"),
+    (("--attention-device", "cpu", "--kv-vram", "auto"), "the device is cpu; leave it out, or use --attention-device cuda"),
+    (("--kv", "sparse", "--kv-budget", "1GiB"), "K and V lie in memory; leave it out, or name a folder with --kv-dir .on a GPU use --kv-vram"),
 ])
 def test_gpu_options_without_effect_are_refused(arguments, said):
     with pytest.raises(ConfigError, match=said):

@@ -116,7 +116,7 @@ def test_there_is_no_arena(model):
 
 
 def test_an_impossible_budget_gets_a_possible_one(model, tmp_path):
-    on_disk = SPARSE.with_(home=tmp_path)
+    on_disk = SPARSE.with_(kv_dir=tmp_path)
     budget = on_disk.with_(kv_budget=1 << 40)
     kept = kv_bytes(model.geometry, 4096, budget)
     assert kept.arena == kept.home, "never more than what they are copies of"

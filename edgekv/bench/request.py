@@ -98,7 +98,7 @@ class BenchRequest:
     def _check_home(self, home: Path) -> None:
         for name in self.modes:
             changes = find_mode(name).changes
-            named = {"home", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"home"}
+            named = {"home", "kv_budget"} if changes.get("kv_budget") else {"home"}
             KvOptions(**changes, home=home).check_effect(named, lambda option: _SPELLED.get(option, option))
 
     def tests(self, depth: int) -> list[BenchTest]:

@@ -111,8 +111,8 @@ def memory_rows(server: Server) -> list[Row]:
     if attached.mode is KvMode.EVICT:
         rows += [("", ""), *kept_rows(memory.n_cells_used, attached.n_positions, tiers)]
     if attached.mode is KvMode.SPARSE:
-        rows += [("", ""), *page_rows(tiers), ("", "")] if tiers.slot_bytes else [("", "")]
-        rows += selection_rows(attached.selection(), tiers)
+        pages = [("", ""), *page_rows(tiers)] if tiers.slot_bytes else []
+        rows += [*pages, ("", ""), *selection_rows(attached.selection(), tiers)]
     return rows
 
 

@@ -98,7 +98,7 @@ class BenchRequest:
     def _check_kv_dir(self, kv_dir: Path) -> None:
         for name in self.modes:
             changes = find_mode(name).changes
-            named = {"kv_dir", "kv_budget"} if self.budgets or changes.get("kv_budget") else {"kv_dir"}
+            named = {"kv_dir", "kv_budget"} if changes.get("kv_budget") else {"kv_dir"}
             KvOptions(**changes, kv_dir=kv_dir).check_effect(named, lambda option: _SPELLED.get(option, option))
 
     def tests(self, depth: int) -> list[BenchTest]:

@@ -3,19 +3,20 @@
 import importlib
 import os
 import textwrap
-from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from edgekv.cli.common.caches import without_password
-from edgekv.cli.common.config_file import COMMANDS, config_path, keys, use_config_file, variable_set
+from edgekv.cli.common.config_file import COMMANDS, ONLY_SAID, config_path, keys, use_config_file, variable_set
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.reference import values
 from edgekv.cli.common.shared_options import SettingOption, option
 from edgekv.cli.common.tables import Column, output_option, print_rows
 from edgekv.common.errors import EXIT_OK, ConfigError
-from edgekv.config.setting_table import Number
+from edgekv.config.setting_table import SETTINGS, Setting
 
 _MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
 _COLUMNS = [
@@ -132,35 +133,22 @@ def default_text(parameter: click.Parameter) -> str | None:
 
 
 def template() -> str:
-    """The file with every option as a comment."""
-    by_key: dict[str, tuple[click.Parameter, list[str]]] = {}
-    for command, found in commands().items():
-        for name, parameter in keys(found).items():
-            by_key.setdefault(name, (parameter, []))[1].append(command)
+    """The file with every setting as a comment."""
     lines = ["# Options of EdgeKV. Take the # off a line to set one.",
-             "# The command line goes first, then the EDGEKV_* variables, then this file. `edgekv config show` says what is in force.", ""]
-    titles: dict[tuple[str, ...], str] = {COMMANDS: "# ---- chat and serve ----"}
-    titles |= {(name,): f"# ---- {name} alone ----" for name in COMMANDS}
-    for group, title in titles.items():
-        lines += [title, ""]
-        for name, (parameter, used_by) in by_key.items():
-            if tuple(used_by) == group:
-                lines += _entry(name, parameter)
+             "# The command line goes first, then the EDGEKV_* variables, then this file. `edgekv config show` says what is in force.", "",
+             "# The GGUF file.  [default: the small model, where it is installed]", '#model = "FILE"', ""]
+    for group, settings in groupby(SETTINGS, key=lambda setting: setting.group):
+        lines += [f"# ---- {group} ----", ""]
+        for setting in settings:
+            if setting.name not in ONLY_SAID and (used_by := [name for name in COMMANDS if name in setting.where]):
+                alone = "" if len(used_by) > 1 else f" ({used_by[0]} alone)"
+                usual = "" if setting.default_text is None else f"  [default: {setting.default_text}]"
+                lines += [*(f"# {line}" for line in textwrap.wrap(f"{setting.help}{alone}{usual}", _WIDTH)), f"#{setting.name} = {_example(setting)}", ""]
     return "\n".join(lines)
 
 
-def _entry(name: str, parameter: click.Parameter) -> Sequence[str]:
-    text = " ".join((getattr(parameter, "help", None) or "The GGUF file.  [default: the small model, where it is installed]").split())
-    return [*(f"# {line}" for line in textwrap.wrap(text, _WIDTH)), f"#{name} = {_example(parameter)}", ""]
-
-
-def _example(parameter: click.Parameter) -> str:
+def _example(setting: Setting) -> str:
     """The default, or a placeholder in quotes."""
-    setting = parameter.setting if isinstance(parameter, SettingOption) else None
-    if setting is not None and setting.kind is bool:
+    if setting.kind is bool:
         return str(setting.off).lower()
-    if setting is not None and setting.default is not None:
-        return f"{setting.default}" if isinstance(setting.kind, Number) else f'"{setting.default}"'
-    if isinstance(parameter.type, click.Choice):
-        return f'"{"|".join(parameter.type.choices)}"'
-    return f'"{parameter.metavar or parameter.type.name.upper()}"'
+    return f"{setting.default}" if isinstance(setting.default, (int, float)) else f'"{setting.default or "|".join(values(setting))}"'

@@ -23,7 +23,7 @@ VARIABLE = "EDGEKV_CONFIG"
 COMMANDS = ("chat", "serve")
 """Commands that read the file."""
 
-_ONLY_SAID = {"prompt"}
+ONLY_SAID = {"prompt"}
 """Options of a single call, which the file cannot set."""
 _READ = "edgekv.config_file"
 
@@ -53,7 +53,7 @@ def file_read() -> Path | None:
 def keys(command: click.Command) -> dict[str, click.Parameter]:
     """The file's possible keys for a command, with their parameters."""
     return {key(parameter): parameter for parameter in command.params
-            if parameter.name not in _ONLY_SAID and not getattr(parameter, "is_eager", False)}
+            if parameter.name not in ONLY_SAID and not getattr(parameter, "is_eager", False)}
 
 
 def key(parameter: click.Parameter) -> str:

@@ -15,12 +15,13 @@ def reference() -> str:
 
 def _row(setting: Setting) -> str:
     names = [*setting.short, f"--{setting.name}"] if setting.where else [setting.variable]
-    cells = (", ".join(f"`{name}`" for name in names), ", ".join(f"`{value}`" for value in _values(setting)), setting.default_text or "",
+    cells = (", ".join(f"`{name}`" for name in names), ", ".join(f"`{value}`" for value in values(setting)), setting.default_text or "",
              ", ".join(setting.where) or "variable alone", setting.help)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _values(setting: Setting) -> Iterator[str]:
+def values(setting: Setting) -> Iterator[str]:
+    """What can be given: words, a range of numbers, or a placeholder."""
     kind = setting.kind
     if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum):
         yield from (one.value if isinstance(one, Enum) else one for one in kind)

@@ -1,6 +1,5 @@
 """The shared options become KvOptions: from the command line, else from the environment, else by default."""
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable
 from edgekv.config import KvOptions
 from edgekv.planning import devices
-from edgekv.prefix_cache.settings import RecallSettings
 
 pytestmark = pytest.mark.usefixtures("no_variables")
 
@@ -139,22 +137,6 @@ def test_what_evict_keeps():
         parse("--kv", "sparse", "--evict-to", "2048")
     with pytest.raises(ConfigError, match="runs on the processor only"):
         parse("--kv", "evict", "--attention-device", "cuda")
-
-
-@pytest.mark.parametrize("arguments, expected", [
-    ((), None), (("--recall", "ram"), RecallSettings()), (("--recall", "RAM"), RecallSettings()),
-    (("--recall", "kept/here"), RecallSettings(Path("kept/here"))),
-], ids=str)
-def test_where_exchanges_go(arguments, expected):
-    found = []
-
-    @click.command()
-    @settings_of("chat")
-    def command(recall: RecallSettings | None, **_: Any) -> None:
-        found.append(recall)
-
-    assert CliRunner().invoke(command, arguments, catch_exceptions=False).exit_code == 0
-    assert found == [expected]
 
 
 def test_gpu_memory_from_the_environment():

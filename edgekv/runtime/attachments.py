@@ -1,6 +1,6 @@
 """The attached contexts of this process, and the defaults that attach new ones.
 
-Nothing here knows what a Runtime does: `begin` takes the function that makes one.
+Nothing here knows what a Runtime does, or needs NumPy: a server's model begins to load before `runtime.runtime` is imported.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from edgekv import policies
-from edgekv._native import core, device_calls, token_rows
+from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.planning import device as calibration
 from edgekv.planning.available import available_bytes
-from edgekv.tiering import prefetch
+from edgekv.tiering.names import check_names
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -27,22 +26,15 @@ log = logging.getLogger("edgekv")
 
 _lock = threading.Lock()
 _live: dict[core.Handle, Runtime] = {}
-_make: Callable[[core.Handle, KvOptions], Runtime]
 _options: KvOptions | None = None
 """The defaults in force."""
 _told: Callable[[Runtime], None] | None = None
 """Called with each Runtime that these defaults attach."""
+_ready: Callable[[], object] | None = None
+"""Called before it is made."""
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """Per thread: `options` of the context being attached, `error` of the newest one that failed."""
-
-
-def begin(make: Callable[[core.Handle, KvOptions], Runtime]) -> None:
-    """Give each context that is attached from now on the Runtime that `make` returns."""
-    global _make
-    _make = make
-    core.set_callbacks(_attached, _detached, _after_ubatch)
-    core.set_free_bytes(available_bytes)
 
 
 def live() -> list[Runtime]:
@@ -86,19 +78,19 @@ def last_failure() -> EdgeKVError | None:
     return _last_failure
 
 
-def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
-    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
-    with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
-    global _options, _told
+def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None, ready: Callable[[], object] | None = None) -> None:
+    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `ready`, which
+    may wait, and then `began` with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
+    global _options, _told, _ready
     if options is not None and options.cache.home is not None and not core.enabled():
         raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
-    _options, _told = options, began
+    _options, _told, _ready = options, began, ready
     if options is None:
         core.clear_defaults()
-        token_rows.set_home(None)
+        core.set_home(None)
     else:
-        token_rows.set_home(options.cache.home)
-        token_rows.set_layer_types(options.cache.layer_types)
+        core.set_home(options.cache.home)
+        core.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 
 
@@ -129,14 +121,16 @@ def _of(handle: core.Handle) -> Runtime:
 def effective(options: KvOptions) -> KvOptions:
     """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
     while a context is attached."""
-    policies.check_live(options.placement.policy)
-    prefetch.PREFETCHERS.get(options.placement.prefetch)
+    check_names(options.placement)
     return options if core.enabled() else options.with_(mode=KvMode.OFF)
 
 
 def _attached(handle: core.Handle) -> None:
     _attaching.error = None  # drops the failure of an earlier context
-    options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
+    given = getattr(_attaching, "options", None)
+    if _ready is not None and given is None:
+        _ready()
+    options = effective(given or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:
             if options.placement.device != AUTO_DEVICE:
@@ -145,7 +139,9 @@ def _attached(handle: core.Handle) -> None:
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
-        made = _make(handle, options)
+        from edgekv.runtime.runtime import Runtime
+
+        made = Runtime(handle, options)
     except EdgeKVError as error:  # the caller is native code, which cannot catch it
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
@@ -155,7 +151,7 @@ def _attached(handle: core.Handle) -> None:
         return
     with _lock:
         _live[handle] = made
-    if _told is not None and getattr(_attaching, "options", None) is None:
+    if _told is not None and given is None:
         _told(made)
 
 
@@ -171,3 +167,7 @@ def _after_ubatch(handle: core.Handle) -> None:
         runtime = _live.get(handle)
     if runtime is not None:
         runtime.step()
+
+
+core.set_callbacks(_attached, _detached, _after_ubatch)
+core.set_free_bytes(available_bytes)

@@ -25,7 +25,7 @@ from edgekv.tiering.stats import Stats
 
 _native.prepare()
 
-from edgekv._native import core, device_calls, paging, token_rows, weight_kernels  # noqa: E402  (the libraries must be in place first)
+from edgekv._native import core, device_calls, native_arrays, paging, token_rows, weight_kernels  # noqa: E402  (libraries must be in place)
 from edgekv.runtime import attachments  # noqa: E402 (as above)
 from edgekv.runtime.attachments import defaults, find, last_failure, live, raise_failure, set_defaults  # noqa: E402 (as above)
 from edgekv.runtime.cells import Cells  # noqa: E402 (as above)
@@ -48,7 +48,7 @@ class Runtime:
         # the layers of the observation are fixed when the context is attached
         self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
         self._ops = operations(handle)
-        self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
+        self._observation = native_arrays.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.tokens = Tokens(self._native_handle, self.cells)
@@ -380,7 +380,7 @@ class Runtime:
         if self._handle is not None:
             core.set_watched(self._handle, on or self._follows)
 
-    def _record(self, seen: core.RunSums) -> None:
+    def _record(self, seen: native_arrays.RunSums) -> None:
         stats = self.stats
         stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens
@@ -394,6 +394,3 @@ class Runtime:
         self._handle = None
         self.after_step = None
         self.observers.clear()
-
-
-attachments.begin(Runtime)

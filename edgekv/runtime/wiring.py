@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 
-from edgekv._native import core, device_calls
+from edgekv._native import core, device_calls, native_arrays
 from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
@@ -97,7 +97,7 @@ def _layer_bytes(handle: core.Handle, layers: list[LayerReport]) -> np.ndarray |
     """Bytes of a token's K and V in each of these layers; None: they are the same."""
     if len({(layer.n_head_kv, layer.head_dim, layer.type_k, layer.type_v) for layer in layers}) < 2:
         return None
-    rows = [(core.rows(handle, layer.il, value=False), core.rows(handle, layer.il, value=True)) for layer in layers]
+    rows = [(native_arrays.rows(handle, layer.il, value=False), native_arrays.rows(handle, layer.il, value=True)) for layer in layers]
     return np.array([k.strides[1] + v.strides[1] for k, v in rows], np.float64)
 
 
@@ -115,7 +115,7 @@ class Tiering:
         self._last_run = 0.0
         self._hot_rows = core.memory(handle).arena_bytes if options.cache.home is not None else 0
         view = native.page_arrays(handle)
-        observed = core.run_so_far(handle)
+        observed = native_arrays.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
         exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
@@ -209,7 +209,7 @@ class Tiering:
         self._options = options
         self._evictor.eviction = evicts(options)
 
-    def observation(self, seen: core.RunSums) -> Observation:
+    def observation(self, seen: native_arrays.RunSums) -> Observation:
         """A run, as the hierarchy sees it. If a device reads a prompt, this tells the arena and makes the next step plan."""
         if self._link is not None:
             self._measure()

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.server.publisher", "edgekv.server.shown"}
+from edgekv.common.errors import AbiMismatch
+
+MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.server.publisher", "edgekv.server.shown", "numpy", "gguf",
+             "importlib.metadata", "edgekv.policies", "edgekv.runtime.runtime", "edgekv.server.prefixes"}
 """Each takes a noticeable part of the time in which a small model loads."""
 
 UNTIL_THE_LOAD = """
@@ -46,6 +49,14 @@ def run(program: str, folder: Path, *command: str) -> Any:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
+OTHER_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.3.35" if name == "llama-cpp-python" else real(name)
+from edgekv.cli.main import main
+main()
+"""
+
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
 def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model, tmp_path):
@@ -54,3 +65,11 @@ def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model,
 
 def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready(default_model, tmp_path):
     assert {"rich", "httpcore2"} <= set(run(UNTIL_READY, tmp_path, "chat", "-p", "Hello"))
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
+def test_a_load_ends_where_the_versions_do_not_fit(command, default_model, tmp_path):
+    done = subprocess.run([sys.executable, "-c", OTHER_VERSION, *command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == AbiMismatch.exit_code and not done.stdout
+    assert done.stderr.splitlines()[-1].startswith("edgekv: llama-cpp-python 0.3.35 is installed")

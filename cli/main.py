@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from typing import Any, NoReturn
@@ -36,7 +35,7 @@ class _Edgekv(LazyGroup):
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"edgekv {importlib.metadata.version('edgekv')}")
+        click.echo(f"edgekv {edgekv.__version__}")
         ctx.exit()
 
 

@@ -168,7 +168,7 @@ def _facts(file: ModelFile) -> dict[str, Any]:
     g = file.geometry
     by_type: dict[str, dict[str, Any]] = {}
     for tensor in file.tensors:
-        row = by_type.setdefault(tensor.type.name, {"type": tensor.type.name, "tensors": 0, "numbers": 0, "bytes": 0})
+        row = by_type.setdefault(tensor.type, {"type": tensor.type, "tensors": 0, "numbers": 0, "bytes": 0})
         row["tensors"] += 1
         row["numbers"] += tensor.n_elements
         row["bytes"] += tensor.n_bytes

@@ -5,14 +5,6 @@ imported after this package runs on our libraries.
 """
 
 import os
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import distribution as _distribution
-from importlib.metadata import version as _version
-
-try:
-    __version__ = _version("edgekv")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
 
 # in an editable install the libraries lie in another folder of the package than this file
 lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
@@ -22,10 +14,11 @@ lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in _
 def _take_installed() -> None:
     """Replace this module by the installed package. In the folder of a clone Python finds the source tree first, which has no libraries."""
     import sys
+    from importlib.metadata import PackageNotFoundError, distribution
     from importlib.util import module_from_spec, spec_from_file_location
 
     try:
-        init = str(_distribution("edgekv").locate_file("edgekv/__init__.py"))
+        init = str(distribution("edgekv").locate_file("edgekv/__init__.py"))
     except PackageNotFoundError:
         return
     folder = os.path.dirname(init)
@@ -55,10 +48,16 @@ _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "K
 
 
 def __getattr__(name: str):
-    # llama_cpp takes half a second to import; `edgekv --help` must not pay for it
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("edgekv")
+        except PackageNotFoundError:  # a source tree that was never installed
+            return "0+unknown"
     if name not in _PUBLIC:
         raise AttributeError(f"module 'edgekv' has no attribute {name!r}")
-    from importlib import import_module
+    from importlib import import_module  # llama_cpp takes half a second; `edgekv --help` must not pay for it
 
     module, attribute = _PUBLIC[name]
     found = import_module(module)

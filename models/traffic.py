@@ -36,7 +36,7 @@ def traffic(model: ModelFile) -> Traffic:
         is_head = tensor.name == ("token_embd.weight" if is_tied else "output.weight")
         if tensor.name in _TABLES and not is_head:
             continue
-        kind = tensor.type.name.lower()
+        kind = tensor.type.lower()
         used, of = (n_used, n_expert) if "_exps." in tensor.name and n_expert else (1, 1)
         decode[kind] = decode.get(kind, 0) + tensor.n_bytes * used // of
         if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):

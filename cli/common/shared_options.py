@@ -229,10 +229,9 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     Values come from the command line, then from the environment, then from the file, then from the defaults of KvOptions. A line on standard
     error says why a GPU stays unused. Raises ConfigError, and CudaUnavailable if a GPU was asked for and cannot be used.
     """
-    from edgekv import policies
     from edgekv.planning.device_mode import chosen_mode
     from edgekv.planning.devices import measured_mode, place
-    from edgekv.tiering.prefetch import PREFETCHERS
+    from edgekv.tiering.names import check_names
 
     fields = {keyword_of(setting.name): field for field, setting in OF_KV.items() if setting.where}
     given = {field: value for name, field in fields.items() if (value := settings.pop(name)) is not None}
@@ -258,8 +257,7 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
         kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, n_ctx, n_slots))
     # only options on the command line: a variable may have no effect
     kv.check_effect(named, spelled)
-    policies.check_live(kv.placement.policy)
-    PREFETCHERS.get(kv.placement.prefetch)
+    check_names(kv.placement)
     if (warning := (placement or place(kv)).warning) is not None:
         click.echo(f"warning: {warning}", err=True)
     return {"kv": kv, "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),

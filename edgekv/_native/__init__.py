@@ -15,7 +15,7 @@ from edgekv.common.errors import AbiMismatch, NativeError
 LLAMA_CPP_PYTHON = "0.3.36"
 """The llama-cpp-python whose structs and functions match our libllama (patches/UPSTREAM)."""
 
-_prepared = False
+_loaded = _prepared = False
 
 
 def lib_dir() -> Path:
@@ -26,13 +26,25 @@ def lib_dir() -> Path:
 
 
 def prepare() -> None:
-    """Load our libraries and put llama-cpp-python on them. Idempotent.
-
-    Raises AbiMismatch if llama-cpp-python is of another version or already runs on other libraries, ConfigError for a bad
-    EDGEKV_ISA, NativeError if the libraries cannot be loaded.
-    """
+    """Load our libraries, and check the versions of the Python packages on them. Idempotent. Raises as `load()`, and AbiMismatch if
+    llama-cpp-python or this package is of another version."""
     global _prepared
     if _prepared:
+        return
+    load()
+    _check_versions()
+    _prepared = True
+
+
+def load() -> None:
+    """Load our libraries and put llama-cpp-python on them, but leave the versions to `prepare()`: to ask for them takes as long as to load a small
+    model. Idempotent.
+
+    Raises AbiMismatch if llama-cpp-python already runs on other libraries, ConfigError for a bad EDGEKV_ISA, NativeError if the libraries
+    cannot be loaded.
+    """
+    global _loaded
+    if _loaded:
         return
     folder = lib_dir()
     _check_llama_cpp(folder)
@@ -40,8 +52,6 @@ def prepare() -> None:
 
     from edgekv._native import core, instructions, prompt_kernel
 
-    if core.version() != edgekv.__version__:
-        raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {edgekv.__version__}; reinstall edgekv")
     core.init()
     if not os.environ.get("EDGEKV_ISA"):
         instructions.use_isa(prompt_kernel.choose(core.isa(), core.isa_available(), instructions.time_prompts))
@@ -49,7 +59,7 @@ def prepare() -> None:
         from edgekv._native import crash
 
         crash.tell()
-    _prepared = True
+    _loaded = True
 
 
 def _import_compiled(name: str) -> ModuleType:
@@ -64,9 +74,11 @@ def _import_compiled(name: str) -> ModuleType:
         raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); reinstall it") from None
 
 
-def _check_llama_cpp(folder: Path) -> None:
-    """Refuse a llama_cpp that was imported before us on other libraries, or that is of another version."""
+def _check_versions() -> None:
+    """Refuse a llama-cpp-python, or a libedgekv, of another version."""
     from importlib.metadata import PackageNotFoundError, version
+
+    from edgekv._native import core
 
     try:
         found = version("llama-cpp-python")
@@ -75,6 +87,12 @@ def _check_llama_cpp(folder: Path) -> None:
     if found != LLAMA_CPP_PYTHON:
         raise AbiMismatch(f"llama-cpp-python {found} is installed, EdgeKV is built for {LLAMA_CPP_PYTHON}; "
                           f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON}")
+    if core.version() != (ours := edgekv.__version__):
+        raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {ours}; reinstall edgekv")
+
+
+def _check_llama_cpp(folder: Path) -> None:
+    """Refuse a llama_cpp that was imported before us on other libraries."""
     loaded = sys.modules.get("llama_cpp.llama_cpp")
     if loaded is not None:
         path = Path(str(getattr(loaded._lib, "_name", "")))
@@ -85,7 +103,7 @@ def _check_llama_cpp(folder: Path) -> None:
 
 def isa() -> str:
     """The instruction set of our kernels, without loading llama_cpp."""
-    prepare()
+    load()
     from edgekv._native import core
 
     return core.isa()

@@ -22,7 +22,7 @@ THREW = 70
 
 def run(argv: list[str]) -> int:
     """Run llama-server with `argv` (program name first) and return its exit code. Blocks, without the GIL, until it ends."""
-    _native.prepare()
+    _native.load()
     from edgekv._native._server import ffi, lib
 
     kept = [ffi.new("char[]", argument.encode()) for argument in argv]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgekv import __version__
+from edgekv._native import core
 from edgekv.common import json_file
 from edgekv.common.machine import cpu_family
 
@@ -47,4 +47,4 @@ def _choices(path: Path) -> dict[str, str]:
 
 
 def _on_this_machine(what: str) -> str:
-    return f"{cpu_family()}; {what}; EdgeKV {__version__}"
+    return f"{cpu_family()}; {what}; EdgeKV {core.version()}"

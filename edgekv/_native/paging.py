@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import Handle, _check, _view, selection
+from edgekv._native.core import Handle, _check, selection
+from edgekv._native.native_arrays import _view
 from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
 
@@ -73,7 +74,7 @@ def limit_arena(handle: Handle, n_slots: int) -> None:
 def set_hot_rows(handle: Handle, n_bytes: int) -> None:
     """Memory for copies of the rows that are read most lately; 0: none. With K and V in a file also a second file, in which a head's rows lie together;
     on a device a part of the arena, behind the slots in use. While nothing decodes. Raises NativeError if K and V lie in memory and there is no device,
-    DoesNotFit if there is no memory or no such file (`token_rows.home_failure`)."""
+    DoesNotFit if there is no memory or no such file (`core.home_failure`)."""
     _check(lib.edgekv_set_hot_rows(handle, n_bytes))
 
 

@@ -1,30 +1,11 @@
-"""K and V of whole tokens, and snapshots, through cffi: taken out of a context's home, and put back; and where home lies."""
+"""K and V of whole tokens, and snapshots, through cffi: taken out of a context's home, and put back."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import Handle, _check
-from edgekv.config import LayerTypes
-
-
-def set_layer_types(types: LayerTypes | None) -> None:
-    """Give the caches of contexts that are created from now on, and attached, types of K and V by layer; None: those of their parameters."""
-    k, v = ([kind.ggml_type for kind in kinds] for kinds in (((), ()) if types is None else (types.k, types.v)))
-    _check(lib.edgekv_set_layer_types(k, v, len(k)))
-
-
-def set_home(folder: Path | None) -> None:
-    """The folder in whose files K and V lie of contexts that are created from now on; None: in memory."""
-    _check(lib.edgekv_set_home(ffi.NULL if folder is None else os.fsencode(folder)))
-
-
-def home_failure() -> int:
-    """Why the newest such file could not be made, an errno; 0: every one since `set_home` named a folder could."""
-    return int(lib.edgekv_home_failure())
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:

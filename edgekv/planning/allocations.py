@@ -12,8 +12,7 @@ from edgekv.planning.device_fit import DeviceRoom, device_plan
 from edgekv.planning.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.planning.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.planning.workspace import prompt_bytes, step_bytes
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS
-from edgekv.prefix_cache.coming import most_in_flight
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, most_in_flight
 
 UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""

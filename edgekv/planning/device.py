@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
-from edgekv import __version__
+import edgekv
 from edgekv.common import json_file
 from edgekv.common.enums import DeviceKind
 
@@ -67,7 +67,7 @@ def _name(kind: DeviceKind, index: int) -> str:
 
 def _key(info: DeviceInfo) -> dict[str, Any]:
     """The key of the rates: device, driver, CUDA and EdgeKV's version."""
-    return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": __version__}
+    return {"device": info.name, "arch": info.arch, "driver": info.driver, "runtime": info.runtime, "edgekv": edgekv.__version__}
 
 
 def _rates(native: Any, stored: Any) -> Rates | None:

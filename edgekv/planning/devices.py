@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 import subprocess
@@ -154,10 +153,12 @@ def cupy_version() -> str | None:
     """Version of the installed CuPy, without importing it; None: not installed."""
     if importlib.util.find_spec("cupy") is None:
         return None
+    from importlib import metadata
+
     for name in _CUPY:
         try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return "unknown"
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import platformdirs
 
-from edgekv import __version__
+import edgekv
 from edgekv.common import json_file
 from edgekv.common.machine import cpu_family
 from edgekv.config import KvOptions
@@ -151,7 +151,7 @@ class KeptRates:
     def __init__(self, n_threads: int, isa: str, path: Path | None = None):
         self.n_threads = n_threads
         self.path = path or Path(platformdirs.user_cache_dir("edgekv")) / "host-rates.json"
-        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {__version__}; quiet"
+        self._machine = f"{cpu_family()}; {isa} kernels; {n_threads} threads; EdgeKV {edgekv.__version__}; quiet"
 
     def read(self) -> float | None:
         return _rate(self._mine().get("read"))

@@ -1,16 +1,26 @@
 """Blocks of a prefix, and the keys that chain them."""
 
+from __future__ import annotations
+
 import enum
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:  # a plan needs the sizes, and no array
+    import numpy as np
 
 BLOCK_TOKENS = 256
 """Tokens of a block that others can follow. A shorter block, a tail, ends its chain."""
 
 KEY_BYTES = 16
+LEAST_IN_FLIGHT = 16 << 20
+
+
+def most_in_flight(block_bytes: int) -> int:
+    """The most bytes of rows that are read and not yet in place, besides those that RAM keeps; `block_bytes`: of a whole block. Two blocks, so one
+    is read while the other is used."""
+    return max(LEAST_IN_FLIGHT, 2 * block_bytes)
 
 
 class Reading(enum.IntEnum):
@@ -65,11 +75,11 @@ class Link:
         """How the rows of this copy came to be."""
         return max(self.reading, Reading.ROUNDED) if self.rounded else self.reading
 
-    def copies(self) -> "list[Link]":
+    def copies(self) -> list[Link]:
         """The copies that will do for the block asked for, the better one first."""
         return [replace(self, rounded=rounded) for rounded in ((False, True) if self.rounded else (False,))]
 
-    def will_do(self, asked: "Link") -> bool:
+    def will_do(self, asked: Link) -> bool:
         """Whether this copy is as good as the block asked for needs."""
         return asked.rounded or not self.rounded
 
@@ -111,5 +121,5 @@ def _key(kind: bytes, parent: bytes, reading: Reading, tokens: np.ndarray, read_
 def n_common(a: np.ndarray, b: np.ndarray) -> int:
     """The length of the common prefix of two sequences."""
     n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
+    differ = (a[:n] != b[:n]).nonzero()[0]
     return int(differ[0]) if len(differ) else n

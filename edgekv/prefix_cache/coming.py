@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Link, most_in_flight
 from edgekv.prefix_cache.files import first_bytes, open_file
 from edgekv.prefix_cache.format import BlockHeader, Refused, check_layers, decode_header, take_layers
 from edgekv.prefix_cache.identity import PayloadLayout, RowLayout
@@ -19,14 +19,6 @@ from edgekv.prefix_cache.place_rates import Rate
 
 GROUP_BYTES = 2 << 20
 """Bytes of a block that are read at once, roughly."""
-
-LEAST_IN_FLIGHT = 16 << 20
-
-
-def most_in_flight(block_bytes: int) -> int:
-    """The most bytes of rows that are read and not yet in place, besides those that RAM keeps; `block_bytes`: of a whole block. Two blocks, so one
-    is read while the other is used."""
-    return max(LEAST_IN_FLIGHT, 2 * block_bytes)
 
 
 class InFlight:

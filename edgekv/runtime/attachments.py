@@ -1,7 +1,8 @@
 """The contexts of this process that have a Runtime, and the defaults that attach new ones.
 
 The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
-(`set_defaults`, `defaults`). `attach` takes a context that exists already.
+(`set_defaults`, `defaults`). `attach` takes a context that exists already. Nothing here needs NumPy: a server's model begins to load before
+`runtime.runtime` is imported.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from edgekv._native import core, token_rows
+from edgekv._native import core
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.planning import device as calibration
 from edgekv.planning.available import available_bytes
-from edgekv.runtime.runtime import Runtime
-from edgekv.runtime.wiring import effective, rates
+from edgekv.runtime.effective import effective, rates
+
+if TYPE_CHECKING:
+    from edgekv.runtime.runtime import Runtime
 
 log = logging.getLogger("edgekv")
 
@@ -28,6 +32,8 @@ _options: KvOptions | None = None
 """The defaults in force."""
 _told: Callable[[Runtime], None] | None = None
 """Called with each Runtime that these defaults attach."""
+_ready: Callable[[], object] | None = None
+"""Called before it is made."""
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
 """Per thread: `options` of the context being attached, `error` of the newest one that failed."""
@@ -75,19 +81,19 @@ def last_failure() -> EdgeKVError | None:
     return _last_failure
 
 
-def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None) -> None:
-    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `began`
-    with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
-    global _options, _told
+def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None, ready: Callable[[], object] | None = None) -> None:
+    """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `ready`, which
+    may wait, and then `began` with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
+    global _options, _told, _ready
     if options is not None and options.cache.kv_dir is not None and not core.enabled():
         raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
-    _options, _told = options, began
+    _options, _told, _ready = options, began, ready
     if options is None:
         core.clear_defaults()
-        token_rows.set_home(None)
+        core.set_home(None)
     else:
-        token_rows.set_home(options.cache.kv_dir)
-        token_rows.set_layer_types(options.cache.layer_types)
+        core.set_home(options.cache.kv_dir)
+        core.set_layer_types(options.cache.layer_types)
         core.set_defaults(effective(options))
 
 
@@ -108,7 +114,10 @@ def _of(handle: core.Handle) -> Runtime:
 
 def _attached(handle: core.Handle) -> None:
     _attaching.error = None  # drops the failure of an earlier context
-    options = effective(getattr(_attaching, "options", None) or _options or KvOptions())
+    given = getattr(_attaching, "options", None)
+    if _ready is not None and given is None:
+        _ready()
+    options = effective(given or _options or KvOptions())
     try:
         if (problem := core.device_problem(handle)) is not None:
             if options.placement.attention_device != AUTO_DEVICE:
@@ -117,6 +126,8 @@ def _attached(handle: core.Handle) -> None:
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)
+        from edgekv.runtime.runtime import Runtime
+
         made = Runtime(handle, options)
     except EdgeKVError as error:  # the caller is native code, which cannot catch it
         core.set_mode(handle, KvMode.OFF)
@@ -127,7 +138,7 @@ def _attached(handle: core.Handle) -> None:
         return
     with _lock:
         _live[handle] = made
-    if _told is not None and getattr(_attaching, "options", None) is None:
+    if _told is not None and given is None:
         _told(made)
 
 

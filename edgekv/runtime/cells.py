@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgekv._native import core, paging
+from edgekv._native import core, native_arrays, paging
 from edgekv.common.errors import EdgeKVError
 
 SPARSE_PROMPT, SAMPLED, EARLIER, ROUNDED, PARTIAL = 1, 2, 4, 8, 16
@@ -70,12 +70,12 @@ class Cells:
 
     @property
     def n_stream(self) -> int:
-        return core.cells(self._handle(), 0).n_stream
+        return native_arrays.cells(self._handle(), 0).n_stream
 
     @property
     def n_cells(self) -> int:
         """Cells of a stream: in mode evict fewer than the context's tokens, and more than the kept ones where layers keep different tokens."""
-        return core.cells(self._handle(), 0).n_cells
+        return native_arrays.cells(self._handle(), 0).n_cells
 
     @property
     def closes_gaps(self) -> bool:
@@ -93,7 +93,7 @@ class Cells:
         return paging.page_arrays(self._handle()).dropped
 
     def stream(self, stream: int = 0) -> StreamCells:
-        native = core.cells(self._handle(), stream)
+        native = native_arrays.cells(self._handle(), stream)
         return StreamCells(native.positions, native.sequence_bits, native.changed, native.now, native.n_used, native.used_end,
                            native.labels)
 
@@ -106,9 +106,9 @@ class Cells:
 
     def keys(self, layer: int) -> np.ndarray:
         """K rows of a layer, in place: float16 [stream, cell, kv_head, head_dim]. A cache in q8_0 or
-        q4_0 has `edgekv._native.core.Q8_0_BLOCK` or `Q4_0_BLOCK` [stream, cell, kv_head, head_dim / 32], of 32 values."""
-        return core.rows(self._handle(), layer, value=False)
+        q4_0 has `edgekv._native.native_arrays.Q8_0_BLOCK` or `Q4_0_BLOCK` [stream, cell, kv_head, head_dim / 32], of 32 values."""
+        return native_arrays.rows(self._handle(), layer, value=False)
 
     def values(self, layer: int) -> np.ndarray:
         """V rows of a layer, like `keys`."""
-        return core.rows(self._handle(), layer, value=True)
+        return native_arrays.rows(self._handle(), layer, value=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgekv._native import core
+from edgekv._native import core, native_arrays
 from edgekv.arrays.norms import page_norms
 from edgekv.pages.shape import PageShape
 
@@ -13,8 +13,8 @@ class KeyNorms:
     def __init__(self, handle: core.Handle, shape: PageShape):
         self._shape = shape
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
-        self._keys = [(layer.index, layer.n_head_kv, core.rows(handle, layer.il, value=False)) for layer in layers]
-        self._positions = [core.cells(handle, stream).positions for stream in range(shape.n_streams)]
+        self._keys = [(layer.index, layer.n_head_kv, native_arrays.rows(handle, layer.il, value=False)) for layer in layers]
+        self._positions = [native_arrays.cells(handle, stream).positions for stream in range(shape.n_streams)]
         self.values = np.zeros(shape.axes, np.float32)
 
     def update(self, pages: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgekv._native import core, paging
+from edgekv._native import core, native_arrays, paging
 from edgekv._native.native_pages import moves_of
 from edgekv.common.enums import Split
 from edgekv.config import EvictionOptions
@@ -46,7 +46,7 @@ class NativeEvictor:
         eviction, gone = self._eviction, self._dropped
         if gone is None or eviction is None and not self._n_kept:
             return None
-        cells = core.cells(self._handle, stream)
+        cells = native_arrays.cells(self._handle, stream)
         n_excess = self._excess(cells, eviction is not None and core.limits(self._handle).gives_back) if self._n_kept else 0
         if n_excess <= 0 and (eviction is None or self._settled.get(stream) == cells.now):
             return None
@@ -63,7 +63,7 @@ class NativeEvictor:
         n_tokens = min(eviction.evict_to.tokens, self._n_kept - self._n_batch) if self._n_kept else eviction.evict_to.tokens
         return Demand(gone, newest, n_cells, eviction.split, n_tokens // shape.page_tokens, n_excess, positions, n_tokens, self._layer_bytes)
 
-    def _excess(self, cells: core.NativeCells, by_layer: bool) -> int:
+    def _excess(self, cells: native_arrays.NativeCells, by_layer: bool) -> int:
         """Cells of a stream that must be emptied before the next batch: it needs cells, and their memory if layers do not give it back themselves."""
         for_cells = self._n_batch - (cells.n_cells - cells.n_used)
         return for_cells if by_layer else max(for_cells, cells.n_used + self._n_batch - self._n_kept)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from edgekv._native.core import RunSums
+    from edgekv._native.native_arrays import RunSums
 
 
 @dataclass(frozen=True)

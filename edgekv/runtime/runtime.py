@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from edgekv._native import core, device_calls, paging, token_rows, weight_kernels
+from edgekv._native import core, device_calls, native_arrays, paging, token_rows, weight_kernels
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
 from edgekv.pages.residency import Residency
-from edgekv.runtime import wiring
+from edgekv.runtime import effective, wiring
 from edgekv.runtime.cells import Cells
 from edgekv.runtime.observers import Observers
 from edgekv.runtime.sampling import sparse_with
@@ -40,7 +40,7 @@ class Runtime:
         # the layers of the observation are fixed when the context is attached
         self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
         self._ops = wiring.operations(handle)
-        self._observation = core.RunReader(handle, self._ops.view if self._ops.on_device else None)
+        self._observation = native_arrays.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.tokens = Tokens(self._native_handle, self.cells)
@@ -64,7 +64,7 @@ class Runtime:
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
         plane = device_calls.plane(handle)
-        rates = wiring.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+        rates = effective.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
         return Tiering(handle, options, self.stats, self._ops, rates)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Runtime:
             self._tiering.close()
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
         if self._tiering is not None:
-            self._tiering = self._make_tiering(handle, wiring.effective(self.options))
+            self._tiering = self._make_tiering(handle, effective.effective(self.options))
             self._pin_again()
         return before - core.memory(handle).arena_bytes
 
@@ -156,26 +156,26 @@ class Runtime:
         if options.cache.page_size != self.page_tokens:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
                               f"{options.cache.page_size}")
-        effective = wiring.effective(options)
-        self._check_evict(effective)
-        self._check_errors(effective)
-        self._label_earlier(effective)
-        self._leave_arena(effective.mode)
-        weight_kernels.prepare(handle, effective.mode)
+        chosen = effective.effective(options)
+        self._check_evict(chosen)
+        self._check_errors(chosen)
+        self._label_earlier(chosen)
+        self._leave_arena(chosen.mode)
+        weight_kernels.prepare(handle, chosen.mode)
         paging.set_selection(handle, options)
         self._set_resolutions(handle, options)
-        core.set_mode(handle, effective.mode)
+        core.set_mode(handle, chosen.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
         if self._tiering is not None and wiring.begins_with(options) == wiring.begins_with(before):
-            self._tiering.set_mode(effective)
+            self._tiering.set_mode(chosen)
             self._tiering.resize(options)
         else:
             if self._tiering is not None:
                 self._tiering.close()
                 self._tiering = None
-            if has_tiers(handle, effective):
-                self._tiering = self._make_tiering(handle, effective)
+            if has_tiers(handle, chosen):
+                self._tiering = self._make_tiering(handle, chosen)
                 self._pin_again()
         self._follow_mode()
 
@@ -381,7 +381,7 @@ class Runtime:
         if self._handle is not None:
             core.set_watched(self._handle, on or self._follows)
 
-    def _record(self, seen: core.RunSums) -> None:
+    def _record(self, seen: native_arrays.RunSums) -> None:
         stats = self.stats
         stats.n_ubatches += seen.n_ubatches
         stats.n_tokens += seen.n_tokens

@@ -1,38 +1,32 @@
 """The hierarchy of one native context: its shape, its observations, and on a device its arena."""
 
-import logging
 import time
 from collections import deque
 
 import numpy as np
 
-from edgekv import policies
-from edgekv._native import core, device_calls
+from edgekv._native import core, device_calls, native_arrays
 from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
 from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
-from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, TierError
+from edgekv.common.errors import ConfigError, DoesNotFit, TierError
 from edgekv.common.reports import LayerReport, SelectionReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
-from edgekv.planning.available import available_bytes
-from edgekv.planning.device import ColdPage, calibrate, ship_or_read
+from edgekv.planning.device import ColdPage, ship_or_read
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor
-from edgekv.tiering import prefetch
 from edgekv.tiering.device_arena import DeviceArena
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import Rope
 from edgekv.tiering.stats import Stats
 from edgekv.tiering.step import Hierarchy, HierarchySettings
 from edgekv.tiering.transport import NoSlots
-
-log = logging.getLogger("edgekv")
 
 RUN_UBATCHES = 16
 """Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""
@@ -49,23 +43,6 @@ the rest. Replayed reads are hit as often as with rows alone, and fewer rows cro
 
 DEVICE_MOVES = 16384
 """Most promotions in one plan for a device, whose arena fills while the prompt is read."""
-
-
-def effective(options: KvOptions) -> KvOptions:
-    """These options, in mode off if EDGEKV=0 is set. Raises ConfigError for an unknown policy or prefetch: no caller could catch that later,
-    while a context is attached."""
-    policies.check_live(options.placement.policy)
-    prefetch.PREFETCHERS.get(options.placement.prefetch)
-    return options if core.enabled() else options.with_(mode=KvMode.OFF)
-
-
-def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
-    """The device's measured rates; None if measuring fails."""
-    try:
-        return calibrate(kind, index, available=available_bytes())
-    except EdgeKVError as error:
-        log.warning("the rates of the GPU cannot be measured, so that pages move at the least pace: %s", error)
-        return None
 
 
 def operations(handle: core.Handle) -> Ops:
@@ -136,7 +113,7 @@ def _layer_bytes(handle: core.Handle, layers: list[LayerReport]) -> np.ndarray |
     """Bytes of a token's K and V in each of these layers; None: they are the same."""
     if len({(layer.n_head_kv, layer.head_dim, layer.type_k, layer.type_v) for layer in layers}) < 2:
         return None
-    rows = [(core.rows(handle, layer.il, value=False), core.rows(handle, layer.il, value=True)) for layer in layers]
+    rows = [(native_arrays.rows(handle, layer.il, value=False), native_arrays.rows(handle, layer.il, value=True)) for layer in layers]
     return np.array([k.strides[1] + v.strides[1] for k, v in rows], np.float64)
 
 
@@ -153,7 +130,7 @@ class Tiering:
         self._intervals: deque[float] = deque(maxlen=8)
         self._last_run = 0.0
         view = native.page_arrays(handle)
-        observed = core.run_so_far(handle)
+        observed = native_arrays.run_so_far(handle)
         layers = [layer for layer in core.layers(handle) if layer.index >= 0]
         exists = np.zeros(view.shape[:2], bool)
         for layer in layers:
@@ -233,7 +210,7 @@ class Tiering:
         self._options = options
         self._evictor.eviction = evicts(options)
 
-    def observation(self, seen: core.RunSums) -> Observation:
+    def observation(self, seen: native_arrays.RunSums) -> Observation:
         """A run, as the hierarchy sees it. If a device reads a prompt, this tells the arena and makes the next step plan."""
         if self._link is not None:
             self._measure()

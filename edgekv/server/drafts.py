@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from edgekv.common.enums import Drafting, KvMode
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.models import Geometry
@@ -74,6 +72,6 @@ def check_draft_model(draft: Path, model: Path) -> None:
 
 
 def _begin_alike(one: MetadataReader, other: MetadataReader) -> bool:
-    texts = [reader.fields[_VOCABULARY].parts[-1] for reader in (one, other) if _VOCABULARY in reader.fields]
-    n = min((len(text) for text in texts), default=0)
-    return len(texts) != 1 and (not texts or np.array_equal(texts[0][:n], texts[1][:n]))
+    texts = [reader.texts(_VOCABULARY) for reader in (one, other)]
+    n = min(map(len, texts))
+    return (n > 0 or texts[0] == texts[1]) and texts[0][:n] == texts[1][:n]

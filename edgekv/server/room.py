@@ -1,7 +1,8 @@
-"""A server's need for memory."""
+"""A server's need for memory, and the batches that it leaves room for."""
 
 from dataclasses import replace
 
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
@@ -9,8 +10,13 @@ from edgekv.models.geometry import ModelFile
 from edgekv.planning import devices
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
+from edgekv.planning.fit import ContextChoice, kept
 from edgekv.planning.home import no_home
 from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells
+
+BATCH_TOKENS = 512
+"""Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
+once."""
 
 
 def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
@@ -29,10 +35,21 @@ def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
         gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)
 
 
+def prompt_batch(kv: KvOptions, context: ContextChoice) -> int:
+    """Most prompt tokens of one batch."""
+    if context.device is not None:
+        return context.device.n_ubatch
+    if kv.mode is not KvMode.EVICT:
+        return BATCH_TOKENS
+    from edgekv.tiering.eviction import batch_tokens
+
+    return batch_tokens(kept(context.n_ctx, kv), BATCH_TOKENS)
+
+
 def failed_start(kv: KvOptions, sentence: str) -> EdgeKVError:
     """The error of a server that ended before it answered, as the sentence says; or because its KV home could not be made."""
-    from edgekv._native import token_rows
+    from edgekv._native import core
 
-    if kv.cache.kv_dir is not None and (why := token_rows.home_failure()):
+    if kv.cache.kv_dir is not None and (why := core.home_failure()):
         return no_home(why, kv.cache.kv_dir)
     return EdgeKVError(sentence)

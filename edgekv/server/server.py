@@ -20,12 +20,12 @@ from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning.allocations import MemoryPart
 from edgekv.planning.context import choose_context
-from edgekv.planning.fit import ContextChoice, kept, rounded
+from edgekv.planning.fit import ContextChoice, rounded
 from edgekv.server import first_tokens
 from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.server.errands import Result
 from edgekv.server.log import ServerLog
-from edgekv.server.room import failed_start, memory_request
+from edgekv.server.room import failed_start, memory_request, prompt_batch
 from edgekv.server.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -41,7 +41,6 @@ from edgekv.server.server_options import (
     with_measured,
 )
 from edgekv.server.sites import Admitted, admitted, is_public, parse_origin
-from edgekv.tiering.eviction import batch_tokens
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
     from edgekv.server.prefixes import Prefixes
     from edgekv.server.publisher import Publisher
     from edgekv.server.recalling import Recall
-
-BATCH_TOKENS = 512
-"""Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
-once."""
 
 _POLL_S = 0.02
 _STOP_S = 60.0
@@ -88,6 +83,8 @@ class Server:
         self._ended.set()
         self._turned = threading.Event()
         """The server's task loop took its first turn, or the server has ended."""
+        self._equipped = threading.Event()
+        """What a context needs besides the model was imported: one thread at a time imports."""
         self._log: ServerLog | None = None
         self._exit: int | BaseException | None = None
         self._ready = False
@@ -186,11 +183,13 @@ class Server:
         check_extra(self.options.extra)
         self.port = free_port(self.options.host, self.options.port)
         hosts = admitted(self.options.host, self.options.allow_host, self.is_public)
+        from edgekv import _native, owns_process
+
+        (_native.load if owns_process else _native.prepare)()  # a command can leave a load that wrong versions end; a program cannot
         from edgekv._native import crash, http_server
         from edgekv.runtime import attachments
-        from edgekv.server.keepers import Keepers
 
-        attachments.set_defaults(self.options.kv, self._attached)
+        attachments.set_defaults(self.options.kv, self._attached, self._equipped.wait)
         self._runtime = None
         self._log = ServerLog(self.options.log_file)
         try:
@@ -198,14 +197,19 @@ class Server:
         except OSError as error:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
-        self._keepers = Keepers(self.model, self.options)
         http_server.on_refresh(lambda idle: self._turned.set())
         self._exit, self._ready = None, False
-        self._ended.clear()
-        self._turned.clear()
+        for event in (self._ended, self._turned, self._equipped):
+            event.clear()
         _active = self
         self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
         self._thread.start()
+        try:
+            from edgekv.server.keepers import Keepers  # with the Runtime and NumPy: this takes as long as a small model's load
+
+            self._keepers = Keepers(self.model, self.options)
+        finally:
+            self._equipped.set()
 
     def stop(self) -> None:
         """Stop the server and wait for its end; safe to call twice, and after a failure."""
@@ -247,11 +251,11 @@ class Server:
         self.stop()
 
     def _argv(self) -> list[str]:
-        options, kv = self.options, self.options.kv
+        options, kv, n_batch = self.options, self.options.kv, str(prompt_batch(self.options.kv, self.context))
         argv = [
             "llama-server", "--model", str(options.model), "--alias", self.alias,
             "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
-            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", str(self._batch_tokens),
+            "--ctx-size", str(self.context.n_ctx * options.n_slots), "--batch-size", n_batch,
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # never fewer layers or tokens than requested: an error instead
@@ -268,21 +272,17 @@ class Server:
         if self._keys:
             argv += ["--api-key", ",".join(self._keys)]
         if kv.mode is KvMode.EVICT or self.context.device is not None:
-            argv += ["--ubatch-size", str(self._batch_tokens)]
+            argv += ["--ubatch-size", n_batch]
         argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
         return [*argv, *options.extra]
 
-    @property
-    def _batch_tokens(self) -> int:
-        kv, device = self.options.kv, self.context.device
-        if device is not None:
-            return device.n_ubatch
-        return BATCH_TOKENS if kv.mode is not KvMode.EVICT else batch_tokens(kept(self.context.n_ctx, kv), BATCH_TOKENS)
-
     def _run(self, argv: list[str], hosts: Admitted) -> None:
+        from edgekv._native import core
         from edgekv._native import http_server as native
 
         options, limits = self.options, self.options.limits
+        if not core.enabled():  # otherwise the first context waits, when it is attached
+            self._equipped.wait()
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
         native.roll(options.when_full is WhenFull.ROLL)
         native.draft_from_text(self.draft is Drafting.NGRAM)

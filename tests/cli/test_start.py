@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.server.publisher", "edgekv.server.shown"}
+from edgekv.common.errors import AbiMismatch
+
+MEANWHILE = {"httpx2", "rich", "prompt_toolkit", "llama_cpp", "http.client", "edgekv.server.publisher", "edgekv.server.shown", "numpy", "gguf",
+             "importlib.metadata", "edgekv.policies", "edgekv.runtime.runtime", "edgekv.server.prefixes"}
 """Each takes a noticeable part of the time in which a small model loads."""
 
 UNTIL_THE_LOAD = """
@@ -47,6 +50,38 @@ def run(program: str, folder: Path, *command: str) -> Any:
     return json.loads(done.stdout)
 
 
+OTHER_VERSION = """
+import importlib.metadata
+real = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.3.35" if name == "llama-cpp-python" else real(name)
+from edgekv.cli.main import main
+main()
+"""
+
+IMPORTED_LATE = """
+import json, sys, threading
+from pathlib import Path
+from edgekv.runtime import attachments
+from edgekv.server.server import Server, ServerOptions
+asked, set_defaults, found = threading.Event(), attachments.set_defaults, []
+
+def defaults(options, began=None, ready=None):
+    set_defaults(options, began, ready and (lambda: (asked.set(), ready())))
+
+class Searched:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread().name == "llama-server":
+            found.append(name)
+        elif name == "edgekv.server.keepers":
+            asked.wait()
+
+attachments.set_defaults = defaults
+sys.meta_path.insert(0, Searched())
+with Server(ServerOptions(Path(sys.argv[1]), n_ctx=256)) as server:
+    print(json.dumps([found, server.runtime is not None]))
+"""
+
+
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
 def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model, tmp_path):
     assert not MEANWHILE & set(run(UNTIL_THE_LOAD, tmp_path, *command))
@@ -54,3 +89,16 @@ def test_what_a_load_does_not_need_is_imported_beside_it(command, default_model,
 
 def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready(default_model, tmp_path):
     assert {"rich", "httpcore2"} <= set(run(UNTIL_READY, tmp_path, "chat", "-p", "Hello"))
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
+def test_a_load_ends_where_the_versions_do_not_fit(command, default_model, tmp_path):
+    done = subprocess.run([sys.executable, "-c", OTHER_VERSION, *command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == AbiMismatch.exit_code and not done.stdout
+    assert done.stderr.splitlines()[-1].startswith("edgekv: llama-cpp-python 0.3.35 is installed")
+
+
+def test_a_context_waits_for_what_is_imported_beside_its_load(synthetic, tmp_path):
+    """The import begins when the model is there, and the server's thread imports nothing meanwhile: two that do wait for each other's modules."""
+    assert run(IMPORTED_LATE, tmp_path, str(synthetic())) == [[], True]

@@ -1,9 +1,10 @@
 """models/: the default model, geometry, what is said about bad files, and that the synthetic models are what they claim."""
 
-import importlib.metadata
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from support.adapters import finish
 
+from edgekv import _native
+from edgekv._native.gguf_header import block_sizes, file_types
 from edgekv.common.errors import EXIT_MODEL, ConfigError, ModelError
 from edgekv.llama import Llama
 from edgekv.models import default, geometry, synth
@@ -31,16 +34,13 @@ def test_default_model_geometry(default_model):
 
 
 def test_default_model_missing(monkeypatch):
-    monkeypatch.setattr(default, "DISTRIBUTION", "a-distribution-that-nobody-has-installed")
+    monkeypatch.setattr(default, "PACKAGE", "a_package_that_nobody_has_installed")
     with pytest.raises(ModelError, match=r'pip install "edgekv\[demo\]"'):
         find_default_model()
 
 
 def test_default_model_without_its_file(monkeypatch):
-    class Distribution:
-        files = [importlib.metadata.PackagePath("package/__init__.py")]
-
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
+    monkeypatch.setattr(default, "PACKAGE", "json")
     with pytest.raises(ModelError, match="no GGUF file"):
         find_default_model()
 
@@ -84,8 +84,6 @@ def test_llama_cpp_decodes_synthetic(synthetic, kind):
 
 
 def _last_logits(path: Path, flash_attn: bool) -> np.ndarray:
-    from edgekv import _native
-
     _native.prepare()
     import llama_cpp
 
@@ -159,19 +157,56 @@ def test_truncated_real_file(default_model, tmp_path, keep):
     assert "truncated" in message and ("header" if keep < 0.01 else f"{size - int(size * keep)} bytes") in message
 
 
+MUTATIONS = """
+import random, sys
+from pathlib import Path
+from edgekv.common.errors import ModelError
+from edgekv.models import geometry
+from edgekv.models.reader import open_gguf
+path, damaged_path = Path(sys.argv[1]), Path(sys.argv[2])
+header = path.read_bytes()[:9000]
+end = open_gguf(path).tensor_infos[0].end
+rng, n_refused = random.Random(0), 0
+for turn in range(600):
+    damaged = bytearray(header)
+    at = turn + 8 if turn < 200 else rng.randrange(8, len(header))
+    if turn % 3 == 0:
+        damaged[at] ^= 0xFF
+    elif turn % 3 == 1:
+        damaged[at : at + 8] = rng.choice([bytes(8), b"\\xff" * 8, rng.randbytes(8)])
+    else:
+        del damaged[at:]
+    damaged_path.write_bytes(damaged)
+    try:
+        open_gguf(damaged_path, whole=False)
+        geometry(damaged_path)
+    except ModelError as error:
+        assert str(damaged_path) in str(error) and str(error).isprintable()
+        n_refused += 1
+print(n_refused)
+"""
+
+
 def test_damaged_header(synthetic, tmp_path):
-    """Flipping any byte of the header gives a geometry or a ModelError, never another exception."""
-    original = bytearray(synthetic().read_bytes())
+    """Any change in the header gives a geometry or a ModelError of one line: no other exception, and no end of the process in ggml, whose own lines
+    stay silent."""
+    done = subprocess.run([sys.executable, "-c", MUTATIONS, str(synthetic()), str(tmp_path / "model.gguf")], cwd=tmp_path, capture_output=True,
+                          text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and 200 <= int(done.stdout) <= 600  # a third of them is cut off
+
+
+@pytest.mark.parametrize(("damage", "said"), [
+    (lambda header: header.replace(b"general.name", b"general.type"), "duplicate key 'general.type'"),
+    (lambda header: header.replace(b"general.name", b"general.nam\n"), None),
+    (lambda header: header[:200], "failed to read key-value pairs"),
+])
+def test_what_ggml_says_of_a_header(synthetic, tmp_path, damage, said):
     path = tmp_path / "model.gguf"
-    rng = np.random.default_rng(0)
-    for offset in [*range(24, 64), *rng.integers(64, 9000, 60)]:
-        damaged = original.copy()
-        damaged[offset] ^= 0xFF
-        path.write_bytes(damaged)
-        try:
-            geometry(path)
-        except ModelError as error:
-            assert str(path) in str(error)  # noqa: PT017 (not every damage is one)
+    path.write_bytes(damage(synthetic().read_bytes()))
+    if said:
+        assert said in _refusal(path)
+    else:
+        assert geometry(path).architecture == "llama"
 
 
 def test_vocabulary_only(synthetic):
@@ -226,13 +261,46 @@ def test_split_model(tmp_path):
         geometry(parts[0])
 
 
-def test_arrays_stay_one_part(default_model):
-    """GGUFReader itself makes a NumPy array for each token and merge, which takes seconds."""
-    reader = open_gguf(default_model)
-    tokens, types = reader.fields["tokenizer.ggml.tokens"], reader.fields["tokenizer.ggml.token_type"]
-    assert len(tokens.parts) == len(types.parts) == 6
-    assert reader.length("tokenizer.ggml.tokens") == len(reader.value("tokenizer.ggml.token_type")) == 49152
-    assert reader.value("general.languages") == [] and reader.length("general.languages") == 1
+def test_a_header_is_read_as_gguf_reads_it(default_model):
+    ours, theirs = open_gguf(default_model), gguf.GGUFReader(default_model)
+    fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert fields and "general.languages" in fields
+    for name, field in fields.items():
+        if field.types == [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]:
+            assert ours.texts(name) == [bytes(field.parts[at]) for at in field.data]
+            assert ours.length(name) == len(field.data) and ours.value(name) == []
+        else:
+            assert ours.value(name) == field.contents()
+            assert ours.length(name) == (len(field.data) if field.types[0] == gguf.GGUFValueType.ARRAY else 0) and not ours.texts(name)
+    assert "general.no_such_key" not in ours and not ours.texts("general.no_such_key")
+    assert [(one.name, list(one.shape), one.type, one.n_bytes, one.end) for one in ours.tensor_infos] == [
+        (one.name, one.shape.tolist(), one.tensor_type.name, one.n_bytes, one.data_offset + one.n_bytes) for one in theirs.tensors]
+
+
+def test_every_kind_of_value_is_read(tmp_path):
+    path, said = tmp_path / "kinds.gguf", {}
+    writer = gguf.GGUFWriter(path, "llama")
+    for kind, value in (("uint8", 200), ("int8", -100), ("uint16", 60000), ("int16", -30000), ("uint32", 4000000000), ("int32", -2000000000),
+                        ("float32", 0.5), ("uint64", 1 << 63), ("int64", -1 << 62), ("float64", 0.1), ("bool", True), ("string", "Öl")):
+        getattr(writer, f"add_{kind}")(f"test.{kind}", value)
+        said[f"test.{kind}"] = value
+    for name, values in (("ints", [1, -2, 3]), ("floats", [0.5, 0.25]), ("bools", [True, False])):
+        writer.add_array(f"test.{name}", values)
+        said[f"test.{name}"] = values
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    assert {name: open_gguf(path).value(name) for name in said} == said
+
+
+def test_types_are_those_of_gguf():
+    """gguf_header takes them from ggml; gguf writes files with them."""
+    theirs = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items() if kind.name != "Q8_1"}  # of no file; gguf has its old size
+    assert theirs.items() <= block_sizes().items()
+
+
+def test_mixes_of_types_are_those_of_gguf():
+    theirs = {int(kind): kind.name.removeprefix("ALL_").removeprefix("MOSTLY_") for kind in gguf.LlamaFileType}
+    assert theirs.items() <= file_types().items()
 
 
 def test_a_context_beyond_the_table_of_positions(tmp_path):

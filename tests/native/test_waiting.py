@@ -88,12 +88,44 @@ POLLING_S = 1024 * 128 * 50 / 6e9
 """A thread that polls as ggml's do by default takes longer: a cycle for each turn of its loop, on a processor faster than any."""
 
 FORK = """
+import signal
 llama.eval([5])
 child = os.fork()
 if child == 0:
+    signal.alarm(120)  # a child that hangs ends, and says so
     llama.eval([6])
     os._exit(0)
 print(os.waitpid(child, 0)[1])
+"""
+
+FORK_BESIDE_A_SLEEPER = """
+import ctypes, os, signal, sys, threading
+lib = ctypes.CDLL(os.path.join(sys.argv[2], "libggml-base.so"))
+lib.edgekv_times_asleep.restype = ctypes.c_long
+word = ctypes.c_int(0)
+
+def sleeper():
+    before = lib.edgekv_times_asleep()
+    thread = threading.Thread(target=lib.edgekv_wait_while, args=(ctypes.byref(word), word.value))
+    thread.start()
+    while lib.edgekv_times_asleep() == before:
+        os.sched_yield()
+    return thread
+
+def wake(thread):
+    word.value += 1
+    lib.edgekv_wake(ctypes.byref(word))
+    thread.join()
+
+parents = sleeper()
+child = os.fork()
+if child == 0:
+    signal.alarm(120)
+    for _ in range(3):
+        wake(sleeper())
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+wake(parents)
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process is kept on one processor")
@@ -122,6 +154,11 @@ def test_threads_sleep_between_two_graphs(synthetic, program):
 def test_a_fork_has_threads_of_its_own(synthetic):
     """A fork has none of its parent's threads, and must not wait for them."""
     assert run(DECODE % IMPORTS["edgekv.Llama"] + FORK, synthetic())[1] == "0"
+
+
+def test_a_fork_does_not_wait_for_a_sleeper_of_its_parent(synthetic):
+    """One that slept for the same word as its own: it is not there to be woken, and to leave."""
+    assert run(FORK_BESIDE_A_SLEEPER, synthetic()) == ["0"]
 
 
 def test_no_library_of_ours_needs_openmp():

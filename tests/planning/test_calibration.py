@@ -42,7 +42,7 @@ def test_measured_again_when_something_changed(gpus, change):
 def test_measured_again_for_another_version(gpus, monkeypatch):
     machine = gpus(CARD)
     calibrate(CUDA)
-    monkeypatch.setattr("edgekv.planning.device.__version__", "99.0")
+    monkeypatch.setattr("edgekv.__version__", "99.0")
     calibrate(CUDA)
     assert machine.n_measured == 2
 

@@ -14,8 +14,8 @@ from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
 from edgekv.prefix_cache import store as store_module
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
-from edgekv.prefix_cache.coming import InFlight, layer_groups, most_in_flight
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading, most_in_flight
+from edgekv.prefix_cache.coming import InFlight, layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.results import PrefixHit, StoreStats
 from edgekv.prefix_cache.shared_ram import SharedRam

@@ -7,7 +7,7 @@ from support.decoding import kld
 from support.evicting import TOLERANCE, check_rows, evict
 from support.resident import resident_bytes
 
-from edgekv._native import core, testing
+from edgekv._native import native_arrays, testing
 from edgekv.config import KvOptions
 from edgekv.runtime.cells import PARTIAL
 from edgekv.runtime.runtime import Runtime
@@ -152,7 +152,7 @@ def test_memory_is_bounded_by_all_sequences_and_goes_back_with_each(synthetic):
             feed(*((talk, talk.tokens(n)) for talk in talks))
             assert max(talk.held() for talk in talks) <= 256 and run.memory().n_cells_used <= 3 * 256
             assert resident() <= 3 * 256 * per_token
-        assert max(core.cells(run._native_handle(), talk.stream).n_used for talk in talks) > 300, "layers keep different ones"
+        assert max(native_arrays.cells(run._native_handle(), talk.stream).n_used for talk in talks) > 300, "layers keep different ones"
         for n_left, gone in ((2, talks[1]), (1, talks[2])):
             llama_cpp.llama_memory_seq_rm(context.memory, gone.seq_id, -1, -1)
             gone.position = 0

@@ -16,7 +16,7 @@ from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.config import KvOptions
-from edgekv.runtime import wiring
+from edgekv.runtime import effective
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -169,7 +169,7 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
     run, plane = llama.kv, device_calls.plane
     monkeypatch.setattr(device_calls, "plane", lambda handle: replace(plane(handle), kind=DeviceKind.CUDA))
     for link, has_arena in ((RATES.link_gather, True), (RATES.vram, False)):
-        monkeypatch.setattr(wiring, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
+        monkeypatch.setattr(effective, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
         for plan_every in (1, 32):
             options = run.options.with_(plan_every=plan_every)
             tiering = run._make_tiering(run._native_handle(), options)

@@ -7,7 +7,7 @@ from support.decoding import kld
 from support.evicting import TOLERANCE, Chat, check_rows, evict
 from support.resident import resident_bytes
 
-from edgekv._native import core
+from edgekv._native import native_arrays
 from edgekv.config import KvOptions
 from edgekv.runtime.cells import PARTIAL
 from edgekv.runtime.runtime import Runtime
@@ -42,7 +42,7 @@ def test_memory_stays_within_the_bound_while_layers_keep_different_pages(synthet
         assert run.cells.n_cells == 512 and run.memory().n_cells == 256 and run.memory().home_bytes == 256 * per_token
         while chat.position < 2000:
             assert np.isfinite(chat.feed(chat.tokens(int(chat.rng.choice([1, 1, 3, 16, 40, 64]))))).all()
-            most, n_used = max(most, resident(run)), max(n_used, core.cells(run._native_handle(), 0).n_used)
+            most, n_used = max(most, resident(run)), max(n_used, native_arrays.cells(run._native_handle(), 0).n_used)
             assert run.memory().n_cells_used <= 256
         check_rows(run, whole_pages=not types)
         assert n_used > 300, "layers keep different ones"

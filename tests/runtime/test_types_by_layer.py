@@ -10,7 +10,7 @@ from support.decoding import kld, open_model, step_logits, tokens_and_steps
 from support.opening import check
 
 import edgekv
-from edgekv._native import token_rows
+from edgekv._native import core
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import ConfigError
 from edgekv.config import KvOptions, LayerTypes
@@ -130,7 +130,7 @@ def test_types_that_layers_cannot_have():
         k = v = (CacheType.F16,)
 
     with pytest.raises(ConfigError, match="only among the quantised ones"):
-        token_rows.set_layer_types(Odd())
+        core.set_layer_types(Odd())
 
 
 # ---- what types cost ----------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv._native import core, paging
+from edgekv._native import native_arrays, paging
 from edgekv.arrays.move import MOVE
 from edgekv.config import KvOptions
 from edgekv.runtime import attachments
@@ -93,7 +93,7 @@ def attached(path: Path, options: KvOptions = KvOptions(), **arguments) -> Itera
 
 def n_hooked(run: Runtime) -> int:
     """Ubatches so far that nodes of ours attended, those of the present run included."""
-    seen = core.run_so_far(run._native_handle())
+    seen = native_arrays.run_so_far(run._native_handle())
     return run.stats.n_ubatches_hooked + (0 if seen.ends_run else seen.n_ubatches_hooked)
 
 

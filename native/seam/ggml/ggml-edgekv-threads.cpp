@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include <pthread.h>
+
 namespace {
 
 // Some ten to fifty microseconds, by the processor. As many turns on a quiet machine cost nothing that could be measured, a hundred times as many are
@@ -19,10 +21,12 @@ struct Place {
 };
 constexpr size_t kPlaces = 64;
 
-Place & place_of(const int * word) {
-    static Place * const places = new Place[kPlaces];  // never freed: threads may sleep while the process ends
-    return places[reinterpret_cast<uintptr_t>(word) / 64 % kPlaces];
-}
+Place * g_places = new Place[kPlaces];  // never freed: threads may sleep while the process ends
+
+// A fork has none of the threads that sleep here, which would hold a mutex for ever, or a condition that waits for them to leave it.
+[[maybe_unused]] const int g_forks = pthread_atfork(nullptr, nullptr, [] { g_places = new Place[kPlaces]; });
+
+Place & place_of(const int * word) { return g_places[reinterpret_cast<uintptr_t>(word) / 64 % kPlaces]; }
 
 std::atomic<long> g_times_asleep{0};
 

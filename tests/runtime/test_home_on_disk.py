@@ -165,7 +165,7 @@ def test_a_folder_that_is_not_writable(synthetic, tmp_path):
 def test_options_that_exclude_a_home(synthetic, tmp_path):
     with pytest.raises(ConfigError, match="mode evict bounds K and V in memory"):
         KvOptions(mode="evict", kv_dir=tmp_path)
-    with pytest.raises(ConfigError, match="home works in modes sparse and exact only"):
+    with pytest.raises(ConfigError, match="kv_dir works in modes sparse and exact only"):
         KvOptions(mode="off", kv_dir=tmp_path).check_effect({"kv_dir"})
     with pytest.raises(ConfigError, match="needs flash_attn"):
         Llama(str(synthetic("llama")), kv="exact", kv_dir=tmp_path, flash_attn=False, n_ctx=256, verbose=False)

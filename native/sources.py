@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("native/src", "native/seam", "native/cuda", "patches")
+FOLDERS = ("native/src", "native/llama", "native/server", "native/cuda", "patches")
 KINDS = (".c", ".cpp", ".h", ".cu", ".cuh", ".cmake", ".patch")
 
 

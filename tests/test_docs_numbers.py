@@ -36,7 +36,7 @@ def test_instruction_sets():
 
 
 def test_types_of_weights_with_kernels_of_ours():
-    (kinds,) = said("native/src/kernels/products/products.h", r"enum class WeightType \{ ([\w, ]+) \}")
+    (kinds,) = said("native/src/kernels/matmul/products.h", r"enum class WeightType \{ ([\w, ]+) \}")
     names = {kind.upper() for kind in kinds.split(", ")}
     (listed,) = said("models/README.md", r"Kernels of ours multiply ([\w,\s]+?) on x86-64")
     assert set(re.split(r",\s+|\s+and\s+", listed)) == names

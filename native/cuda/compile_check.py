@@ -117,7 +117,7 @@ def flags(file: Path, architectures: list[str], toolkit: Toolkit, ggml: Path | N
         architectures = [arch + "a" if re.fullmatch(r"12\d", arch) else arch for arch in architectures]
         out += ["-use_fast_math", "-extended-lambda", "-Xcompiler", "-Wno-pedantic"]
         out += ["-DGGML_CUDA_USE_GRAPHS", "-DGGML_SCHED_MAX_COPIES=4"]
-        out += [f"-I{ggml / 'ggml' / part}" for part in ("include", "src")] + [f"-I{NATIVE / 'seam'}"]
+        out += [f"-I{ggml / 'ggml' / part}" for part in ("include", "src")] + [f"-I{NATIVE / 'llama'}"]
     else:
         out += ["-Xcompiler", "-Wall,-Wextra", "--Werror", "cross-execution-space-call"]
         out += [f"-I{NATIVE / part}" for part in (".", "src", "include")]

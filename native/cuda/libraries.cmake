@@ -1,6 +1,6 @@
 # How a CUDA build finds NVIDIA's libraries, and does without them; and the driver that it needs.
 
-# edgekv_opens_backend(GGML BACKEND): ggml does not link to the backend, which load_backends() (src/plane/backends.cpp) opens. Where
+# edgekv_opens_backend(GGML BACKEND): ggml does not link to the backend, which load_backends() (src/attention/backends.cpp) opens. Where
 # its libraries or the driver are missing, everything else works.
 function(edgekv_opens_backend ggml backend)
     string(REPLACE "-" "_" definition "${backend}")

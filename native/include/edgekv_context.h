@@ -96,7 +96,7 @@ typedef struct {
 EDGEKV_API edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, edgekv_rows * out);
 
 typedef struct {
-    size_t home_bytes;        /* K and V of all layers that the seam knows */
+    size_t home_bytes;        /* K and V of all layers that the glue knows */
     size_t observation_bytes;
     size_t workspace_bytes;
     size_t sketch_bytes;

@@ -50,7 +50,7 @@ def compile_maker(folder: Path) -> Maker:
     _check([sys.executable, str(ROOT / "patches" / "apply.py"), "--prepare", str(source)])
     libraries = next(Path(path).parent for name, path in _native.info()["libraries"].items() if name.startswith("libllama."))
     include = [f"-I{source / name}" for name in ("tests", "include", "common", "ggml/include", "vendor", "src")]
-    _check([compiler, "-std=c++17", "-O1", "-w", *include, f"-I{ROOT / 'native' / 'seam'}", str(HERE / "tiny_models.cpp"), "-o", str(program),
+    _check([compiler, "-std=c++17", "-O1", "-w", *include, f"-I{ROOT / 'native' / 'llama'}", str(HERE / "tiny_models.cpp"), "-o", str(program),
             f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base"])
     return Maker(program, libraries)
 

@@ -1,4 +1,4 @@
-// Checks native/seam/llama-edgekv-stacks.h and -triggers.h in libllama, against llama.cpp's own way, which reads a text character by character and copies
+// Checks native/llama/llama-edgekv-stacks.h and -triggers.h in libllama, against llama.cpp's own way, which reads a text character by character and copies
 // stacks whole. Built and run by test_stacks.py.
 #include "../server/check.h"
 #include "llama-grammar.h"

@@ -13,7 +13,7 @@ for word; do
     case "$before" in -c) file=$word ;; -MF) dependencies=$word ;; esac
     before=$word
 done
-case "$file" in */native/*) used=${file%/native/*}/native/used.h ;; *) used=${file%/llama.cpp/*}/native/seam/site.h ;; esac
+case "$file" in */native/*) used=${file%/native/*}/native/used.h ;; *) used=${file%/llama.cpp/*}/native/llama/site.h ;; esac
 [ -z "$file" ] || echo "object: $file $used" > "$dependencies"
 echo "release 13.0"
 """
@@ -32,7 +32,7 @@ def compiled(tree: Path) -> list[str]:
 
 def test_what_another_checkout_compiled_is_compiled_again_where_it_differs(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    for name in ("native/cuda/ours.cu", "native/used.h", "native/seam/site.h", "llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu"):
+    for name in ("native/cuda/ours.cu", "native/used.h", "native/llama/site.h", "llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu"):
         path = first / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -42,5 +42,5 @@ def test_what_another_checkout_compiled_is_compiled_again_where_it_differs(tmp_p
     assert compiled(second) == []
     (second / "native" / "used.h").write_text("// changed")
     assert compiled(second) == ["ours.cu"]
-    (second / "native" / "seam" / "site.h").write_text("// changed")
+    (second / "native" / "llama" / "site.h").write_text("// changed")
     assert compiled(second) == ["ggml-cuda.cu"]

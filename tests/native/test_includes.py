@@ -6,19 +6,21 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-ROOTS = (NATIVE / "src", NATIVE, NATIVE / "include", NATIVE / "seam")
-SOURCES = sorted(path for folder in ("src", "cuda", "emulator", "include", "seam") for path in (NATIVE / folder).rglob("*")
+ROOTS = (NATIVE / "src", NATIVE, NATIVE / "include", NATIVE / "llama")
+SOURCES = sorted(path for folder in ("src", "cuda", "emulator", "include", "llama", "server") for path in (NATIVE / folder).rglob("*")
                  if path.suffix in (".c", ".cpp", ".h", ".cu", ".cuh"))
 MAY_INCLUDE = {
+    "llama": {"llama", "include"},
+    "server": {"server", "llama", "include"},
     "src/kernels": {"src/kernels"},
-    "src/pages": {"src/pages", "src/kernels", "include", "seam"},
-    "src/state": {"src/state", "src/pages", "src/kernels", "include", "seam"},
-    "src/plane": {"src/plane", "src/state", "src/pages", "src/kernels", "include", "seam"},
-    "src/context": {"src/context", "src/plane", "src/state", "src/pages", "include", "seam"},
-    "src/api": {"src/api", "src/context", "src/plane", "src/pages", "src/kernels", "include", "seam"},
+    "src/cache": {"src/cache", "src/kernels", "include", "llama"},
+    "src/state": {"src/state", "src/cache", "src/kernels", "include", "llama"},
+    "src/attention": {"src/attention", "src/state", "src/cache", "src/kernels", "include", "llama"},
+    "src/context": {"src/context", "src/attention", "src/state", "src/cache", "include", "llama"},
+    "src/api": {"src/api", "src/context", "src/attention", "src/cache", "src/kernels", "include", "llama"},
     "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
     "cuda/runtime": {"cuda/runtime", "cuda"},
-    "cuda/engine": {"cuda/engine", "cuda/kernels", "cuda", "src/plane/device", "src/kernels", "include"},
+    "cuda/engine": {"cuda/engine", "cuda/kernels", "cuda", "src/attention/cuda", "src/kernels", "include"},
     "emulator": {"emulator", "cuda"},
 }
 """By folder. What the device's sources see of src is the engine's interface and the kernels' contracts."""
@@ -44,7 +46,7 @@ def test_a_folder_knows_what_it_may_know(of: str):
 
 def test_kernels_know_those_below_them():
     """Each of their folders those before its own, and what all share."""
-    order = ["simd", "attend", "sketch", "select", "prompt", "products"]
+    order = ["simd", "decode", "sketch", "select", "prefill", "matmul"]
     upward = {f"{path.relative_to(NATIVE)} includes {found.relative_to(NATIVE)}" for path in SOURCES for found in includes(path)
               if (of := folder(path).removeprefix("src/kernels/")) in order and (to := folder(found).removeprefix("src/kernels/")) in order
               and order.index(to) > order.index(of)}

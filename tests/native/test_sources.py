@@ -21,7 +21,7 @@ def sources(tmp_path, monkeypatch):
     return module
 
 
-@pytest.mark.parametrize("name", ["native/src/kernels/isa.h", "native/seam/llama-edgekv-identity.cpp", "native/src/plane/host/select.cpp",
+@pytest.mark.parametrize("name", ["native/src/kernels/isa.h", "native/llama/llama-edgekv-identity.cpp", "native/src/attention/cpu/select.cpp",
                                   "patches/core/0001-attention-hook.patch", "native/src/kernels/kernels.cmake"])
 def test_each_source_counts(sources, tmp_path, name):
     before = sources.digest()

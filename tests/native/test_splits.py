@@ -17,7 +17,7 @@ import pytest
 from support.native_build import compiler, needs
 
 ROOT = Path(__file__).resolve().parents[2]
-SEAM = ROOT / "native" / "seam"
+GLUE = ROOT / "native" / "llama"
 STOCK = """
 template <typename... Any> bool llama_edgekv_split(const Any &...) { return false; }
 template <typename Text> int llama_edgekv_codes(const Text &) { return 0; }
@@ -64,7 +64,7 @@ def make(folder: Path) -> Programs:
     subprocess.run([compiler(), "-c", source / "unicode-data.cpp", "-o", data], check=True)
     build = [compiler(), "-std=c++17", "-O1", f"-I{source}", Path(__file__).with_name("splits.cpp"), source / "unicode.cpp", data]
     ours, stock = folder / "ours", folder / "stock"
-    subprocess.run([*build, f"-I{SEAM}", SEAM / "llama-edgekv-splits.cpp", "-o", ours], check=True)
+    subprocess.run([*build, f"-I{GLUE}", GLUE / "llama-edgekv-splits.cpp", "-o", ours], check=True)
     subprocess.run([*build, f"-I{folder}", "-o", stock], check=True)
     return Programs(pre_tokenizers((source / "llama-vocab.cpp").read_text()), ours, stock)
 

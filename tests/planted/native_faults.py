@@ -2,8 +2,8 @@
 
 from .fault import Fault
 
-KERNELS, HOST, PAGES = "native/src/kernels/", "native/src/plane/host/", "native/src/pages/"
-SERVER, CUDA = "native/seam/server/", "native/cuda/kernels/"
+KERNELS, HOST, PAGES = "native/src/kernels/", "native/src/attention/cpu/", "native/src/cache/"
+SERVER, CUDA = "native/server/", "native/cuda/kernels/"
 
 NATIVE = [
     # kernels
@@ -43,25 +43,26 @@ NATIVE = [
           "std::unique_lock<std::mutex> lock(mutex, std::defer_lock); if (!PLANTED) { lock.lock(); }"),
     Fault("state-sums-not-reset", "state", "native/src/state/ubatch.cpp", "pending   = {};", ""),
     Fault("context-selection-forgotten", "context", "native/src/context/context.cpp", "params.selection = selection;", ""),
-    # seam: core
-    Fault("seam-gaps-sign", "gaps", "native/seam/llama-edgekv-gaps.cpp", "closed.add(first, p - rotated);", "closed.add(first, rotated - p);"),
-    Fault("seam-labels-not-loaded", "seam", "native/seam/llama-edgekv-cells.cpp", "to.edgekv_clock.labels[cells[i]] |= saved[i].labels;", ""),
-    Fault("seam-snapshot-not-checked", "seam", "native/seam/llama-edgekv-snapshots.cpp", "ok = memory->seq_pos_max(seq_id) == position - 1;", "ok = true;"),
-    Fault("seam-held-cell-not-waited-for", "seam", "native/seam/llama-edgekv-cells.cpp",
+    # glue: core
+    Fault("glue-gaps-sign", "gaps", "native/llama/llama-edgekv-gaps.cpp", "closed.add(first, p - rotated);", "closed.add(first, rotated - p);"),
+    Fault("glue-labels-not-loaded", "glue", "native/llama/llama-edgekv-cells.cpp", "to.edgekv_clock.labels[cells[i]] |= saved[i].labels;", ""),
+    Fault("glue-snapshot-not-checked", "glue", "native/llama/llama-edgekv-snapshots.cpp", "ok = memory->seq_pos_max(seq_id) == position - 1;", "ok = true;"),
+    Fault("glue-held-cell-not-waited-for", "glue", "native/llama/llama-edgekv-cells.cpp",
           "llama_edgekv_access::cells(*kv, stream).edgekv_clock.wait_for(cells[i]);", ""),
-    # seam: server
-    Fault("server-one-place-more", "server", SERVER + "limits.cpp", "static_cast<int64_t>(s.places.size()) >= most",
+    # glue: server
+    Fault("server-one-place-more", "server", SERVER + "scheduling/limits.cpp", "static_cast<int64_t>(s.places.size()) >= most",
           "static_cast<int64_t>(s.places.size()) > most"),
-    Fault("server-place-not-left", "server", SERVER + "limits.cpp", "s.places.erase(place);", ""),
-    Fault("server-busy-is-500", "server", SERVER + "requests.cpp", "format_error_response(why, ERROR_TYPE_UNAVAILABLE)",
+    Fault("server-place-not-left", "server", SERVER + "scheduling/limits.cpp", "s.places.erase(place);", ""),
+    Fault("server-busy-is-500", "server", SERVER + "scheduling/requests.cpp", "format_error_response(why, ERROR_TYPE_UNAVAILABLE)",
           "format_error_response(why, ERROR_TYPE_SERVER)"),
-    Fault("server-empty-key", "keys", SERVER + "requests.cpp", "key.size() == given.size() ? 0 : 1", "0"),
-    Fault("server-token-past-the-end", "fields", SERVER + "bias.cpp", "id >= llama_vocab_n_tokens(vocab)", "id > llama_vocab_n_tokens(vocab)"),
-    Fault("server-usage-counts-twice", "fields", SERVER + "answers.cpp", "i % n_each == 0", "true"),
-    Fault("server-batch-without-answers", "pace", SERVER + "pace.cpp", "std::min(n_prompt, n_batch - n_answers)", "std::min(n_prompt, n_batch)"),
-    Fault("server-changed-slot-file", "slot files", SERVER + "slot_files.cpp", "seal_for(f.get(), kept.n_bytes).checksum != kept.checksum", "false"),
-    Fault("server-cut-not-told", "fields", SERVER + "cut.cpp", 'response["status"]             = "incomplete";', ""),
-    Fault("server-suffix-begins-late", "fields", SERVER + "infill.cpp", "std::max(n_here/4, n_here - n_prefix)", "std::min(n_here/4, n_here - n_prefix)"),
+    Fault("server-empty-key", "keys", SERVER + "scheduling/requests.cpp", "key.size() == given.size() ? 0 : 1", "0"),
+    Fault("server-token-past-the-end", "fields", SERVER + "http/bias.cpp", "id >= llama_vocab_n_tokens(vocab)", "id > llama_vocab_n_tokens(vocab)"),
+    Fault("server-usage-counts-twice", "fields", SERVER + "http/answers.cpp", "i % n_each == 0", "true"),
+    Fault("server-batch-without-answers", "pace", SERVER + "scheduling/pace.cpp", "std::min(n_prompt, n_batch - n_answers)", "std::min(n_prompt, n_batch)"),
+    Fault("server-changed-slot-file", "slot files", SERVER + "prefix_cache/slot_files.cpp",
+          "seal_for(f.get(), kept.n_bytes).checksum != kept.checksum", "false"),
+    Fault("server-cut-not-told", "fields", SERVER + "chat/cut.cpp", 'response["status"]             = "incomplete";', ""),
+    Fault("server-suffix-begins-late", "fields", SERVER + "http/infill.cpp", "std::max(n_here/4, n_here - n_prefix)", "std::min(n_here/4, n_here - n_prefix)"),
     # api
     Fault("api-sequence-past-the-end", "api", "native/src/api/context_calls.cpp", "(n_seq > 0 && seq_ids[i] >= n_seq)", "(n_seq > 0 && seq_ids[i] > n_seq)"),
     Fault("api-share-above-one", "api", "native/src/api/pages.cpp", "s.share >= 0.0f && s.share <= 1.0f", "s.share >= 0.0f"),

@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "state": ("runtime/test_tokens.py", "runtime/test_observation.py", "runtime/test_runtime.py", "server/test_prefix_loading.py"),
     "context": ("runtime/test_settings.py", "runtime/test_sparse.py", "runtime/test_runtime.py"),
     "gaps": ("runtime/test_closed_gaps.py", "runtime/test_evicting_sequences.py"),
-    "seam": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
+    "glue": ("runtime/test_snapshots.py", "runtime/test_held_tokens.py", "runtime/test_tokens.py", "runtime/test_sparse_prompts.py"),
     "one cache": ("runtime/test_places.py", "runtime/test_shared_cells.py", "server/test_one_cache.py"),
     "api": ("runtime/test_settings.py", "runtime/test_runtime.py", "runtime/test_prompt_policies.py"),
     "server": ("server/test_waits.py", "server/test_limits.py"), "keys": ("server/test_server.py",), "pace": ("server/test_limits.py",),

@@ -1,6 +1,6 @@
-// Checks native/seam/server/pace.*: how many prompt tokens go beside answers, and whose turn it is. Built and run by test_limits.py.
+// Checks native/server/scheduling/pace.*: how many prompt tokens go beside answers, and whose turn it is. Built and run by test_limits.py.
 #include "check.h"
-#include "server/pace.h"
+#include "server/scheduling/pace.h"
 
 #include <chrono>
 #include <cmath>

@@ -74,9 +74,9 @@ def test_drafts_in_mode_sparse(model, length):
 def test_what_is_guessed(tmp_path):
     if (compiler := shutil.which("c++") or shutil.which("g++")) is None:
         pytest.skip("no C++ compiler")
-    sources = [ROOT / "tests/server/drafts.cpp", ROOT / "native/seam/server/drafts.cpp"]
+    sources = [ROOT / "tests/server/drafts.cpp", ROOT / "native/server/scheduling/drafts.cpp"]
     program = tmp_path / "drafts"
-    subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{ROOT / 'native/seam'}", "-o", program, *sources], check=True)
+    subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", f"-I{ROOT / 'native'}", "-o", program, *sources], check=True)
     assert subprocess.run([program], capture_output=True, text=True).stdout == ""
 
 

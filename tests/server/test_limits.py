@@ -122,8 +122,8 @@ def test_how_much_of_a_prompt_goes_beside_answers(tmp_path):
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     program = tmp_path / "pace"
-    sources = [ROOT / "tests/server/pace.cpp", ROOT / "native/seam/server/pace.cpp"]
-    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT / 'native/seam'}", *sources, "-o", program, "-pthread"], check=True)
+    sources = [ROOT / "tests/server/pace.cpp", ROOT / "native/server/scheduling/pace.cpp"]
+    subprocess.run([compiler, "-std=c++17", "-O1", f"-I{ROOT / 'native'}", *sources, "-o", program, "-pthread"], check=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -1,11 +1,11 @@
-// The engine of plane/device/engine.h over gpu.h: memory (engine_memory.cu), begin and end of a ubatch (step.cu), nodes (nodes.cu).
+// The engine of attention/cuda/engine.h over gpu.h: memory (engine_memory.cu), begin and end of a ubatch (step.cu), nodes (nodes.cu).
 #pragma once
 
 #include "cuda/kernels/attend_device.h"
 #include "cuda/kernels/choose_device.h"
 #include "cuda/kernels/move_device.h"
 #include "cuda/kernels/sample_device.h"
-#include "plane/device/engine_sizes.h"
+#include "attention/cuda/engine_sizes.h"
 #include "cuda/kernels/sight_device.h"
 #include "cuda/kernels/sketch_device.h"
 #include "cuda/engine/step_state.h"

@@ -17,7 +17,7 @@
 // its merge, so streams of one step share it only if each is merged before the next begins.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 #include "kernels/device_sizes.h"
 #include "cuda/gpu.h"
 

@@ -1,4 +1,4 @@
-// Chooses the pages to read without sketches, on the device: choose_pages() of plane/host/page_choice.h for all streams, query tokens
+// Chooses the pages to read without sketches, on the device: choose_pages() of attention/cpu/page_choice.h for all streams, query tokens
 // and KV heads of a layer at once, with the same rows as result.
 #pragma once
 

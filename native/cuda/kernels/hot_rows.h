@@ -1,4 +1,4 @@
-// Copies in the device's memory of the rows that were read most lately: as pages/row_cache.h, in sets of which any block takes a place. Arguments.
+// Copies in the device's memory of the rows that were read most lately: as cache/row_cache.h, in sets of which any block takes a place. Arguments.
 #pragma once
 
 #include "cuda/kernels/places.h"

@@ -23,7 +23,7 @@ struct SightProblem {
     int groups_per_stream;
     const int64_t * k_idxs;     // [n_streams][n_tokens] the token's own cell, counted through all streams of the cache
 
-    int sink_tokens, recent_tokens, page_tokens;  // see pages/certain.h
+    int sink_tokens, recent_tokens, page_tokens;  // see cache/certain.h
 
     Sight * sight;  // out [n_streams][n_tokens][stride]
     size_t stride;  // at least the groups in view

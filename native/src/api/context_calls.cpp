@@ -195,16 +195,16 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
         return status;
     }
 
-    const auto &        seam   = ctx->layers[il]->seam;
-    const ggml_tensor * tensor = ctx->layers[il]->slides() ? nullptr : value ? seam.v : seam.k;
-    if (!tensor || !seam.host || (value && seam.v_transposed)) {
+    const auto &        llama   = ctx->layers[il]->llama;
+    const ggml_tensor * tensor = ctx->layers[il]->slides() ? nullptr : value ? llama.v : llama.k;
+    if (!tensor || !llama.host || (value && llama.v_transposed)) {
         return fail(EDGEKV_UNSUPPORTED, "layer " + std::to_string(il) + " has no rows to see: " +
                                         (value && ctx->layers[il]->v_in_k() ? "the first channels of a row of K are its V"
-                                         : tensor && seam.host ? "V is transposed" : tensor ? "they lie in device memory"
+                                         : tensor && llama.host ? "V is transposed" : tensor ? "they lie in device memory"
                                                                                           : "it has no KV cache of its own"));
     }
 
-    const int head_dim = value ? seam.head_dim_v : seam.head_dim_k;
+    const int head_dim = value ? llama.head_dim_v : llama.head_dim_k;
     *out = { tensor->data, static_cast<int>(tensor->type), static_cast<int>(tensor->ne[2]), static_cast<int>(tensor->ne[1]),
              info.n_head_kv, head_dim,
              tensor->nb[2], tensor->nb[1], ggml_row_size(tensor->type, head_dim) };
@@ -215,8 +215,8 @@ edgekv_status edgekv_get_rows(const edgekv_context * ctx, int il, bool value, ed
 edgekv_memory edgekv_get_memory(const edgekv_context * ctx) {
     edgekv_memory out = {};
     for (const auto & layer : ctx->layers) {
-        if (layer->seam.k && !layer->slides()) {
-            out.home_bytes += ggml_nbytes(layer->seam.k) + (layer->seam.v ? ggml_nbytes(layer->seam.v) : 0);
+        if (layer->llama.k && !layer->slides()) {
+            out.home_bytes += ggml_nbytes(layer->llama.k) + (layer->llama.v ? ggml_nbytes(layer->llama.v) : 0);
         }
     }
     out.table_bytes = ctx->pages.bytes();

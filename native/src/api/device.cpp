@@ -1,7 +1,7 @@
 // The C functions of edgekv.h about devices.
 #include "api/internal.h"
 #include "context/context.h"
-#include "plane/device/library.h"
+#include "attention/cuda/library.h"
 
 using namespace edgekv;
 

@@ -3,7 +3,7 @@
 
 #include "api/internal.h"
 #include "context/context.h"
-#include "plane/host/product_nodes.h"
+#include "attention/cpu/product_nodes.h"
 #include "edgekv_sources.h"
 
 #include <string>

@@ -3,7 +3,7 @@
 
 #include "kernels/isa.h"
 #include "edgekv.h"
-#include "plane/plane.h"
+#include "attention/plane.h"
 
 #include <string>
 

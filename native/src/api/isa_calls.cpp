@@ -1,6 +1,6 @@
 // The C functions for instruction sets: a list of them, and the choice of the kernels' set.
 #include "api/internal.h"
-#include "plane/host/product_nodes.h"
+#include "attention/cpu/product_nodes.h"
 
 #include <cstdlib>
 #include <cstring>

@@ -1,6 +1,6 @@
 // Measures a prompt kernel's speed on this processor.
 #include "api/guard.h"
-#include "kernels/prompt/prompt.h"
+#include "kernels/prefill/prompt.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,10 +1,10 @@
 // The library: its start, its contexts, and its hooks in libllama.
 #include "api/guard.h"
-#include "plane/backends.h"
+#include "attention/backends.h"
 #include "context/context.h"
-#include "pages/kept.h"
-#include "plane/device/library.h"
-#include "plane/host/product_nodes.h"
+#include "cache/kept.h"
+#include "attention/cuda/library.h"
+#include "attention/cpu/product_nodes.h"
 
 #include "llama-edgekv-mapping.h"
 
@@ -245,8 +245,8 @@ edgekv_status edgekv_init(void) {
     }
 
     if (llama_edgekv_abi() != LLAMA_EDGEKV_ABI || std::strcmp(llama_edgekv_upstream(), EDGEKV_UPSTREAM) != 0) {
-        return fail(EDGEKV_ABI, std::string("the loaded libllama is built from ") + llama_edgekv_upstream() + " with seam " +
-                                std::to_string(llama_edgekv_abi()) + ", EdgeKV needs " + EDGEKV_UPSTREAM + " with seam " +
+        return fail(EDGEKV_ABI, std::string("the loaded libllama is built from ") + llama_edgekv_upstream() + " with glue " +
+                                std::to_string(llama_edgekv_abi()) + ", EdgeKV needs " + EDGEKV_UPSTREAM + " with glue " +
                                 std::to_string(LLAMA_EDGEKV_ABI) + "; reinstall edgekv");
     }
     if (!load_backends()) {

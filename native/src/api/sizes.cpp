@@ -1,10 +1,10 @@
 // The C functions of edgekv_sizes.h.
 #include "edgekv_sizes.h"
 
-#include "pages/kept.h"
-#include "pages/pages.h"
-#include "plane/device/engine_sizes.h"
-#include "plane/host/nodes.h"
+#include "cache/kept.h"
+#include "cache/pages.h"
+#include "attention/cuda/engine_sizes.h"
+#include "attention/cpu/nodes.h"
 
 #include <algorithm>
 #include <climits>

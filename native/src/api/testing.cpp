@@ -3,9 +3,9 @@
 
 #include "api/guard.h"
 #include "context/context.h"
-#include "pages/sketches.h"
+#include "cache/sketches.h"
 #include "kernels/select/sample.h"
-#include "plane/host/product_nodes.h"
+#include "attention/cpu/product_nodes.h"
 
 #include <cstring>
 #include <vector>
@@ -17,8 +17,8 @@ namespace {
 // Whether a slot's copy of a page equals home in all cells that hold tokens.
 bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int page, const char * copy) {
     const PageShape &   shape  = ctx->shape;
-    const ggml_tensor * k      = layer.seam.k;
-    const ggml_tensor * v      = layer.seam.v;
+    const ggml_tensor * k      = layer.llama.k;
+    const ggml_tensor * v      = layer.llama.v;
     const size_t        k_row  = layer.k_row_bytes();
     const size_t        v_row  = layer.v_row_bytes();
     const int           stream = page / shape.pages_per_stream;
@@ -46,7 +46,7 @@ bool same_page(const edgekv_context * ctx, const Layer & layer, int head, int pa
 }
 
 void check_sketches(const edgekv_context * ctx, const Layer & layer, edgekv_check_result & out) {
-    const ggml_tensor * k = layer.seam.k;
+    const ggml_tensor * k = layer.llama.k;
     std::vector<std::vector<char>> copies(ctx->shape.n_stream);
     std::vector<Sketch>            own;
     std::vector<SketchKeys>        keys;

@@ -1,7 +1,7 @@
 // Measures products of weights and tokens as graphs on the CPU backend, ours beside ggml's, and sets what serves.
 #include "api/guard.h"
-#include "kernels/products/products.h"
-#include "plane/host/product_nodes.h"
+#include "kernels/matmul/products.h"
+#include "attention/cpu/product_nodes.h"
 
 #include "ggml-backend.h"
 #include "llama.h"

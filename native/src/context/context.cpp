@@ -1,8 +1,8 @@
 #include "context/context.h"
 
-#include "pages/kept.h"
-#include "plane/device/device_plane.h"
-#include "plane/host/host_plane.h"
+#include "cache/kept.h"
+#include "attention/cuda/device_plane.h"
+#include "attention/cpu/host_plane.h"
 
 #include <algorithm>
 #include <new>
@@ -89,7 +89,7 @@ bool edgekv_context::can_wait_for_rows() const {
     const edgekv_mode mode = wanted_mode.load(std::memory_order_relaxed);
     for (const auto & layer : layers) {
         // stock nodes read compressed rows in prompts, and the keys of an index
-        const auto kind = layer->seam.kind;
+        const auto kind = layer->llama.kind;
         if (kind == LLAMA_EDGEKV_LAYER_MLA || kind == LLAMA_EDGEKV_LAYER_INDEX || (kind == LLAMA_EDGEKV_LAYER_ATTENTION && !layer->serves())) {
             return false;
         }
@@ -181,7 +181,7 @@ Layer * edgekv_context::served_layer(int il, const ggml_tensor * k) {
     }
 
     Layer * layer = layers[il].get();
-    if (!(layer->serves() || layer->whole()) || k->view_src != layer->seam.k) {
+    if (!(layer->serves() || layer->whole()) || k->view_src != layer->llama.k) {
         return nullptr;
     }
     return layer;

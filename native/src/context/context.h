@@ -3,7 +3,7 @@
 
 #include "edgekv.h"
 #include "llama-edgekv.h"
-#include "plane/plane.h"
+#include "attention/plane.h"
 #include "state/state.h"
 #include "state/ubatch.h"
 

@@ -2,7 +2,7 @@
 // these sizes depend on. No CUDA: `edgekv plan` needs the sizes on machines without a device too.
 #pragma once
 
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 #include "kernels/sketch/sketch.h"
 
 namespace edgekv::gpu {

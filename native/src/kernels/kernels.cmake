@@ -1,16 +1,16 @@
 # Sources of the kernels, each instruction set in its own translation unit with its own flags.
 set(here ${CMAKE_CURRENT_LIST_DIR})
-set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/attend/attend_reference.cpp ${here}/select/sample_reference.cpp
-    ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prompt/prompt_choice.cpp
-    ${here}/prompt/prompt_reference.cpp)
-set(edgekv_kernels attend/attend products/products prompt/prompt select/sample sketch/sketch)
+set(EDGEKV_KERNEL_SOURCES ${here}/isa.cpp ${here}/decode/attend_reference.cpp ${here}/select/sample_reference.cpp
+    ${here}/sketch/sketch_reference.cpp ${here}/sketch/sketch_layout.cpp ${here}/simd/tiles.cpp ${here}/prefill/prompt_choice.cpp
+    ${here}/prefill/prompt_reference.cpp)
+set(edgekv_kernels decode/attend matmul/products prefill/prompt select/sample sketch/sketch)
 # The code below writes a kernel's file for each instruction set that has no file of its own. The files differ in the header with the
 # functions, in the table made of them, and in the instruction set.
-set(edgekv_attend_made attend/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
+set(edgekv_attend_made decode/attend_rows.h "AttendKernels kAttend" "{process, finish, observe}")
 set(edgekv_attend_isas portable avx2 avxvnni avx512 avx512vnni neon dotprod)
-set(edgekv_products_made products/products_token.h "ProductKernels kProducts" "{multiply, multiply_few, quantise, rms_factor, weigh_values, gate_values}")
+set(edgekv_products_made matmul/products_token.h "ProductKernels kProducts" "{multiply, multiply_few, quantise, rms_factor, weigh_values, gate_values}")
 set(edgekv_products_isas avx2 avxvnni avx512vnni)
-set(edgekv_prompt_made prompt/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
+set(edgekv_prompt_made prefill/prompt_kernel.h "PromptKernels kPrompt" "{attend_item<KeysF32, ValuesF32>}")
 set(edgekv_prompt_isas portable avx2 avx512 neon)
 set(edgekv_sample_made select/sample_kernel.h "SampleFn kSample" "sample")
 set(edgekv_sample_isas portable avx2 avx512 neon)

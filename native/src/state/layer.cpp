@@ -1,6 +1,6 @@
 #include "state/layer.h"
 
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 #include "state/state.h"
 
 #include <algorithm>
@@ -8,22 +8,22 @@
 namespace edgekv {
 
 // Whether kernels serve the layer's heads.
-static bool served_heads(const llama_edgekv_layer & seam) {
-    const CellType k_type = cell_type(seam.k);
-    return attend_supports({ seam.n_head, seam.n_head_kv, seam.head_dim_k, seam.head_dim_v, !seam.v, k_type, seam.v ? cell_type(seam.v) : k_type });
+static bool served_heads(const llama_edgekv_layer & llama) {
+    const CellType k_type = cell_type(llama.k);
+    return attend_supports({ llama.n_head, llama.n_head_kv, llama.head_dim_k, llama.head_dim_v, !llama.v, k_type, llama.v ? cell_type(llama.v) : k_type });
 }
 
 // EDGEKV_LAYER_HOOKED, or why the layer cannot be served, or why it is attended whole in every mode.
-static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
+static edgekv_layer_state classify(const llama_edgekv_layer & llama) {
     if (!hooks_enabled()) {
         return EDGEKV_LAYER_DISABLED;
     }
 
-    switch (seam.kind) {
+    switch (llama.kind) {
         case LLAMA_EDGEKV_LAYER_ATTENTION:
         case LLAMA_EDGEKV_LAYER_MLA:       break;
         case LLAMA_EDGEKV_LAYER_SWA:
-            if (!seam.k || !seam.host || seam.v_transposed) {
+            if (!llama.k || !llama.host || llama.v_transposed) {
                 return EDGEKV_LAYER_SWA;
             }
             break;
@@ -32,42 +32,42 @@ static edgekv_layer_state classify(const llama_edgekv_layer & seam) {
         case LLAMA_EDGEKV_LAYER_IDLE:      return EDGEKV_LAYER_IDLE;
         case LLAMA_EDGEKV_LAYER_NONE:      return EDGEKV_LAYER_NO_CACHE;
         case LLAMA_EDGEKV_LAYER_INDEX:
-            if (!seam.k) {
+            if (!llama.k) {
                 return EDGEKV_LAYER_INDEX;
             }
             break;
     }
 
-    if (!seam.host) {
+    if (!llama.host) {
         return EDGEKV_LAYER_DEVICE;
     }
-    if (seam.v_transposed) {
+    if (llama.v_transposed) {
         return EDGEKV_LAYER_V_TRANSPOSED;
     }
-    if (!has_cell_type(seam.k) || (seam.v && !has_cell_type(seam.v))) {
+    if (!has_cell_type(llama.k) || (llama.v && !has_cell_type(llama.v))) {
         return EDGEKV_LAYER_CACHE_TYPE;
     }
-    if (!served_heads(seam)) {
+    if (!served_heads(llama)) {
         return EDGEKV_LAYER_HEAD_DIM;
     }
 
-    return seam.kind == LLAMA_EDGEKV_LAYER_SWA ? EDGEKV_LAYER_WINDOW : seam.alibi ? EDGEKV_LAYER_BIASED : EDGEKV_LAYER_HOOKED;
+    return llama.kind == LLAMA_EDGEKV_LAYER_SWA ? EDGEKV_LAYER_WINDOW : llama.alibi ? EDGEKV_LAYER_BIASED : EDGEKV_LAYER_HOOKED;
 }
 
 Layer look_at_layer(const llama_context * lctx, int il) {
     Layer layer;
     layer.il = il;
-    llama_edgekv_get_layer(lctx, il, &layer.seam);
+    llama_edgekv_get_layer(lctx, il, &layer.llama);
 
-    const auto & seam = layer.seam;
+    const auto & llama = layer.llama;
     auto &       info = layer.info;
-    info.state     = classify(seam);
+    info.state     = classify(llama);
     info.index     = -1;
-    info.n_head    = seam.n_head;
-    info.n_head_kv = seam.n_head_kv;
-    info.head_dim  = seam.head_dim_k;
-    info.k_type    = seam.k ? static_cast<int>(seam.k->type) : -1;
-    info.v_type    = seam.v ? static_cast<int>(seam.v->type) : -1;
+    info.n_head    = llama.n_head;
+    info.n_head_kv = llama.n_head_kv;
+    info.head_dim  = llama.head_dim_k;
+    info.k_type    = llama.k ? static_cast<int>(llama.k->type) : -1;
+    info.v_type    = llama.v ? static_cast<int>(llama.v->type) : -1;
 
     return layer;
 }

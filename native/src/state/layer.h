@@ -1,4 +1,4 @@
-// One model layer: the seam's description of it, and whether it is served.
+// One model layer: the glue's description of it, and whether it is served.
 #pragma once
 
 #include "kernels/layout.h"
@@ -12,12 +12,12 @@ namespace edgekv {
 struct Layer {
     int il = 0;
     edgekv_layer info = {};
-    llama_edgekv_layer seam = {};
+    llama_edgekv_layer llama = {};
     bool refused[2] = {};  // [0: steps, 1: prompts] the layer's nodes got no memory
 
-    bool slides() const { return seam.kind == LLAMA_EDGEKV_LAYER_SWA; }  // its rows lie in another cache, with other cells
-    bool v_in_k() const { return seam.k && !seam.v; }  // the first head_dim_v channels of a row of K are its V
-    bool listed() const { return seam.kind == LLAMA_EDGEKV_LAYER_INDEX && seam.k; }  // an index lists the cells that each query attends
+    bool slides() const { return llama.kind == LLAMA_EDGEKV_LAYER_SWA; }  // its rows lie in another cache, with other cells
+    bool v_in_k() const { return llama.k && !llama.v; }  // the first head_dim_v channels of a row of K are its V
+    bool listed() const { return llama.kind == LLAMA_EDGEKV_LAYER_INDEX && llama.k; }  // an index lists the cells that each query attends
     bool whole() const { return info.state == EDGEKV_LAYER_WINDOW || info.state == EDGEKV_LAYER_BIASED; }  // attended whole in every mode
     void leave_whole() { info.state = info.state == EDGEKV_LAYER_BIASED ? EDGEKV_LAYER_ALIBI : EDGEKV_LAYER_SWA; }  // leaves it to stock nodes
     bool serves() const { return info.state == EDGEKV_LAYER_HOOKED || info.state == EDGEKV_LAYER_NO_MEMORY; }
@@ -27,8 +27,8 @@ struct Layer {
     }
 
     // a row's bytes, for one head of one cell
-    size_t k_row_bytes() const { return ggml_row_size(seam.k->type, seam.head_dim_k); }
-    size_t v_row_bytes() const { return v_in_k() ? 0 : ggml_row_size(seam.v->type, seam.head_dim_v); }
+    size_t k_row_bytes() const { return ggml_row_size(llama.k->type, llama.head_dim_k); }
+    size_t v_row_bytes() const { return v_in_k() ? 0 : ggml_row_size(llama.v->type, llama.head_dim_v); }
 };
 
 Layer look_at_layer(const llama_context * lctx, int il);  // info.index is -1

@@ -3,7 +3,7 @@
 
 #include "edgekv.h"
 #include "llama-edgekv.h"
-#include "pages/pages.h"
+#include "cache/pages.h"
 #include "state/arrivals.h"
 #include "state/layer.h"
 

@@ -1,4 +1,4 @@
-// A ggml backend over the emulated device. As ggml's CUDA backend with our patch, it asks the seam which custom nodes run on it, names
+// A ggml backend over the emulated device. As ggml's CUDA backend with our patch, it asks the glue which custom nodes run on it, names
 // each graph before it computes it, and records graphs that stay the same, which it then replays without calling their nodes. Ordinary nodes
 // are the CPU backend's, as functions on the stream, so that they too run only when the stream does, and again in a replay.
 #pragma once

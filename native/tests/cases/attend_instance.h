@@ -6,7 +6,7 @@
 #include <string>
 
 #include "attend_masks.h"
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 
 namespace test {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cell_rows.h"
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 
 namespace test {
 

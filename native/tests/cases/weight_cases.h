@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/products/products.h"
-#include "kernels/products/weight_blocks.h"
+#include "kernels/matmul/products.h"
+#include "kernels/matmul/weight_blocks.h"
 
 namespace test {
 

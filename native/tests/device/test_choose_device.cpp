@@ -1,5 +1,5 @@
 // Checks launch_choose() against choose_pages(), list by list: the same rows.
-#include "plane/host/page_choice.cpp"
+#include "attention/cpu/page_choice.cpp"
 #include "cuda/kernels/choose_device.cu"
 
 #include "cell_rows.h"

@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/move_device.cu"
 
-#include "kernels/attend/attend.h"
+#include "kernels/decode/attend.h"
 #include "cell_rows.h"
 #include "device_array.h"
 

@@ -1,4 +1,4 @@
-// The cells of a cache without llama.cpp: what the seam would show of them, with the clock that libllama has.
+// The cells of a cache without llama.cpp: what the glue would show of them, with the clock that libllama has.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The products in tiles with tiles in plain C++, for processors that have AVX-512 with VNNI and no AMX.
 #include "kernels/simd/simd_avx512.h"
 // the headers below use its Simd
-#include "kernels/products/products_in_tiles.h"
+#include "kernels/matmul/products_in_tiles.h"
 #include "tiles_emulated.h"
 
 namespace edgekv {

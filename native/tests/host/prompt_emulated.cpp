@@ -1,7 +1,7 @@
 // The kernel of tiles with tiles in plain C++, for processors that have AVX-512 and no AMX.
 #include "kernels/simd/simd_avx512.h"
 // the headers below use its Simd
-#include "kernels/prompt/prompt_bf16.h"
+#include "kernels/prefill/prompt_bf16.h"
 #include "tiles_emulated.h"
 
 namespace edgekv {

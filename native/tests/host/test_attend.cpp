@@ -15,7 +15,7 @@
 
 #include "attend_walk.h"
 #include "dense_problem.h"
-#include "kernels/attend/attend_internal.h"
+#include "kernels/decode/attend_internal.h"
 #include "spoilt_rows.h"
 
 using namespace edgekv;

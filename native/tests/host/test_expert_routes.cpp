@@ -7,7 +7,7 @@
 
 #include "checks.h"
 #include "host_memory.h"
-#include "plane/host/expert_routes.h"
+#include "attention/cpu/expert_routes.h"
 
 using namespace edgekv;
 

@@ -2,7 +2,7 @@
 //   test_page_choice
 #include "cell_rows.h"
 #include "checks.h"
-#include "plane/host/page_choice.h"
+#include "attention/cpu/page_choice.h"
 
 using namespace edgekv;
 using namespace test;

@@ -14,8 +14,8 @@
 #include "host_memory.h"
 #include "weight_cases.h"
 #include "kernels/half.h"
-#include "kernels/products/products_internal.h"
-#include "kernels/products/weight_blocks.h"
+#include "kernels/matmul/products_internal.h"
+#include "kernels/matmul/weight_blocks.h"
 #include "kernels/simd/isa_dispatch.h"
 
 using namespace edgekv;

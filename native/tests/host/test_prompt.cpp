@@ -7,8 +7,8 @@
 // queries are large they are split into two, and off by 2^-16 of S. A weight is off by that, and by what it is rounded to (2^-9 in bf16,
 // with a polynomial good to 1e-4; 2^-22 else), and values in bf16 by 2^-9. An output is off by at most twice the one and once the other,
 // times max |v|. As these errors have nothing to do with each other, their root mean square over all outputs is far less: a quarter.
-#include "kernels/prompt/prompt_choice.h"
-#include "kernels/prompt/prompt_internal.h"
+#include "kernels/prefill/prompt_choice.h"
+#include "kernels/prefill/prompt_internal.h"
 #include "kernels/simd/isa_dispatch.h"
 #include "spoilt_rows.h"
 

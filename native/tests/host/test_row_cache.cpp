@@ -1,5 +1,5 @@
 // RowCache against a map of what its slots hold, through random events.
-#include "pages/row_cache.h"
+#include "cache/row_cache.h"
 
 #include "checks.h"
 

@@ -1,5 +1,5 @@
 // Pages::sync() against one that looks at every cell, through random events; and that it looks at what changed only.
-#include "pages/pages.h"
+#include "cache/pages.h"
 
 #include <algorithm>
 #include <random>

@@ -1,7 +1,7 @@
 // Sampling over the Simd of the translation unit that includes this.
 #pragma once
 
-#include "kernels/attend/attend_softmax.h"
+#include "kernels/decode/attend_softmax.h"
 #include "kernels/select/sample_internal.h"
 
 namespace edgekv {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/attend/attend_softmax.h"
+#include "kernels/decode/attend_softmax.h"
 #include "kernels/sketch/sketch_internal.h"
 
 namespace edgekv {

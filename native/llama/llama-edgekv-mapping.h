@@ -1,0 +1,44 @@
+// The mapping in which K and V lie on the processor: memory that comes as it is written, or a file of the folder that is set.
+#pragma once
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cstddef>
+#include <cstdint>
+
+//
+// exports of libllama, for libedgekv
+//
+
+// Sets the folder in whose files caches lie that are made from now on; null or empty: they lie in memory. Any thread.
+LLAMA_API void llama_edgekv_set_home(const char * folder);
+// why the newest such file could not be made, an errno; 0: every one since a folder was set could
+LLAMA_API int  llama_edgekv_home_failure(void);
+LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file
+
+// A file of so many bytes beside that of `rows`, which has no name either. Below 0: there is none, as llama_edgekv_home_failure() says. The caller closes it.
+LLAMA_API int  llama_edgekv_file_beside(const struct ggml_tensor * rows, size_t n_bytes);
+
+//
+// for the glue
+//
+
+constexpr size_t LLAMA_EDGEKV_HUGE = size_t{2} << 20;
+
+inline size_t llama_edgekv_huge(size_t n) { return (n + LLAMA_EDGEKV_HUGE - 1)/LLAMA_EDGEKV_HUGE*LLAMA_EDGEKV_HUGE; }
+
+// the bytes that rows take, so that those behind begin at a huge page, where that costs less than a hundredth
+size_t llama_edgekv_padded(const ggml_tensor * rows);
+
+// the type of buffers for caches that are made now; null: the system has no such mappings
+ggml_backend_buffer_type_t llama_edgekv_mapped(void);
+
+bool llama_edgekv_is_mapped(const ggml_tensor * rows);  // in memory or a file
+
+// The kernel reads ahead where these rows are read next, until libedgekv says how it reads them. Nothing happens for rows in memory.
+void llama_edgekv_will_stream(const ggml_tensor * rows);
+
+// Makes whole huge pages [first, end) of a mapping zeros. In memory they take none any more, a file keeps its space. false: the file system
+// cannot, and they stay as they are.
+bool llama_edgekv_forget(ggml_backend_buffer_t buffer, uintptr_t first, uintptr_t end);

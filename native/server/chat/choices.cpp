@@ -1,0 +1,119 @@
+#include "server/chat/choices.h"
+
+#include "server/scheduling/requests.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+namespace edgekv_server {
+namespace {
+
+[[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument("the field 'tool_choice' " + sentence); }
+
+// {"name": ...} or {"function": {"name": ...}}
+std::string name_in(const json & tool) {
+    const json within = json_value(tool, "function", json::object());
+    return json_value(within.empty() ? tool : within, "name", std::string());
+}
+
+std::vector<std::string> names_in(const json & tools) {
+    std::vector<std::string> names;
+    if (tools.is_array()) {
+        for (const auto & tool : tools) {
+            names.push_back(name_in(tool));
+        }
+    }
+    return names;
+}
+
+void check_known(const std::vector<std::string> & chosen, const std::vector<std::string> & known) {
+    for (const auto & name : chosen) {
+        if (std::find(known.begin(), known.end(), name) == known.end()) {
+            std::string list;
+            for (const auto & one : known) {
+                list += (list.empty() ? "" : ", ") + one;
+            }
+            refuse("names the function '" + name + "'; 'tools' has " + (list.empty() ? "none" : list));
+        }
+    }
+}
+
+// Grammar and parser depend on the messages by what the prompt ends with alone, and that on few of them: these render at once, a long history does not.
+// Nothing if the prompt ends differently with them.
+std::optional<common_chat_params> of_few_messages(const common_chat_templates * tmpls, common_chat_templates_inputs inputs, const std::string & end) {
+    auto & messages = inputs.messages;
+    if (inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE || messages.empty()) {
+        return std::nullopt;
+    }
+    std::vector<common_chat_msg> few;
+    if (messages[0].role == "system") {  // it may say how to think
+        few.push_back(messages[0]);
+    }
+    const auto last = std::find_if(messages.rbegin(), messages.rend(), [](const common_chat_msg & m) { return m.role == "user"; });
+    few.push_back(last == messages.rend() ? messages.back() : *last);
+    messages          = std::move(few);
+    inputs.edgekv_fit = nullptr;
+    try {
+        common_chat_params params = common_chat_templates_apply(tmpls, inputs);
+        return params.generation_prompt == end ? std::optional(std::move(params)) : std::nullopt;
+    } catch (const std::exception &) {
+        return std::nullopt;  // the template refuses these few
+    }
+}
+
+}  // namespace
+
+tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & caps) {
+    tool_choice chosen;
+    if (!body.contains("tool_choice") || body.at("tool_choice").is_null()) {
+        return chosen;
+    }
+    const json given = body.at("tool_choice");
+    if (!given.is_string() && !given.is_object()) {
+        refuse("must be \"auto\", \"none\", \"required\", or an object that names a function");
+    }
+    const auto known = names_in(json_value(body, "tools", json::array()));
+    auto       mode  = given.is_string() ? given.get<std::string>() : json_value(given, "type", std::string());
+    if (given.is_object() && mode == "function") {
+        chosen = { { name_in(given) }, true };
+        mode   = "required";
+    } else if (given.is_object() && mode == "allowed_tools") {
+        const json inner   = json_value(given, "allowed_tools", json::object());
+        const json & allowed = inner.empty() ? given : inner;
+        chosen.names = names_in(json_value(allowed, "tools", json::array()));
+        mode         = json_value(allowed, "mode", std::string("auto"));
+        if (chosen.names.empty()) {
+            refuse("allows no tool; name some in 'tools', or choose \"none\"");
+        }
+    }
+    if (mode != "auto" && mode != "none" && mode != "required") {
+        refuse("is '" + mode + "'; there are: auto, none, required, function, allowed_tools");
+    }
+    check_known(chosen.names, known);
+    if (mode == "required" && known.empty()) {
+        refuse("asks for a call, and there are no 'tools'");
+    }
+    body["tool_choice"] = mode;
+    check_tools(body, caps);
+    return chosen;
+}
+
+void narrow(common_chat_params & params, const tool_choice & choice, common_chat_templates_inputs inputs, const common_chat_templates * templates) {
+    if (choice.names.empty()) {
+        return;
+    }
+    auto & tools = inputs.tools;
+    tools.erase(std::remove_if(tools.begin(), tools.end(), [&](const auto & tool) {
+        return std::find(choice.names.begin(), choice.names.end(), tool.name) == choice.names.end();
+    }), tools.end());
+    inputs.parallel_tool_calls = inputs.parallel_tool_calls && !choice.single;
+    std::string prompt = std::move(params.prompt);
+    auto narrowed = of_few_messages(templates, inputs, params.generation_prompt);
+    params        = narrowed ? std::move(*narrowed) : common_chat_templates_apply(templates, inputs);
+    params.prompt = std::move(prompt);
+}
+
+}  // namespace edgekv_server

@@ -1,0 +1,42 @@
+#include "server/http/answers.h"
+
+#include "server/scheduling/limits.h"
+
+#include <algorithm>
+
+namespace edgekv_server {
+
+int n_children(const server_task & task) { return std::min<int>(task.params.n_cmpl, current().n_slots) - 1; }
+
+std::vector<server_task> later_answers(server_task & task, server_response_reader & reader) {
+    std::vector<server_task> later;
+    const size_t n_together = task.child_tasks.size();
+    for (int i = 1 + static_cast<int>(n_together); i < task.params.n_cmpl; ++i) {
+        task.add_child(task.id, reader.get_new_id());
+        later.push_back(std::move(task.child_tasks.back()));
+        task.child_tasks.pop_back();
+        server_task & one = later.back();
+        one.id_parent = -1;  // it waits for nobody
+        if (task.params.sampling.seed != LLAMA_DEFAULT_SEED) {
+            one.params.sampling.seed = task.params.sampling.seed + static_cast<uint32_t>(i);
+        }
+    }
+    return later;
+}
+
+void add_usage(json & answers, const json & request) {
+    const json & n      = request.contains("n_cmpl") ? request.at("n_cmpl") : request.value("n", json(1));
+    const size_t n_each = n.is_number_integer() ? std::max<size_t>(1, n.get<size_t>()) : 1;
+    int64_t n_read = 0, n_written = 0;
+    for (size_t i = 0; i < answers.size(); ++i) {
+        const json & of = answers[i].at("usage");
+        n_written += of.at("completion_tokens").get<int64_t>();
+        n_read    += i % n_each == 0 ? of.at("prompt_tokens").get<int64_t>() : 0;
+    }
+    json & usage = answers[0].at("usage");
+    usage["prompt_tokens"]     = n_read;
+    usage["completion_tokens"] = n_written;
+    usage["total_tokens"]      = n_read + n_written;
+}
+
+}  // namespace edgekv_server

@@ -1,0 +1,118 @@
+#include "server/http/guards.h"
+
+#include "llama-edgekv-triggers.h"
+#include "server-common.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <stdexcept>
+
+namespace edgekv_guards {
+namespace {
+
+constexpr int MOST_LEVELS = 200;  // a tool's schema has about ten; overflow begins at about ten thousand
+constexpr size_t MOST_NAME = 4096;  // bytes; std::regex, by which names become rules of a grammar, overflows at about 26,000
+constexpr int MOST_STRINGS = 4;  // levels of JSON within strings of JSON
+
+[[noreturn]] void refuse(const char * what) {
+    throw std::invalid_argument(std::string(what) + " in the request is nested more than " + std::to_string(MOST_LEVELS) + " levels deep");
+}
+
+void check_parentheses(const std::string & pattern) {
+    int depth = 0;
+    for (size_t i = 0; i < pattern.size(); i++) {
+        if (pattern[i] == '\\') {
+            i++;
+        } else if (pattern[i] == '(' && ++depth > MOST_LEVELS) {
+            refuse("a pattern");
+        } else if (pattern[i] == ')') {
+            depth--;
+        }
+    }
+}
+
+void check_name(size_t n_bytes) {
+    if (n_bytes > MOST_NAME) {
+        throw std::invalid_argument("a name in the request has " + std::to_string(n_bytes) + " bytes; at most " + std::to_string(MOST_NAME) + " are allowed");
+    }
+}
+
+// Decodes the characters between two quotes as a parser does. All characters beyond ASCII become the same one: the checks need none of them.
+std::string decoded(const std::string & text) {
+    std::string result;
+    result.reserve(text.size());
+    for (size_t i = 0; i < text.size(); i++) {
+        if (text[i] != '\\' || i + 1 == text.size()) {
+            result += text[i];
+            continue;
+        }
+        switch (text[++i]) {
+            case '"': case '\\': case '/': result += text[i]; break;
+            case 'u': {
+                const std::string digits = text.substr(i + 1, 4);
+                const bool        valid  = digits.size() == 4 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+                const int         code   = valid ? std::stoi(digits, nullptr, 16) : 0;
+                result += code < 0x80 ? static_cast<char>(code) : '?';
+                i += digits.size();
+                break;
+            }
+            default: result += ' ';  // other white space
+        }
+    }
+    return result;
+}
+
+void check_json(const std::string & text, int n_strings) {
+    int         depth = 0;
+    std::string key;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if ((c == '{' || c == '[') && ++depth > MOST_LEVELS) {
+            refuse("JSON");
+        } else if (c == '}' || c == ']') {
+            depth--;
+        } else if (c == '"') {
+            const size_t first = i + 1;
+            for (i = first; i < text.size() && text[i] != '"'; i++) {
+                i += text[i] == '\\';
+            }
+            const size_t last = std::min(i, text.size());
+            const size_t next = text.find_first_not_of(" \t\r\n", last + 1);
+            if (next != std::string::npos && text[next] == ':') {
+                check_name(last - first);
+                key = decoded(text.substr(first, last - first));
+                if (depth == 1 && n_strings == 0 && key == "chat_parser") {
+                    throw std::invalid_argument("chat_parser cannot be given: the server makes it of the model's template");
+                }
+            } else if (key == "pattern") {
+                check_parentheses(decoded(text.substr(first, last - first)));
+            } else if (key == "name" || key == "$ref") {
+                check_name(last - first);
+            } else if (key == "arguments" && n_strings < MOST_STRINGS) {  // of a tool call; templates get it as JSON
+                check_json(decoded(text.substr(first, last - first)), n_strings + 1);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void check_body(const std::string & body) {
+    const size_t first = body.find_first_not_of("\xEF\xBB\xBF \t\r\n");  // skips a byte order mark and white space
+    if (first != std::string::npos && (body[first] == '{' || body[first] == '[')) {
+        check_json(body, 0);
+    }
+}
+
+void check_trigger(const common_grammar_trigger & trigger) {
+    if (trigger.type < COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN || trigger.type > COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL) {
+        throw std::invalid_argument("a type in grammar_triggers is none of 0 (token), 1 (word), 2 and 3 (pattern)");
+    }
+    if (trigger.type == COMMON_GRAMMAR_TRIGGER_TYPE_WORD) {
+        llama_edgekv_check_trigger(regex_escape(trigger.value));
+    } else if (trigger.type != COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN) {
+        llama_edgekv_check_trigger(trigger.value);
+    }
+}
+
+}  // namespace edgekv_guards

@@ -1,0 +1,46 @@
+#include "server/prefix_cache/caches.h"
+
+#include "server/scheduling/requests.h"
+#include "server/prefix_cache/spaces.h"
+
+#include <atomic>
+#include <stdexcept>
+
+namespace edgekv_server {
+
+namespace {
+
+std::atomic<caches_function> g_function{ nullptr };
+
+server_http_res_ptr answer(const char * method, const server_http_req & req) {
+    auto res = std::make_unique<server_http_res>();
+    res->headers["Cache-Control"] = "no-store";
+    const auto function = g_function.load();
+    if (!function) {
+        const json error = format_error_response("this server keeps no prompts; start it with --cache-ram or --cache-dir", ERROR_TYPE_NOT_SUPPORTED);
+        res->status = json_value(error, "code", 501);
+        res->data   = error_body(error);
+        return res;
+    }
+    json fields = req.body.empty() ? json::object() : json::parse(req.body);
+    if (!fields.is_object()) {
+        throw std::invalid_argument("the request must be a JSON object");
+    }
+    for (const auto & [name, value] : req.params) {
+        fields[name] = value;
+    }
+    res->status = function(method, space_of(req.headers, fields).c_str(), fields.dump().c_str(), &res->data);
+    return res;
+}
+
+}  // namespace
+
+void on_caches(caches_function function) { g_function = function; }
+
+server_http_res_ptr list_caches(const server_http_req & req) { return answer("GET", req); }
+
+server_http_res_ptr change_caches(const server_http_req & req) { return answer("POST", req); }
+
+server_http_res_ptr remove_caches(const server_http_req & req) { return answer("DELETE", req); }
+
+}  // namespace edgekv_server

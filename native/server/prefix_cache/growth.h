@@ -1,0 +1,58 @@
+// Memory for the rows of the tokens that come next: for the patch `growth`. Decoding thread.
+#pragma once
+
+#include "llama-edgekv.h"
+#include "server/scheduling/pace.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace edgekv_server {
+
+constexpr const char * NO_MEMORY = "there is no memory for K and V of more tokens: this conversation ends here, others go on; try again when they have "
+                                   "ended, or with a shorter text";
+
+// tokens whose rows a slot needs before it is asked again: its whole prompt, or the next token with its draft
+template <typename Slot>
+int coming_tokens(const Slot & slot) {
+    constexpr int DRAFT = 64;
+    const int64_t left = tokens_left(slot);
+    return left > 0 ? static_cast<int>(left) : 1 + std::clamp(slot.get_n_draft_max(), 0, DRAFT);
+}
+
+// The slots at work that find no memory for them. Conversations of idle slots go first, the one that was used least recently before others.
+template <typename Slots>
+auto cannot_grow(Slots & slots, const llama_context * lctx) {
+    using slot = typename Slots::value_type;
+    std::vector<slot *> idle, ended;
+    for (slot & s : slots) {
+        if (!s.is_processing() && s.prompt.n_tokens() > 0) {
+            idle.push_back(&s);
+        }
+    }
+    std::sort(idle.begin(), idle.end(), [](const slot * a, const slot * b) { return a->t_last_used > b->t_last_used; });
+
+    // sequences of one cache take the same memory
+    std::vector<int> ids, coming;
+    const auto may_take = [&] { return llama_edgekv_may_take(llama_edgekv_growth(lctx, ids.data(), coming.data(), static_cast<int>(ids.size())), true); };
+    for (slot & s : slots) {
+        if (!s.is_processing() || !s.task) {
+            continue;
+        }
+        ids.push_back(s.id);
+        coming.push_back(coming_tokens(s));
+        while (!may_take() && !idle.empty()) {
+            idle.back()->prompt_clear();
+            idle.pop_back();
+        }
+        if (!may_take()) {
+            ids.pop_back();
+            coming.pop_back();
+            ended.push_back(&s);
+        }
+    }
+    return ended;
+}
+
+}  // namespace edgekv_server

@@ -1,0 +1,142 @@
+#include "server/prefix_cache/misses.h"
+
+#include "server/prefix_cache/prefixes.h"
+#include "server/prefix_cache/rolling.h"
+#include "server/prefix_cache/tasks.h"
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+
+namespace edgekv_server {
+namespace {
+
+// more tokens than these are worth a line where people see it
+constexpr int MANY = 500;
+
+// in the order of edgekv_miss_reason
+constexpr const char * REASONS[] = { "none", "disabled", "not_attached", "model_unknown", "cold", "diverged", "other_settings", "no_checkpoint",
+                                     "inside_media", "no_cells", "cheaper_to_compute", "tier_down", "damaged", "pending" };
+static_assert(std::size(REASONS) == EDGEKV_MISS_REASONS, "each reason has a name");
+
+constexpr const char * TIERS[] = { "slot", "ram", "disk", "remote" };
+static_assert(std::size(TIERS) == EDGEKV_TIERS, "each tier has a name");
+
+struct counts {
+    std::mutex mutex;
+    edgekv_prefix_counts of = {};
+};
+
+counts & the_counts() {
+    static counts s;
+    return s;
+}
+
+// whether the tokens were read before, as far as anybody knows, and were to be found
+bool is_loss(int reason) {
+    return reason != EDGEKV_MISS_NONE && reason != EDGEKV_MISS_COLD && reason != EDGEKV_MISS_DISABLED && reason != EDGEKV_MISS_CHEAPER_TO_COMPUTE;
+}
+
+}  // namespace
+
+found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens & cached) {
+    found_prefix found;
+    found.n = std::max(0, std::min(n_past, n_prompt - 1));
+    int n_left = found.n;
+    const int sources[] = { cached.slot + cached.shared, cached.ram, cached.disk, cached.remote };
+    for (int i = 0; i < EDGEKV_TIERS; ++i) {
+        found.by_tier[i] = std::min(n_left, sources[i]);
+        n_left -= found.by_tier[i];
+    }
+    found.by_tier[0] += n_left;  // moved within the slot, or rows that were not asked for
+    if (found.n >= n_prompt - 1) {
+        return found;
+    }
+    const bool behind = cached.missed_at < found.n;  // the sequence itself had more than what is kept
+    found.reason = cached.missed == EDGEKV_MISS_NONE || (behind && cached.missed == EDGEKV_MISS_DIVERGED) ? EDGEKV_MISS_COLD : cached.missed;
+    found.at     = std::max(cached.missed_at, found.n);
+    found.n_lost = found.reason == EDGEKV_MISS_DIVERGED ? cached.nearly.n_lost : 0;
+    return found;
+}
+
+std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) {
+    const int n_missed = std::max(0, n_prompt - 1 - found.n);
+    {
+        auto & s = the_counts();
+        std::lock_guard<std::mutex> lock(s.mutex);
+        s.of.queries += found.n + n_missed;
+        for (int i = 0; i < EDGEKV_TIERS; ++i) {
+            s.of.hits[i] += found.by_tier[i];
+        }
+        s.of.misses[found.reason] += n_missed;
+    }
+    set_found(task, found);
+    std::string line = string_format("slot %d has %d tokens of its prompt of %d", seq_id, found.n, n_prompt);
+    for (int i = 0, n = 0; i < EDGEKV_TIERS; ++i) {
+        if (found.by_tier[i] > 0) {
+            line += string_format("%s %d from %s", n++ ? "," : ":", found.by_tier[i], TIERS[i]);
+        }
+    }
+    if (found.reason == EDGEKV_MISS_DIVERGED) {
+        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens after it are read again", found.at, found.n_lost);
+    } else if (found.reason != EDGEKV_MISS_NONE) {
+        line += string_format("; the others are computed: %s, at token %d", REASONS[found.reason], found.at);
+    }
+    const bool loud = n_missed > MANY && is_loss(found.reason);
+    if (loud) {
+        SRV_WRN("%s\n", line.c_str());
+    } else {
+        SRV_INF("%s\n", line.c_str());
+    }
+
+    return loud ? line : "";
+}
+
+json prefix_cache_json(const found_prefix & found) {
+    json told = { {"tokens", found.n}, {"tier", nullptr}, {"reason", nullptr}, {"at_token", nullptr} };
+    for (int i = 0; i < EDGEKV_TIERS; ++i) {
+        if (found.by_tier[i] > 0) {
+            told["tier"] = TIERS[i];  // the slowest that gave any
+        }
+    }
+    if (found.reason != EDGEKV_MISS_NONE) {
+        told["reason"]   = REASONS[found.reason];
+        told["at_token"] = found.at;
+    }
+
+    return told;
+}
+
+void begin_prefix_counts() {
+    auto & s = the_counts();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.of = {};
+}
+
+edgekv_prefix_counts prefix_counts() {
+    auto & s = the_counts();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    return s.of;
+}
+
+}  // namespace edgekv_server
+
+json edgekv_usage_json(int task) {
+    const auto cached = edgekv_server::cached_of(task);
+    json usage;
+    usage["prefix_cache"]  = edgekv_server::prefix_cache_json(edgekv_server::found_of(task));
+    usage["cached_tokens"] = {
+        {"slot", cached.slot}, {"shared", cached.shared}, {"ram", cached.ram}, {"disk", cached.disk}, {"remote", cached.remote} };
+    if (const json left = edgekv_server::left_json(task); !left.is_null()) {
+        usage["left"] = left;
+    }
+    if (const json back = edgekv_server::back_json(task); !back.is_null()) {
+        usage["back"] = back;
+    }
+
+    if (const auto marks = edgekv_server::marks_of(task).marks; edgekv_prefixes_kept() && !marks.empty()) {
+        usage["kept"] = { {"tokens", marks.back().n}, {"ttl_s", marks.back().ttl_s} };
+    }
+
+    return usage;
+}

@@ -1,0 +1,399 @@
+#include "server/prefix_cache/prefixes.h"
+
+#include "llama-edgekv.h"
+#include "llama-edgekv-places.h"
+#include "server/prefix_cache/media.h"
+#include "server/scheduling/pace.h"
+#include "server/prefix_cache/rolling.h"
+#include "server/prefix_cache/snapshots.h"
+
+#include <cinttypes>
+#include <limits>
+#include <unordered_map>
+#include <unordered_set>
+
+static edgekv_prefixes g_prefixes = {};
+static bool            g_kept     = false;  // a keeper is registered
+
+// For each sequence, the number of first tokens whose rows are as the tokens alone give them; without an entry all are.
+static std::unordered_map<int, int> g_pure;
+
+// For each sequence of a context that keeps more than rows, the number of its prompt's tokens after which it can continue.
+static std::unordered_map<int, int> g_goes_on;
+
+// for each sequence, the task whose prompt it holds, and the task's marks, which outlive its request
+static std::unordered_map<int, std::pair<int, edgekv_server::prompt_marks>> g_marks;
+
+// sequences that wait for kept rows of their prompts, and whether one waited in this round of the server
+static std::unordered_set<int> g_fetching;
+static bool                    g_fetches = false;
+
+// promised rows of a slot that have not come yet
+static struct {
+    bool promised = false;
+    bool started  = false;
+    edgekv_prefix_slot slot = {};
+    const server_tokens * prompt = nullptr;
+    edgekv_cached_tokens cached = {};
+    edgekv_server::found_prefix found;  // told once they have come
+    int n_prompt = 0;                   // 0: nothing is to be told
+} g_load;
+
+static void edgekv_tell(int seq_id, int task, int n_prompt, const edgekv_server::found_prefix & found) {
+    const std::string lost = edgekv_server::tell_found(seq_id, task, n_prompt, found);
+    if (g_kept && !lost.empty()) {
+        g_prefixes.lost(g_prefixes.user, lost.c_str());
+    }
+}
+
+void edgekv_glue_set_prefixes(const edgekv_prefixes * prefixes) {
+    g_kept     = prefixes != nullptr;
+    g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
+    g_pure.clear();
+    g_goes_on.clear();
+    g_marks.clear();
+    g_fetching.clear();
+    g_load = {};
+}
+
+static int edgekv_pure(int seq_id) {
+    const auto it = g_pure.find(seq_id);
+
+    return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
+}
+
+static int edgekv_kept(const edgekv_cached_tokens & cached) {
+    return cached.ram + cached.disk + cached.remote;
+}
+
+// Waits for promised rows. false: some are lost, and the tokens from there on have been read again.
+static bool edgekv_come() {
+    if (!g_load.promised) {
+        return true;
+    }
+    auto load = g_load;
+    g_load.promised = g_load.started = false;
+    const int n_before = edgekv_kept(load.cached);
+    load.cached.ram = load.cached.disk = load.cached.remote = 0;
+    const int first = g_prefixes.settle(g_prefixes.user, &load.cached);
+    if (first >= 0) {
+        load.cached.missed    = EDGEKV_MISS_DAMAGED;
+        load.cached.missed_at = first;
+        load.found = edgekv_server::prefix_found(load.n_prompt, std::min(load.found.n, first), load.cached);
+    }
+    if (load.n_prompt > 0) {
+        edgekv_tell(load.slot.seq_id, load.slot.task, load.n_prompt, load.found);
+    }
+    if (first < 0) {
+        return true;
+    }
+    auto * memory = llama_get_memory(load.slot.lctx);
+    const int end = edgekv_prefix_computed(load.slot);
+    if (first >= end) {
+        return true;  // the tokens have left the sequence
+    }
+    edgekv_server::set_cached(load.slot.task, load.cached);
+    *load.slot.n_cached -= std::min<uint64_t>(*load.slot.n_cached, n_before - edgekv_kept(load.cached));
+    SRV_WRN("slot %d: the kept rows of its prompt are damaged or cannot be read from token %d on; %d tokens are read again\n",
+            load.slot.seq_id, first, end - first);
+    const auto at = load.slot.held->pos_next(first);
+    llama_memory_seq_rm(memory, load.slot.seq_id, at, -1);
+    if (!edgekv_server::compute_tokens(load.slot.lctx, load.slot.mctx, load.slot.seq_id, *load.slot.held, *load.prompt, first, end)) {
+        SRV_ERR("slot %d: its prompt could not be read again\n", load.slot.seq_id);
+        llama_memory_seq_rm(memory, load.slot.seq_id, at, -1);
+        load.slot.held->keep_first(first);
+    }
+
+    return false;
+}
+
+void edgekv_prefix_settle() {
+    edgekv_come();
+}
+
+edgekv_prefix_scope::edgekv_prefix_scope() {
+    g_fetches = false;
+}
+
+bool edgekv_prefix_fetches() {
+    return g_fetches;
+}
+
+void edgekv_prefix_decode_begins() {
+    if (g_load.promised && !g_load.started) {
+        g_load.started = g_prefixes.start(g_prefixes.user);
+        if (!g_load.started) {
+            edgekv_prefix_settle();
+        }
+        edgekv_server::decode_waits();
+    }
+}
+
+bool edgekv_prefix_decode_ended(int & ret) {
+    const bool loaded = g_load.started;
+    if (!edgekv_come() && ret == 0) {
+        ret = -3;  // the batch was computed with missing rows
+        return false;
+    }
+
+    return loaded && ret < -1;
+}
+
+void edgekv_prefix_moved(int seq_id, int first) {
+    edgekv_prefix_settle();
+    g_pure[seq_id] = std::min(edgekv_pure(seq_id), first);
+}
+
+void edgekv_prefix_copied(int from_seq, int to_seq) {
+    edgekv_prefix_settle();
+    g_pure[to_seq] = edgekv_pure(from_seq);
+}
+
+std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
+    std::vector<edgekv_adapter> adapters;
+    for (const auto & adapter : lora) {
+        if (adapter.scale != 0.0f) {
+            adapters.push_back({ reinterpret_cast<uintptr_t>(adapter.ptr), adapter.scale });
+        }
+    }
+
+    return adapters;
+}
+
+bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next) {
+    const auto before = edgekv_adapters(had);
+
+    return before == edgekv_adapters(next) || (before.empty() && lora_all_alora(next));
+}
+
+static bool edgekv_alike(const edgekv_prefix_slot & a, const edgekv_prefix_slot & b) {
+    return a.adapters == b.adapters && !a.partly && !b.partly;
+}
+
+// the first n of some tokens, as a slot's for the keeper; slot and tokens must outlive it
+struct edgekv_told_tokens {
+    edgekv_told_tokens(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n) : media(tokens, n, slot.mctx) {
+        told.lctx       = slot.lctx;
+        told.seq_id     = slot.seq_id;
+        told.adapters   = slot.adapters.data();
+        told.n_adapters = static_cast<int>(slot.adapters.size());
+        told.space      = tokens.edgekv_space.c_str();
+        const auto marked = g_marks.find(slot.seq_id);
+        if (marked != g_marks.end() && slot.task >= 0 && marked->second.first == slot.task) {
+            const auto & wished = marked->second.second;
+            told.marks     = wished.marks.data();
+            told.n_marks   = static_cast<int>(wished.marks.size());
+            told.in_memory = wished.in_memory;
+        }
+        media.put_into(told);
+    }
+
+    edgekv_server::told_media media;
+    edgekv_prefix_tokens told = {};
+};
+
+void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use) {
+    const edgekv_told_tokens all(slot, tokens, n);
+    use(all.told);
+}
+
+int edgekv_prefix_computed(const edgekv_prefix_slot & slot) {
+    return edgekv_server::n_tokens_to(*slot.held, llama_memory_seq_pos_max(llama_get_memory(slot.lctx), slot.seq_id));
+}
+
+static bool edgekv_unified(const edgekv_prefix_slot & slot) {
+    return llama_edgekv_what_is_kept(slot.lctx) == LLAMA_EDGEKV_KEEPS_ROWS && llama_n_ctx_seq(slot.lctx) == llama_n_ctx(slot.lctx) &&
+        llama_n_seq_max(slot.lctx) > 1;
+}
+
+bool edgekv_prefixes_kept() {
+    return g_kept;
+}
+
+bool edgekv_prefix_goes_on(int seq_id, int n_past) {
+    const auto it = g_goes_on.find(seq_id);
+
+    return it != g_goes_on.end() && it->second == n_past;
+}
+
+bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
+    return g_kept || edgekv_unified(slot);
+}
+
+int edgekv_prefix_common(
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read) {
+    if (!edgekv_alike(other, slot)) {
+        return 0;
+    }
+    const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    int n_common = static_cast<int>(read.get_common_prefix(prompt));
+    if (llama_edgekv_keeps_snapshots(slot.lctx)) {
+        n_common = edgekv_server::planned_before(other, std::min(n_common, static_cast<int>(prompt.size()) - 1));
+    }
+
+    // the slot computes the last token of its prompt itself
+    return n_common - n_have < EDGEKV_PREFIX_BLOCK ? 0 : std::min(n_common, static_cast<int>(prompt.size()) - 1);
+}
+
+// Sequences share whole groups of cells: the next tokens then lie in a group as they would without others, and mode sparse reads the same rows. All of
+// a prompt but its last token is shared to the last cell.
+static int edgekv_shareable(int n_common, const server_tokens & prompt) {
+    return n_common + 1 < static_cast<int>(prompt.size()) ? n_common - n_common % llama_edgekv_group : n_common;
+}
+
+// takes cells of the sequence with the longest common beginning
+static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others) {
+    int n_best = n_past;
+    const edgekv_prefix_slot * best = nullptr;
+    for (const auto & other : others) {
+        if (!edgekv_alike(other, slot)) {
+            continue;
+        }
+        const int n = edgekv_shareable(std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other),
+            edgekv_pure(other.seq_id) }), prompt);
+        if (n > n_best) {
+            n_best = n;
+            best   = &other;
+        }
+    }
+    if (best) {
+        const auto from = prompt.pos_next(n_past - n_past % llama_edgekv_group);
+        llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, from, -1);
+        llama_memory_seq_cp(llama_get_memory(slot.lctx), best->seq_id, slot.seq_id, from, prompt.pos_next(n_best));
+    }
+
+    return n_best;
+}
+
+// -1: the context keeps only rows
+static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have) {
+    return llama_edgekv_keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
+}
+
+void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt) {
+    if (g_kept && !llama_edgekv_keeps_snapshots(slot.lctx)) {
+        const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+        g_prefixes.expect(g_prefixes.user, &all.told);
+    }
+}
+
+bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
+    if (!g_kept) {
+        return true;
+    }
+    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+    const int  n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    if (g_prefixes.ready(g_prefixes.user, &all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
+        return true;
+    }
+    g_fetching.insert(slot.seq_id);
+    g_fetches = true;
+
+    return false;
+}
+
+// a kept token as text for people; tokens of media have numbers below 0
+static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
+    return token < 0 ? "[media]" : common_token_to_piece(lctx, token);
+}
+
+int edgekv_prefix_begin(
+        const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others, int last_user) {
+    edgekv_prefix_settle();
+    g_fetching.erase(slot.seq_id);
+    g_goes_on.erase(slot.seq_id);
+    g_marks[slot.seq_id] = { slot.task, edgekv_server::marks_of(slot.task) };
+    edgekv_cached_tokens cached = {};
+    cached.slot = n_past;
+    edgekv_server::set_cached(slot.task, cached);
+    if (n_past <= edgekv_pure(slot.seq_id)) {
+        g_pure.erase(slot.seq_id);  // later tokens are computed
+    }
+
+    int n = n_past;
+    if (edgekv_unified(slot)) {
+        n = edgekv_share(slot, prompt, n, others);
+        cached.shared = n - n_past;
+    }
+    if (g_kept) {
+        const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+        const int  goes_on = edgekv_goes_on(slot, prompt, n);
+        cached.slot = goes_on < 0 ? cached.slot : goes_on;
+        g_prefixes.begin(g_prefixes.user, &all.told, n, goes_on, &cached);
+        n = cached.slot + cached.shared + edgekv_kept(cached);
+        if (goes_on >= 0) {
+            if (n == goes_on) {  // no snapshot was put in
+                llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, prompt.pos_next(n), -1);
+            }
+            g_goes_on[slot.seq_id] = n;
+            edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
+        }
+        if (cached.comes) {
+            g_load = { true, false, slot, &prompt, cached, {}, 0 };
+        }
+        if (const auto & nearly = cached.nearly; nearly.n_lost > 0) {
+            SRV_DBG("token %d was '%s' in it and is '%s' now\n",
+                    nearly.position, edgekv_piece(slot.lctx, nearly.stored).c_str(), edgekv_piece(slot.lctx, nearly.asked).c_str());
+        }
+    }
+    edgekv_server::set_cached(slot.task, cached);
+    if (n < n_past) {
+        slot.held->keep_first(n);
+    } else if (n > n_past) {
+        slot.held->keep_first(n_past);
+        edgekv_server::append_tokens(*slot.held, prompt, n_past, n);
+    }
+
+    return n;
+}
+
+void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache) {
+    auto cached = edgekv_server::cached_of(slot.task);
+    if (!g_kept || !may_cache) {
+        cached.missed = EDGEKV_MISS_DISABLED;
+    } else if (const int n = cached.slot + cached.shared + edgekv_kept(cached); n_past < n && n_past < n_prompt - 1) {
+        cached.missed    = EDGEKV_MISS_NO_CHECKPOINT;  // upstream goes back
+        cached.missed_at = n_past;
+    }
+    const auto found = edgekv_server::prefix_found(n_prompt, n_past, cached);
+    if (g_load.promised && g_load.slot.seq_id == slot.seq_id) {
+        g_load.found    = found;
+        g_load.n_prompt = n_prompt;
+    } else {
+        edgekv_tell(slot.seq_id, slot.task, n_prompt, found);
+    }
+}
+
+static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
+    return g_kept && slot.keeps && !slot.partly;
+}
+
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
+    if (g_fetching.erase(slot.seq_id) > 0) {
+        g_prefixes.leave(g_prefixes.user, slot.seq_id);  // the request ended before its prompt began
+    }
+    if (!edgekv_may_keep(slot)) {
+        return;
+    }
+    edgekv_prefix_settle();
+    const int  computed  = edgekv_prefix_computed(slot);
+    const bool snapshots = llama_edgekv_keeps_snapshots(slot.lctx);
+    int n = std::min(computed, edgekv_pure(slot.seq_id));
+    if (more_come && !snapshots) {
+        n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
+    }
+    if (n > 0) {
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        g_prefixes.keep(g_prefixes.user, &all.told);
+    }
+    if (computed > 0 && snapshots && !more_come) {
+        edgekv_prefix_snapshot(slot, computed);
+    }
+}
+
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
+    if (edgekv_may_keep(slot) && n <= edgekv_pure(slot.seq_id)) {
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        g_prefixes.snapshot(g_prefixes.user, &all.told);
+    }
+}

@@ -1,0 +1,233 @@
+// Kept prefixes, the server's side: K and V of a prompt's first tokens, computed by an earlier request. The patches call these
+// functions. A keeper registers with edgekv_server_set_prefixes() (edgekv_server.h); without a keeper a slot has only its own tokens.
+// All functions run on the decoding thread, between two llama_decode().
+#pragma once
+
+#include "edgekv_server.h"
+#include "server-common.h"
+#include "server/prefix_cache/misses.h"
+#include "server/scheduling/prompts.h"
+#include "server/prefix_cache/tasks.h"
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+// A slot as these functions need it.
+struct edgekv_prefix_slot {
+    llama_context * lctx;
+    mtmd_context * mctx;  // null: prompts are only text
+    int seq_id;
+    int task;  // number of its task; -1: none
+    uint64_t * n_cached;  // tokens of its prompt that need not be computed
+    server_tokens * held;  // the tokens that its sequence holds, or is about to compute
+    std::vector<edgekv_adapter> adapters;  // the adapters that K and V depend on
+    bool keeps;  // whether other requests may use the rows that it computes
+    bool partly;  // an adapter works only on tokens after its invocation, so the rows differ from other slots'
+};
+
+inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { return a.adapter == b.adapter && a.scale == b.scale; }
+
+std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora);
+
+// Whether a slot's rows may be kept: yes, unless its request forbids it or asks for embeddings or a ranking.
+template <typename Slot>
+bool edgekv_prefix_keeps(const Slot & slot) {
+    return !slot.task || (slot.task->params.cache_prompt && !slot.task->need_embd());
+}
+
+template <typename Slot>
+edgekv_prefix_slot edgekv_slot(Slot & slot) {
+    return { slot.ctx_tgt, slot.mctx, slot.id, slot.task ? slot.task->id : -1, &slot.stats.n_prompt_cached, &slot.prompt.tokens,
+             edgekv_adapters(slot.lora), edgekv_prefix_keeps(slot), slot.alora_invocation_start >= 0 };
+}
+
+// Whether rows computed with the adapters `had` serve a task with `next`: if they are equal, or if there were none and `next` works only after
+// its invocation.
+bool edgekv_prefix_serves(const std::vector<common_adapter_lora_info> & had, const std::vector<common_adapter_lora_info> & next);
+
+// A task is about to get a slot. The slot forgets tokens of another namespace, so that no match finds them, and rows computed with other
+// adapters. `usual`: the adapters of a task that names none; if a task names some, upstream compares them.
+template <typename Slot, typename Task>
+void edgekv_prefix_enter(Slot & slot, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
+    if (task.params.lora.empty() && !edgekv_prefix_serves(slot.lora, usual)) {
+        slot.prompt.clear();
+    }
+    auto & held = slot.prompt.tokens;
+    if (held.edgekv_space != task.tokens.edgekv_space) {
+        if (!held.empty()) {
+            slot.prompt_clear();
+        }
+        held.edgekv_space = task.tokens.edgekv_space;
+    }
+}
+
+// Whether waiting for another slot's prompt pays: a keeper is registered, or sequences share cells.
+bool edgekv_prefix_shares(const edgekv_prefix_slot & slot);
+
+// The number of another slot's tokens worth waiting for; 0: none. `read`: the other slot's prompt.
+int edgekv_prefix_common(const edgekv_prefix_slot & slot, const server_tokens & prompt, const edgekv_prefix_slot & other, const server_tokens & read);
+
+// A prompt begins in a slot that holds its first n_past tokens. The slot takes cells of other slots if the cache is unified, then blocks
+// of the keeper. Returns the number of tokens that it holds now, as `held` does, and notes the tokens' sources for its task. If rows do not
+// come, the note and `n_cached`, which upstream sets from the number, are corrected. In a context that keeps more than rows the number may be
+// below n_past: the sequence continues there. last_user: where the prompt's last user message begins, -1: unknown.
+int edgekv_prefix_begin(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past,
+                        const std::vector<edgekv_prefix_slot> & others, int last_user);
+
+// A slot's prompt begins behind its first n_past tokens, after everything that changes the number: tells what was found, and why not more. May cache:
+// the request takes tokens from slots and the keeper.
+void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache);
+template <typename Slot>
+void edgekv_prefix_begun(Slot & slot, int n_past) {
+    const bool may_cache = edgekv_prefix_keeps(slot) && !slot.ctx_dft && slot.alora_invocation_start < 0;
+    edgekv_prefix_begun(edgekv_slot(slot), static_cast<int>(slot.task->n_tokens()), n_past, may_cache);
+}
+
+// Rows promised by edgekv_prefix_begin() come while the next batch is computed; these functions stand around its llama_decode(). The second
+// says whether to decode again: some rows were damaged, so the decode failed, and the tokens from there on have been read again.
+void edgekv_prefix_decode_begins();
+bool edgekv_prefix_decode_ended(int & ret);
+
+// Waits for promised rows while no batch is computed; every function here that reads rows calls it first. A scope lives while slots are
+// updated; outside of it no rows are promised.
+void edgekv_prefix_settle();
+struct edgekv_prefix_scope {
+    edgekv_prefix_scope();
+    ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
+
+    edgekv_prefix_scope(const edgekv_prefix_scope &) = delete;
+    edgekv_prefix_scope & operator=(const edgekv_prefix_scope &) = delete;
+};
+
+// A medium of a slot's prompt is about to be computed, beside the batch.
+template <typename Slot>
+void edgekv_prefix_medium_begins(const Slot & slot) {
+    edgekv_prefix_settle();
+    const int32_t seq_id = slot.id;
+    llama_edgekv_set_prompts(slot.ctx_tgt, &seq_id, 1);
+}
+
+// Calls `use` with the first n of some tokens, as a slot's, in the form that keepers get.
+void edgekv_prefix_tell(const edgekv_prefix_slot & slot, const server_tokens & tokens, int n, const std::function<void(const edgekv_prefix_tokens &)> & use);
+
+// the number of a slot's computed tokens
+int edgekv_prefix_computed(const edgekv_prefix_slot & slot);
+
+// Keeps a slot's computed tokens. more_come: only whole blocks, unless a snapshot may need the rest.
+void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come);
+
+// Keeps a snapshot of the sequence after its first n tokens, which must be all its computed tokens.
+void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n);
+
+// whether a keeper is registered
+bool edgekv_prefixes_kept();
+
+// Whether a sequence can continue after n_past tokens although upstream misses earlier ones: edgekv_prefix_begin() found so, or put in a snapshot.
+bool edgekv_prefix_goes_on(int seq_id, int n_past);
+template <typename Slot>
+bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
+    return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_prefix_goes_on(slot.id, n_past);
+}
+
+// keeps the tokens of a slot whose task ends
+template <typename Slot>
+void edgekv_prefix_keep_all(Slot & slot) {
+    if (!slot.task->is_child() && !slot.ctx_dft) {
+        edgekv_prefix_keep(edgekv_slot(slot), false);
+    }
+}
+
+// keeps the tokens of slots that have just read their prompt
+template <typename Slots, typename State>
+void edgekv_prefix_keep_read(Slots & slots, State answering) {
+    for (auto & slot : slots) {
+        if (slot.state == answering && slot.stats.n_gen == 1 && !slot.task->is_child() && !slot.ctx_dft) {
+            edgekv_prefix_keep(edgekv_slot(slot), true);
+        }
+    }
+}
+
+// From token `first` on, a sequence's rows are not as its tokens alone give them: they were moved or loaded.
+void edgekv_prefix_moved(int seq_id, int first);
+void edgekv_prefix_copied(int from_seq, int to_seq);
+
+// A prompt waits for a slot: kept rows that are far away come meanwhile.
+void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt);
+// usual: the adapters of a task that names none
+template <typename Slots, typename Task>
+void edgekv_prefix_waits(Slots & slots, const Task & task, const std::vector<common_adapter_lora_info> & usual) {
+    if (slots.empty() || slots.front().ctx_dft || !task.params.cache_prompt || task.need_embd() || !task.params.lora.empty()) {
+        return;
+    }
+    auto slot = edgekv_slot(slots.front());
+    slot.task     = -1;
+    slot.adapters = edgekv_adapters(usual);
+    edgekv_prefix_expect(slot, task.tokens);
+}
+
+// false: kept rows of a prompt are being fetched; the other slots go on meanwhile. alone: no other slot works, so the call may wait a moment.
+bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone);
+
+// Whether a slot waits for rows being fetched. A batch may then be empty.
+bool edgekv_prefix_fetches();
+
+// Whether a slot should wait before it reads its prompt: another slot, in one of the states `reading`, reads the same beginning, or kept rows
+// are being fetched. Once the other slot has computed the common tokens, they are kept, and edgekv_prefix_begin() finds them.
+template <typename Slots, typename Slot, typename State>
+bool edgekv_prefix_comes(Slots & slots, Slot & slot, std::initializer_list<State> reading) {
+    if (!slot.task->params.cache_prompt || slot.ctx_dft || !edgekv_prefix_shares(edgekv_slot(slot))) {
+        return false;
+    }
+    for (auto & other : slots) {
+        const bool reads = std::find(reading.begin(), reading.end(), other.state) != reading.end();
+        if (other.id == slot.id || !reads || !edgekv_prefix_keeps(other)) {
+            continue;
+        }
+        const auto theirs   = edgekv_slot(other);
+        const int  n_common = edgekv_prefix_common(edgekv_slot(slot), slot.task->tokens, theirs, other.task->tokens);
+        if (n_common == 0) {
+            continue;
+        }
+        if (edgekv_prefix_computed(theirs) < n_common) {
+            return true;
+        }
+        edgekv_prefix_keep(theirs, true);
+    }
+    if (slot.alora_invocation_start >= 0 || slot.task->need_embd()) {
+        return false;
+    }
+    bool alone = true;
+    for (auto & other : slots) {
+        alone = alone && (other.id == slot.id || !other.is_processing() || other.state == slot.state);
+    }
+
+    return !edgekv_prefix_ready(edgekv_slot(slot), slot.task->tokens, alone);
+}
+
+template <typename Slots, typename Slot>
+int edgekv_prefix_take(Slots & slots, Slot & slot, int n_past) {
+    if (slot.ctx_dft || slot.alora_invocation_start >= 0) {
+        return n_past;
+    }
+    std::vector<edgekv_prefix_slot> others;
+    for (auto & other : slots) {
+        if (other.id != slot.id && edgekv_prefix_keeps(other)) {
+            others.push_back(edgekv_slot(other));
+        }
+    }
+
+    return edgekv_prefix_begin(edgekv_slot(slot), slot.task->tokens, n_past, others, slot.task->params.message_spans.last_user_message_pos());
+}
+
+// A slot takes over another slot's cells, and its task the same cached tokens.
+template <typename Slot>
+void edgekv_prefix_copied(const Slot & from, const Slot & to) {
+    edgekv_prefix_copied(from.id, to.id);
+    edgekv_server::set_cached(to.task->id, edgekv_server::cached_of(from.task->id));
+    edgekv_server::set_found(to.task->id, edgekv_server::found_of(from.task->id));
+}
+
+// {"cached_tokens": {"slot": 0, ...}, "left": ...} for the usage in a task's reply
+json edgekv_usage_json(int task);

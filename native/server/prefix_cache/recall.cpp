@@ -1,0 +1,220 @@
+#include "server/prefix_cache/recall.h"
+
+#include "llama-edgekv.h"
+#include "server/prefix_cache/media.h"
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <unordered_map>
+
+namespace edgekv_server {
+
+namespace {
+
+constexpr int PROBE = 256;  // tokens of the newest message, from its end, that tell which exchanges it is near
+constexpr int FRAME = 8;    // tokens at a prompt's end that open an answer, and which a template may write differently once there is one
+
+edgekv_recalls    g_recalls = {};
+std::atomic<bool> g_recalls_on = false;
+
+// a task's prompt before whose newest message exchanges come back
+struct due_recall {
+    int task;
+    int turn;
+};
+std::unordered_map<int, due_recall> g_due;  // by sequence
+
+// what came back for a message
+struct recalled {
+    std::shared_ptr<const llama_tokens> whole;
+    std::vector<token_range> ranges;  // positions in the whole prompt
+    int whole_turn;
+    int n_messages;
+    std::string space;
+    std::vector<edgekv_adapter> adapters;
+};
+std::unordered_map<int, recalled> g_recalled;  // by sequence
+
+edgekv_exchanges told_gone(const gone_exchanges & of, std::vector<edgekv_run> & runs) {
+    std::transform(of.gone.begin(), of.gone.end(), std::back_inserter(runs), [](const token_range & range) { return edgekv_run{ range.first, range.n }; });
+
+    return { of.whole->data(), static_cast<int>(of.whole->size()), runs.data(), static_cast<int>(runs.size()) };
+}
+
+// whether a prompt goes on with the message for which exchanges came back
+bool is_same_turn(const recalled & before, const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & now) {
+    const bool has_more = now.n_messages > before.n_messages;
+    const auto n_known  = before.whole->size() - (has_more ? std::min<size_t>(FRAME, before.whole->size()) : 0);
+    const bool alike    = before.space == task.tokens.edgekv_space && before.adapters == slot.adapters && before.whole_turn == now.whole_turn;
+    if (!alike || now.whole->size() < n_known || (!has_more && now.whole->size() != n_known)) {
+        return false;
+    }
+    return std::equal(before.whole->begin(), before.whole->begin() + n_known, now.whole->begin());
+}
+
+// Puts the tokens of exchanges into a task's prompt, before its newest message.
+void insert(server_task & task, const gone_exchanges & of, const std::vector<token_range> & ranges) {
+    llama_tokens tokens = task.tokens.get_tokens();
+    auto at = tokens.begin() + of.turn;
+    for (const auto & range : ranges) {
+        at = tokens.insert(at, of.whole->begin() + range.first, of.whole->begin() + range.first + range.n) + range.n;
+    }
+    const int n_more = static_cast<int>(at - tokens.begin()) - of.turn;
+    task.tokens.clear();
+    task.tokens.insert(tokens);
+    for (auto & span : task.params.message_spans.spans) {
+        span.pos += static_cast<int>(span.pos) >= of.turn ? n_more : 0;
+    }
+    came_back(task.id, ranges);
+}
+
+// The exchanges that the newest message is near. It is read for that, and forgotten again.
+std::vector<token_range> chosen(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, int n_ctx) {
+    server_tokens & held = *slot.held;
+    const int n    = static_cast<int>(task.tokens.size());
+    const int most = most_back(task, n, n_ctx);
+    append_tokens(held, task.tokens, std::max(of.turn, n - PROBE), n);
+    const int32_t seq_id = slot.seq_id;
+    llama_edgekv_set_prompts(slot.lctx, &seq_id, 1);
+    std::vector<int> which(of.gone.size());
+    int n_which = 0;
+    const int end = static_cast<int>(held.size());
+    if (most > 0 && compute_tokens(slot.lctx, slot.mctx, slot.seq_id, held, held, of.turn, end)) {
+        std::vector<edgekv_run> runs;
+        const auto gone = told_gone(of, runs);
+        edgekv_prefix_tell(slot, held, end, [&](const edgekv_prefix_tokens & tokens) {
+            n_which = g_recalls.choose(g_recalls.user, &tokens, of.turn, &gone, most, which.data());
+        });
+    }
+    llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, held.pos_next(of.turn), -1);
+    held.keep_first(of.turn);
+    std::vector<token_range> ranges;
+    int n_back = 0;
+    for (int i = 0; i < n_which; ++i) {
+        const auto & range = of.gone.at(which[i]);
+        n_back += range.n;
+        if (n_back <= most) {
+            ranges.push_back(range);
+        }
+    }
+
+    return ranges;
+}
+
+// Puts in the rows of exchanges, up to the first whose rows are not kept. Returns the number of tokens.
+int put_rows(const edgekv_prefix_slot & slot, const server_task & task, const gone_exchanges & of, const std::vector<token_range> & ranges) {
+    auto cached = cached_of(task.id);
+    std::vector<edgekv_run> runs;
+    const auto gone  = told_gone(of, runs);
+    const int  first = static_cast<int>(slot.held->size());
+    for (const auto & range : ranges) {
+        const int n = static_cast<int>(slot.held->size());
+        const int which = static_cast<int>(std::find_if(runs.begin(), runs.end(), [&](const edgekv_run & run) { return run.first == range.first; }) - runs.begin());
+        int position = -1;
+        edgekv_prefix_tell(slot, *slot.held, n, [&](const edgekv_prefix_tokens & tokens) {
+            position = g_recalls.put(g_recalls.user, &tokens, &gone, which, &cached);
+        });
+        if (position < 0) {
+            llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, slot.held->pos_next(n), -1);
+            break;
+        }
+        append_tokens(*slot.held, task.tokens, n, n + range.n);
+        llama_edgekv_turn(slot.lctx, slot.seq_id, n, n + range.n, n - position);
+    }
+    const int n_put = static_cast<int>(slot.held->size()) - first;
+    if (n_put > 0) {
+        edgekv_prefix_moved(slot.seq_id, first);
+        set_cached(task.id, cached);
+        *slot.n_cached += n_put;
+    }
+
+    return n_put;
+}
+
+}  // namespace
+
+bool recalls() { return g_recalls_on; }
+
+void recall_leave(const edgekv_prefix_slot & slot) {
+    const auto of = gone_of(slot.task);
+    if (!of.whole) {
+        return;
+    }
+    edgekv_prefix_settle();
+    const auto held = slot.held->get_tokens();
+    const auto end  = held.begin() + std::clamp(edgekv_prefix_computed(slot), 0, static_cast<int>(held.size()));
+    std::vector<int> at;
+    for (const auto & range : of.gone) {
+        const auto first = of.whole->begin() + range.first;
+        const auto found = std::search(held.begin(), end, first, first + range.n);
+        at.push_back(found == end ? -1 : static_cast<int>(found - held.begin()));
+    }
+    if (std::all_of(at.begin(), at.end(), [](int one) { return one < 0; })) {
+        return;
+    }
+    std::vector<edgekv_run> runs;
+    const auto gone = told_gone(of, runs);
+    edgekv_prefix_tell(slot, *slot.held, static_cast<int>(end - held.begin()), [&](const edgekv_prefix_tokens & tokens) {
+        g_recalls.leave(g_recalls.user, &tokens, &gone, at.data());
+    });
+}
+
+void recall_begins(const edgekv_prefix_slot & slot, server_task & task) {
+    g_due.erase(slot.seq_id);
+    const auto of = gone_of(task.id);
+    if (!of.whole || task.tokens.has_mtmd) {
+        g_recalled.erase(slot.seq_id);
+        return;
+    }
+    recall_leave(slot);
+    const auto before = g_recalled.find(slot.seq_id);
+    if (before != g_recalled.end() && is_same_turn(before->second, slot, task, of)) {
+        insert(task, of, before->second.ranges);
+        return;
+    }
+    g_recalled.erase(slot.seq_id);
+    g_due[slot.seq_id] = { task.id, of.turn };
+}
+
+bool recall_due(int seq_id, int task, int n) {
+    const auto found = g_due.find(seq_id);
+
+    return found != g_due.end() && found->second.task == task && found->second.turn == n;
+}
+
+int recall_bound(int seq_id, int task, int n) {
+    const auto found = g_due.find(seq_id);
+
+    return found != g_due.end() && found->second.task == task ? std::min(n, found->second.turn) : n;
+}
+
+void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx) {
+    g_due.erase(slot.seq_id);
+    const auto of = gone_of(task.id);
+    if (!of.whole) {
+        return;
+    }
+    const int64_t begun = ggml_time_us();
+    edgekv_prefix_settle();
+    const auto ranges = chosen(slot, task, of, n_ctx);
+    insert(task, of, ranges);
+    const int n_put = put_rows(slot, task, of, ranges);
+    g_recalled[slot.seq_id] = { of.whole, ranges, of.whole_turn, of.n_messages, task.tokens.edgekv_space, slot.adapters };
+    const int n_back = static_cast<int>(task.tokens.size()) - static_cast<int>(of.whole->size()) +
+        std::accumulate(of.gone.begin(), of.gone.end(), 0, [](int n, const token_range & range) { return n + range.n; });
+    SRV_INF("%d of %d exchanges come back before a message: %d tokens, the rows of %d in place, after %.1f ms\n", static_cast<int>(ranges.size()),
+            static_cast<int>(of.gone.size()), n_back, n_put, static_cast<double>(ggml_time_us() - begun)/1000.0);
+}
+
+}  // namespace edgekv_server
+
+void edgekv_glue_set_recalls(const edgekv_recalls * recalls) {
+    edgekv_server::g_recalls_on = recalls != nullptr;
+    edgekv_server::g_recalls    = recalls ? *recalls : edgekv_recalls{};
+    edgekv_server::g_due.clear();
+    edgekv_server::g_recalled.clear();
+}

@@ -1,0 +1,70 @@
+// Recall: exchanges that left a full context come back before the user's next message is read, if it is near them, and leave it first. A keeper
+// registers with edgekv_server_set_recalls() (edgekv_server.h). All functions but recalls() run on the decoding thread, between two llama_decode().
+//
+// The newest message is read twice: once behind what stayed, so that its rows tell which exchanges it is near, and again behind these. They stand
+// right before it, so everything before them stays in place. A request that goes on with the same message (an agent's next step, the same question
+// again) keeps the exchanges that came back for it.
+#pragma once
+
+#include "server/prefix_cache/prefixes.h"
+#include "server/prefix_cache/rolling.h"
+
+namespace edgekv_server {
+
+// whether a keeper of exchanges is registered; any thread
+bool recalls();
+
+// Offers exchanges that a sequence still holds and that leave its task's conversation.
+void recall_leave(const edgekv_prefix_slot & slot);
+
+// A task begins in a slot that still holds the conversation before.
+void recall_begins(const edgekv_prefix_slot & slot, server_task & task);
+
+// whether exchanges come back behind the first n tokens of a task's prompt
+bool recall_due(int seq_id, int task, int n);
+
+// the tokens of a slot, at most n, that its task's prompt may begin with: not the newest message if exchanges come back before it
+int recall_bound(int seq_id, int task, int n);
+
+void recall(const edgekv_prefix_slot & slot, server_task & task, int n_ctx);
+
+}  // namespace edgekv_server
+
+template <typename Slot>
+bool edgekv_recall_serves(const Slot & slot) {
+    return edgekv_server::recalls() && edgekv_prefix_keeps(slot) && !slot.ctx_dft && slot.alora_invocation_start < 0 && !slot.task->is_parent() &&
+        !slot.task->is_child();
+}
+
+template <typename Slot>
+void edgekv_recall_leave(Slot & slot) {
+    if (edgekv_recall_serves(slot)) {
+        edgekv_server::recall_leave(edgekv_slot(slot));
+    }
+}
+
+// Upstream holds tasks as const; nothing reads the prompt of one that begins but the slot's own loop.
+template <typename Slot>
+void edgekv_recall_begins(Slot & slot) {
+    if (edgekv_recall_serves(slot)) {
+        edgekv_server::recall_begins(edgekv_slot(slot), const_cast<server_task &>(*slot.task));
+    }
+}
+
+template <typename Slot>
+int edgekv_recall_bound(const Slot & slot, int n_past) {
+    return edgekv_server::recall_bound(slot.id, slot.task->id, n_past);
+}
+
+// A batch of prompt tokens ends where exchanges come back, as at a snapshot.
+template <typename Slot>
+bool edgekv_recall_due(const Slot & slot) {
+    return edgekv_server::recall_due(slot.id, slot.task->id, slot.prompt.n_tokens());
+}
+
+template <typename Slot>
+void edgekv_recall_take(Slot & slot) {
+    if (edgekv_recall_due(slot)) {
+        edgekv_server::recall(edgekv_slot(slot), const_cast<server_task &>(*slot.task), slot.n_ctx);
+    }
+}

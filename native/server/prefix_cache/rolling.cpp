@@ -1,0 +1,314 @@
+#include "server/prefix_cache/rolling.h"
+
+#include "server/prefix_cache/recall.h"
+#include "server/prefix_cache/spans.h"
+
+#include "llama-edgekv.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace edgekv_server {
+
+namespace {
+
+constexpr int STEPS     = 4;   // steps of a context; one leaves at a time
+constexpr int ROOM      = 8;   // an answer without a limit gets 1/ROOM of the context
+constexpr int MOVED_RUN = 16;  // fewest tokens worth moving; fewer are read again
+
+struct exchange {
+    int  first;  // position of the user's message
+    bool stays;
+    bool back = false;  // it left, and came back
+};
+
+// a conversation in a slot
+struct conversation {
+    std::vector<exchange> exchanges;
+    std::vector<token_range> left;  // positions in the whole prompt, in order
+    int n_left = 0;
+    int n_messages = 0;  // of the request
+    std::shared_ptr<const llama_tokens> whole;  // the whole prompt, if exchanges of it may come back
+    std::vector<token_range> gone;  // exchanges that left, by positions in the whole prompt, in order
+    std::vector<token_range> back;  // those of them that came back
+};
+
+struct rolling_state {
+    std::mutex mutex;
+    std::unordered_map<int, conversation> by_task;
+};
+
+rolling_state & the_rolling() {
+    static rolling_state s;
+    return s;
+}
+
+std::atomic<bool> g_on    = false;
+std::atomic<bool> g_moves = false;
+
+std::vector<exchange> exchanges_of(const common_chat_msg_spans & spans) {
+    std::vector<exchange> found;
+    for (const auto & span : spans.spans) {
+        if (span.role == COMMON_CHAT_ROLE_USER) {
+            found.push_back({ static_cast<int>(span.pos), false, false });
+        }
+    }
+
+    return found;
+}
+
+// Keeps the exchanges of pinned messages. Messages before the first user's message stay anyway.
+void pin(std::vector<exchange> & exchanges, const json & body) {
+    if (!body.contains("edgekv_pinned")) {
+        return;
+    }
+    const auto & pinned = body.at("edgekv_pinned");
+    const bool   listed = body.contains("messages") && body.at("messages").is_array() && pinned.is_array();
+    const int    n      = listed ? static_cast<int>(body.at("messages").size()) : 0;
+    std::vector<int> exchange_of(n, -1);  // of each message
+    int n_users = 0;
+    for (int i = 0; i < n; ++i) {
+        n_users += of_user(body.at("messages").at(i));
+        exchange_of[i] = n_users - 1;
+    }
+    for (const auto & number : listed ? pinned : json::array({ "" })) {
+        if (!number.is_number_integer() || number.get<int64_t>() < 0 || number.get<int64_t>() >= n) {
+            throw std::invalid_argument("the field 'edgekv_pinned' must list numbers of 'messages', from 0 on");
+        }
+        const int at = exchange_of[number.get<int>()];
+        if (at >= 0 && n_users == static_cast<int>(exchanges.size())) {
+            exchanges[at].stays = true;
+        } else if (at >= 0) {  // the template renders messages differently, so the pinned one cannot be found
+            std::for_each(exchanges.begin(), exchanges.end(), [](exchange & e) { e.stays = true; });
+        }
+    }
+}
+
+int step_of(int n_ctx) { return std::max(1, n_ctx/STEPS); }
+
+// The ranges that leave a slot with n_tokens of a conversation to make room.
+std::vector<token_range> leaving(const conversation & c, int n_tokens, int room, int n_ctx) {
+    const int excess = n_tokens + c.n_left + room - n_ctx;
+    const int step   = step_of(n_ctx);
+    int n_wanted = (excess + step - 1)/step*step - c.n_left;
+    std::vector<token_range> ranges;
+    for (size_t i = 0; i + 1 < c.exchanges.size() && n_wanted > 0; ++i) {
+        if (!c.exchanges[i].stays) {
+            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+            n_wanted -= ranges.back().n;
+        }
+    }
+
+    return ranges;
+}
+
+// Takes ranges, in order, out of a conversation.
+void take_out(conversation & c, const std::vector<token_range> & ranges) {
+    for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+        c.exchanges.erase(std::find_if(c.exchanges.begin(), c.exchanges.end(), [&](const exchange & e) { return e.first == range->first; }));
+        for (auto & e : c.exchanges) {
+            e.first -= e.first > range->first ? range->n : 0;
+        }
+    }
+    // translates to positions in the whole prompt, and merges neighbouring ranges
+    std::vector<token_range> left = c.left;
+    for (auto range : ranges) {
+        for (const auto & before : c.left) {
+            range.first += before.first <= range.first ? before.n : 0;
+        }
+        c.n_left += range.n;
+        left.push_back(range);
+        c.gone.push_back(range);
+    }
+    std::sort(c.gone.begin(), c.gone.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
+    std::sort(left.begin(), left.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
+    c.left.clear();
+    for (const auto & range : left) {
+        if (!c.left.empty() && c.left.back().first + c.left.back().n == range.first) {
+            c.left.back().n += range.n;
+        } else {
+            c.left.push_back(range);
+        }
+    }
+}
+
+int total(const std::vector<token_range> & ranges) {
+    return std::accumulate(ranges.begin(), ranges.end(), 0, [](int n, const token_range & range) { return n + range.n; });
+}
+
+// Takes what came back out of a conversation again; it left before.
+std::vector<token_range> take_back(conversation & c) {
+    std::vector<token_range> ranges;
+    for (size_t i = 0; i + 1 < c.exchanges.size(); ++i) {
+        if (c.exchanges[i].back) {
+            ranges.push_back({ c.exchanges[i].first, c.exchanges[i + 1].first - c.exchanges[i].first });
+        }
+    }
+    c.exchanges.erase(std::remove_if(c.exchanges.begin(), c.exchanges.end(), [](const exchange & e) { return e.back; }), c.exchanges.end());
+    c.exchanges.back().first -= total(ranges);
+
+    return ranges;
+}
+
+int room_of(const server_task & task, int n_ctx) {
+    return task.params.n_predict > 0 ? std::min(task.params.n_predict, step_of(n_ctx)) : n_ctx/ROOM;
+}
+
+json ranges_json(const std::vector<token_range> & ranges) {
+    json listed = json::array();
+    for (const auto & range : ranges) {
+        listed.push_back(json::array({ range.first, range.n }));
+    }
+
+    return { { "n", total(ranges) }, { "ranges", listed } };
+}
+
+}  // namespace
+
+void roll_in(llama_context * lctx) {
+    g_moves = llama_memory_can_shift(llama_get_memory(lctx)) && llama_edgekv_what_is_kept(lctx) == LLAMA_EDGEKV_KEEPS_ROWS;
+}
+
+void roll_prompt(server_task & task, int n_ctx, const json & body) {
+    if (!g_on || task.type != SERVER_TASK_TYPE_COMPLETION || task.tokens.has_mtmd) {
+        return;
+    }
+    conversation c;
+    c.exchanges = exchanges_of(task.params.message_spans);
+    pin(c.exchanges, body);
+    const int n_tokens = task.n_tokens();
+    const int room     = room_of(task, n_ctx);
+    auto ranges = leaving(c, n_tokens, room, n_ctx);
+    if (!ranges.empty() && g_moves && recalls()) {
+        ranges  = leaving(c, n_tokens, room + step_of(n_ctx), n_ctx);
+        c.whole = std::make_shared<llama_tokens>(task.tokens.get_tokens());
+        c.n_messages = body.contains("messages") && body.at("messages").is_array() ? static_cast<int>(body.at("messages").size()) : 0;
+    }
+    if (!ranges.empty() && n_tokens - total(ranges) < n_ctx) {
+        llama_tokens tokens = task.tokens.get_tokens();
+        for (auto range = ranges.rbegin(); range != ranges.rend(); ++range) {
+            tokens.erase(tokens.begin() + range->first, tokens.begin() + range->first + range->n);
+            auto & spans = task.params.message_spans.spans;
+            spans.erase(std::remove_if(spans.begin(), spans.end(), [&](const auto & span) {
+                const int at = static_cast<int>(span.pos);
+                return at >= range->first && at < range->first + range->n;
+            }), spans.end());
+            for (auto & span : spans) {
+                span.pos -= static_cast<int>(span.pos) > range->first ? range->n : 0;
+            }
+        }
+        task.tokens.clear();
+        task.tokens.insert(tokens);
+        if (g_moves) {
+            task.params.n_cache_reuse = MOVED_RUN;
+        }
+        take_out(c, ranges);
+        SRV_INF("%d oldest tokens of a conversation of %d leave the context of %d\n", c.n_left, n_tokens, n_ctx);
+    }
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    s.by_task[task.id] = std::move(c);
+}
+
+std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (!g_moves || found == s.by_task.end()) {
+        return {};
+    }
+    auto ranges = take_back(found->second);
+    if (ranges.empty()) {
+        ranges = leaving(found->second, n_tokens, n_ctx/ROOM, n_ctx);
+        take_out(found->second, ranges);
+    }
+    if (!ranges.empty()) {
+        SRV_INF("%d oldest tokens of a conversation leave the context of %d while it is answered\n", total(ranges), n_ctx);
+    }
+    std::reverse(ranges.begin(), ranges.end());
+
+    return ranges;
+}
+
+json left_json(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || found->second.n_left == 0) {
+        return nullptr;
+    }
+
+    return ranges_json(found->second.left);
+}
+
+json back_json(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+
+    if (found == s.by_task.end() || found->second.back.empty()) {
+        return nullptr;
+    }
+    const auto & c = found->second;
+    json told = ranges_json(c.back);
+    told["before"] = c.exchanges.back().first + c.n_left - total(c.back);
+
+    return told;
+}
+
+gone_exchanges gone_of(int task) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || !found->second.whole || found->second.gone.empty()) {
+        return {};
+    }
+    const auto & c    = found->second;
+    const int    turn = c.exchanges.back().first;
+
+    return { c.whole, c.gone, turn + c.n_left - total(c.back), turn, c.n_messages };
+}
+
+void came_back(int task, const std::vector<token_range> & ranges) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    const auto found = s.by_task.find(task);
+    if (found == s.by_task.end() || ranges.empty()) {
+        return;
+    }
+    auto & c = found->second;
+    c.back = ranges;
+    auto newest = c.exchanges.back();
+    c.exchanges.pop_back();
+    for (const auto & range : ranges) {
+        c.exchanges.push_back({ newest.first, false, true });
+        newest.first += range.n;
+    }
+    c.exchanges.push_back(newest);
+}
+
+int most_back(const server_task & task, int n_tokens, int n_ctx) {
+    return std::max(0, std::min(step_of(n_ctx), n_ctx - n_tokens - room_of(task, n_ctx)));
+}
+
+void forget_rolled(const std::unordered_set<int> & ids) {
+    auto & s = the_rolling();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    for (const int id : ids) {
+        s.by_task.erase(id);
+    }
+}
+
+}  // namespace edgekv_server
+
+bool edgekv_glue_moves() {
+    return edgekv_server::g_moves;
+}
+
+void edgekv_glue_set_rolling(bool on) {
+    edgekv_server::g_on = on;
+}

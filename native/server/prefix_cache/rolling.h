@@ -1,0 +1,85 @@
+// Whole oldest exchanges leave a full context; an exchange is a user's message and everything that answers it. The system prompt, pinned
+// exchanges and the newest one stay. Prompts roll on their request's thread, before they are posted; answers roll on the decoding thread. The
+// whole conversation's length decides what leaves, in steps of a quarter of the context, so that several turns have the same beginning. With a
+// keeper of exchanges (recall.h) another quarter is left for exchanges that come back before the newest; they leave first.
+#pragma once
+
+#include "server-task.h"
+
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+// Call it before a server starts. Off: a prompt that does not fit is refused, and an answer ends when the context is full.
+void edgekv_glue_set_rolling(bool on);
+
+namespace edgekv_server {
+
+// A context was loaded. If its tokens can move to other positions, the rest of a conversation is not read again.
+void roll_in(llama_context * lctx);
+
+// A completion with `n_ctx` tokens of context is about to be posted. body: the request; "edgekv_pinned" lists the numbers of messages that stay.
+// Throws std::invalid_argument if it is not such a list.
+void roll_prompt(server_task & task, int n_ctx, const json & body);
+
+struct token_range {
+    int first;
+    int n;
+};
+
+// The context of a task's slot holds n_tokens and is full. Returns the ranges that leave it, the last one first; empty: the answer ends here.
+std::vector<token_range> roll_ranges(int task, int n_tokens, int n_ctx);
+
+// what a task's conversation has outside of its context
+struct gone_exchanges {
+    std::shared_ptr<const llama_tokens> whole;  // null: none left
+    std::vector<token_range> gone;  // each exchange, by positions in the whole prompt, in order
+    int whole_turn = 0;  // where the newest exchange begins in the whole prompt
+    int turn = 0;        // where it begins in the task's prompt
+    int n_messages = 0;  // of the request
+};
+gone_exchanges gone_of(int task);
+
+// Exchanges of a task, by positions in the whole prompt, have come back before its newest exchange.
+void came_back(int task, const std::vector<token_range> & ranges);
+
+// the most tokens that come back into a prompt of n_tokens
+int most_back(const server_task & task, int n_tokens, int n_ctx);
+
+// the same as left_json(), of tokens that came back, and "before", where the message begins before which they stand
+json back_json(int task);
+
+// {"n": tokens that left a task's context, "ranges": [[first, n], ...]}, by positions in the whole prompt; null: none left
+json left_json(int task);
+
+// the tasks have ended
+void forget_rolled(const std::unordered_set<int> & ids);
+
+}  // namespace edgekv_server
+
+void edgekv_prefix_moved(int seq_id, int first);
+
+template <typename Slot>
+void edgekv_recall_leave(Slot & slot);
+
+// If an answer's slot is full, the oldest exchanges leave it and the rest closes up, with K rotated to its new positions.
+template <typename Slot>
+void edgekv_roll_answer(Slot & slot) {
+    if (slot.prompt.n_tokens() + 1 < slot.n_ctx || slot.task->is_parent() || slot.task->is_child() || slot.prompt.tokens.has_mtmd) {
+        return;
+    }
+    const auto ranges = edgekv_server::roll_ranges(slot.task->id, slot.prompt.n_tokens(), slot.n_ctx);
+    if (!ranges.empty()) {
+        edgekv_recall_leave(slot);
+    }
+    for (const auto & range : ranges) {
+        llama_tokens tokens = slot.prompt.tokens.get_tokens();
+        slot.mem.seq_rm (slot.id, range.first, range.first + range.n);
+        slot.mem.seq_add(slot.id, range.first + range.n, static_cast<llama_pos>(tokens.size()), -range.n);
+        edgekv_prefix_moved(slot.id, range.first);
+        tokens.erase(tokens.begin() + range.first, tokens.begin() + range.first + range.n);
+        slot.prompt.clear();
+        slot.prompt.tokens.insert(tokens);
+        slot.truncated = true;
+    }
+}

@@ -1,0 +1,40 @@
+// In a context that keeps more than rows (windows of sliding layers, recurrent states), a prompt can begin only at the sequence's present end,
+// or where a snapshot was taken. The keeper of prefixes gets snapshots near a prompt's end, at the beginning of its last user message, after an
+// answer, and at intervals in a long prompt. All functions run on the decoding thread, between two llama_decode().
+#pragma once
+
+#include "server/prefix_cache/prefixes.h"
+
+namespace edgekv_server {
+
+// A context was loaded. If prefixes are kept with snapshots, llama.cpp takes no checkpoints of its own, unless there is a draft model.
+void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints);
+
+// The number of a prompt's tokens after which its sequence can continue without a snapshot: n_past if it can forget all later tokens, else 0.
+int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past);
+
+// Plans snapshots for a sequence that holds the first `n` tokens of its task's prompt and reads the rest. last_user: where the last user message
+// begins, -1: unknown. spacing: tokens between two snapshots in the middle of a long prompt, 0: none there.
+void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens & prompt, int last_user, int spacing);
+
+// the last planned position of another slot's prompt within its first n tokens; 0: there is none
+int planned_before(const edgekv_prefix_slot & slot, int n);
+
+// whether a snapshot is planned after the first n tokens of a task's prompt
+bool snapshot_due(int seq_id, int task, int n);
+void take_snapshot(const edgekv_prefix_slot & slot);
+
+}  // namespace edgekv_server
+
+// A batch of prompt tokens ends where a snapshot is due; the snapshot is taken before the next batch.
+template <typename Slot>
+bool edgekv_snapshot_due(const Slot & slot) {
+    return edgekv_server::snapshot_due(slot.id, slot.task->id, slot.prompt.n_tokens());
+}
+
+template <typename Slot>
+void edgekv_snapshot_take(Slot & slot) {
+    if (edgekv_snapshot_due(slot)) {
+        edgekv_server::take_snapshot(edgekv_slot(slot));
+    }
+}

@@ -1,0 +1,74 @@
+#include "server/prefix_cache/spaces.h"
+
+#include <algorithm>
+#include <cctype>
+#include <stdexcept>
+#include <utility>
+
+namespace edgekv_server {
+namespace {
+
+constexpr const char * UNKNOWN = "unknown";  // the namespace of any other key
+
+std::map<std::string, std::string> & by_key() {
+    static std::map<std::string, std::string> spaces;
+    return spaces;
+}
+
+bool same_name(const std::string & a, const char * b) {
+    return std::equal(a.begin(), a.end(), b, b + std::char_traits<char>::length(b),
+                      [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+std::string value_of(const headers & given, const char * name) {
+    const auto found = std::find_if(given.begin(), given.end(), [&](const auto & header) { return same_name(header.first, name); });
+    return found == given.end() ? std::string() : found->second;
+}
+
+// finds the key as the middleware does that admitted the request
+std::string key_of(const headers & given) {
+    std::string       key    = value_of(given, "Authorization");
+    const std::string bearer = "Bearer ";
+    if (key.empty()) {
+        key = value_of(given, "X-Api-Key");
+    }
+    return key.compare(0, bearer.size(), bearer) == 0 ? key.substr(bearer.size()) : key;
+}
+
+std::string key_space(const headers & given) {
+    if (by_key().empty()) {
+        return {};
+    }
+    const auto found = by_key().find(key_of(given));
+    return found == by_key().end() ? UNKNOWN : found->second;
+}
+
+}  // namespace
+
+void set_spaces(std::map<std::string, std::string> spaces) { by_key() = std::move(spaces); }
+
+std::string space_of(const headers & given, const json & body) {
+    const std::string space = key_space(given);
+    if (!body.contains("cache_salt") || body.at("cache_salt").is_null()) {
+        return space;
+    }
+    if (!body.at("cache_salt").is_string()) {
+        throw std::invalid_argument("the field 'cache_salt' must be a string");
+    }
+    const std::string part = body.at("cache_salt").get<std::string>();
+    return part.empty() ? space : space + "/" + part;
+}
+
+std::string slot_file(const std::string & path, const headers & given) {
+    const std::string space = key_space(given);
+    return space.empty() ? path : path + "." + space;
+}
+
+std::string stream_of(const std::string & name, const headers & given) {
+    const std::string space = key_space(given);
+    return space.empty() ? name : space + "/" + name;
+}
+
+std::string stream_name(const std::string & stream, const headers & given) { return stream.substr(stream_of("", given).size()); }
+
+}  // namespace edgekv_server

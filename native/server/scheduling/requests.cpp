@@ -1,0 +1,161 @@
+#include "server/scheduling/requests.h"
+
+#include "server/http/answers.h"
+#include "server/scheduling/limits.h"
+
+#include <stdexcept>
+#include <typeinfo>
+
+namespace edgekv_server {
+namespace {
+
+struct unserved {
+    endpoint     where;
+    const char * field;
+    const char * advice;
+};
+
+constexpr unserved UNSERVED[] = {
+    { endpoint::chat,        "functions",          "use 'tools'" },
+    { endpoint::chat,        "function_call",      "use 'tool_choice'" },
+    { endpoint::chat,        "audio",              "answers are text; leave it out" },
+    { endpoint::chat,        "web_search_options", "leave it out, or offer a search as a tool" },
+    { endpoint::completions, "suffix",             "use /infill with a model that can fill in" },
+    { endpoint::responses,   "conversation",       "send the whole conversation as 'input'" },
+    { endpoint::responses,   "background",         "ask with 'stream', or wait for the answer" },
+    { endpoint::responses,   "prompt",             "send its text as 'instructions' and 'input'" },
+    { endpoint::messages,    "mcp_servers",        "offer their tools as 'tools'" },
+    { endpoint::messages,    "container",          "leave it out" },
+};
+
+// null, false, "", [], {} ask for nothing
+bool asks(const json & value) {
+    if (value.is_null() || (value.is_boolean() && !value.get<bool>())) {
+        return false;
+    }
+    if (value.is_string()) {
+        return !value.get<std::string>().empty();
+    }
+    return !(value.is_array() || value.is_object()) || !value.empty();
+}
+
+[[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument(sentence); }
+
+bool is_count(const json & body, const char * field) { return body.contains(field) && body.at(field).is_number_integer(); }
+
+}  // namespace
+
+void check_fields(const json & body, endpoint where) {
+    if (!body.is_object()) {
+        refuse("the request must be a JSON object");
+    }
+    for (const auto & entry : UNSERVED) {
+        if (entry.where == where && body.contains(entry.field) && asks(body.at(entry.field))) {
+            refuse(std::string("the field '") + entry.field + "' is not supported; " + entry.advice);
+        }
+    }
+    if (where == endpoint::chat && body.contains("modalities") && body.at("modalities").is_array()) {
+        for (const auto & modality : body.at("modalities")) {
+            if (modality.is_string() && modality.get<std::string>() != "text") {
+                refuse("the field 'modalities' asks for " + modality.get<std::string>() + "; answers are text");
+            }
+        }
+    }
+    const int64_t n = is_count(body, "n") ? body.at("n").get<int64_t>() : 1;
+    if (n > kMostAnswers) {
+        refuse("the field 'n' is " + std::to_string(n) + "; ask for " + std::to_string(kMostAnswers) + " answers at most");
+    }
+    if (where == endpoint::completions && is_count(body, "best_of") && body.at("best_of").get<int64_t>() > n) {
+        refuse("the field 'best_of' is not supported above 'n'; ask for 'n' and choose");
+    }
+}
+
+void check_tools(const json & body, const std::map<std::string, bool> & caps) {
+    if (!body.contains("tools") || !asks(body.at("tools")) || !body.contains("tool_choice")) {
+        return;
+    }
+    const json & choice = body.at("tool_choice");
+    const auto   can    = caps.find("supports_tools");
+    if ((can == caps.end() || !can->second) && (choice.is_object() || (choice.is_string() && choice.get<std::string>() == "required"))) {
+        refuse("the field 'tool_choice' asks for a call, and the model's chat template knows no tools; leave it out, or start the server "
+               "with a template that does, after -- as --chat-template-file FILE");
+    }
+}
+
+std::string checked_key(const std::vector<std::string> & keys, const std::string & given) {
+    std::string found;
+    for (const auto & key : keys) {
+        // volatile: every character is compared, also after the first difference
+        volatile unsigned char differs = key.size() == given.size() ? 0 : 1;
+        for (size_t i = 0; i < given.size(); ++i) {
+            differs = differs | static_cast<unsigned char>(given[i] ^ key[key.empty() ? 0 : i % key.size()]);
+        }
+        if (!differs) {
+            found = key;
+        }
+    }
+    return found;
+}
+
+bool refuses(const void * reader, server_http_res & res) {
+    const std::string why = take_place(reader);
+    if (why.empty()) {
+        return false;
+    }
+    const json error = format_error_response(why, ERROR_TYPE_UNAVAILABLE);
+    res.status                 = json_value(error, "code", 500);
+    res.data                   = error_body(error);
+    res.headers["Retry-After"] = std::to_string(retry_after_s());
+    return true;
+}
+
+server_task_result_ptr stopping_answer() {
+    auto error      = std::make_unique<server_task_result_error>();
+    error->err_type = ERROR_TYPE_UNAVAILABLE;
+    error->err_msg  = STOPPING;
+    return error;
+}
+
+error_type fault(const std::exception & e) {
+    if (std::string(e.what()).find("type_error.316") != std::string::npos) {
+        return ERROR_TYPE_SERVER;  // the server wrote text that is not UTF-8
+    }
+    const bool theirs = dynamic_cast<const common_json_error *>(&e) != nullptr || dynamic_cast<const std::logic_error *>(&e) != nullptr ||
+                        typeid(e) == typeid(std::runtime_error);
+    return theirs ? ERROR_TYPE_INVALID_REQUEST : ERROR_TYPE_SERVER;
+}
+
+void say_too_long(server_task_result & result, task_response_type dialect) {
+    auto * error = dynamic_cast<server_task_result_error *>(&result);
+    if (error == nullptr || error->err_type != ERROR_TYPE_EXCEED_CONTEXT_SIZE) {
+        return;
+    }
+    const std::string n = std::to_string(error->n_prompt_tokens), most = std::to_string(error->n_ctx);
+    const std::string advice = "; shorten it, or start the server with a longer context: --ctx TOKENS";
+    switch (dialect) {
+        case TASK_RESPONSE_TYPE_ANTHROPIC:
+            error->err_msg  = "prompt is too long: " + n + " tokens > " + most + " maximum" + advice;
+            error->err_type = ERROR_TYPE_INVALID_REQUEST;  // as Anthropic's API has it
+            break;
+        case TASK_RESPONSE_TYPE_OAI_RESP:
+            error->err_msg = "Your input exceeds the context window of this model: " + n + " tokens > " + most + " maximum" + advice;
+            break;
+        case TASK_RESPONSE_TYPE_OAI_CHAT:
+        case TASK_RESPONSE_TYPE_OAI_CMPL:
+            error->err_msg = "This model's maximum context length is " + most + " tokens. However, your messages resulted in " + n + " tokens" + advice;
+            break;
+        default:
+            error->err_msg = "request (" + n + " tokens) exceeds the available context size (" + most + " tokens)" + advice;
+    }
+}
+
+std::string error_body(const json & error) {
+    json told = error;
+    if (json_value(error, "type", std::string()) == "exceed_context_size_error") {
+        told["code"]  = "context_length_exceeded";
+        told["param"] = "messages";
+    }
+    return safe_json_to_str({{ "error", told }});
+}
+
+}  // namespace edgekv_server

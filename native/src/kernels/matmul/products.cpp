@@ -1,0 +1,79 @@
+// Dispatch of products.
+#include "kernels/matmul/products_internal.h"
+#include "kernels/simd/isa_dispatch.h"
+
+namespace edgekv {
+
+namespace {
+
+#if EDGEKV_X86
+constexpr KernelTables<ProductKernels> kTables = {
+    &kProductsPortable, EDGEKV_BUILT(avx2, kProductsAvx2), EDGEKV_BUILT(avxvnni, kProductsAvxVnni), EDGEKV_BUILT(avx2, kProductsAvx2),
+    EDGEKV_BUILT(avx512vnni, kProductsAvx512Vnni)};
+constexpr const ProductKernels * kAmx = EDGEKV_BUILT(amx, kProductsAmx);
+#elif EDGEKV_ARM64
+constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable, &kProductsPortable, &kProductsPortable};
+#else
+constexpr KernelTables<ProductKernels> kTables = {&kProductsPortable};
+#endif
+
+const ProductKernels & kernels(Isa isa) {
+#if EDGEKV_X86
+    if (isa == Isa::amx) {
+        return *kAmx;
+    }
+#endif
+    return kernels_for(isa, kTables);
+}
+
+}  // namespace
+
+TokenForm token_form(WeightType type) { return weight_values(type) == kProductChunk ? TokenForm::of_256 : TokenForm::of_32; }
+
+int weight_values(WeightType type) {
+    switch (type) {
+        case WeightType::q4_k:
+        case WeightType::q5_k:
+        case WeightType::q6_k:
+        case WeightType::iq4_xs: return kProductChunk;
+        default: return kProductBlock;
+    }
+}
+
+WeightWalk weight_walk(WeightType type, WeightLayout layout) {
+    const bool of_k = type == WeightType::q4_k || type == WeightType::q5_k || type == WeightType::q6_k;
+    return layout == WeightLayout::eights ? (of_k ? WeightWalk::eights_of_k : WeightWalk::eights) : of_k ? WeightWalk::four : WeightWalk::sixteen;
+}
+
+bool product_supported(Isa isa, WeightLayout layout) {
+    return EDGEKV_X86 && isa != Isa::portable && (layout != WeightLayout::sixteens || isa == Isa::amx);
+}
+
+void multiply_rows(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply(problem, first, end); }
+
+void multiply_few(const ProductProblem & problem, int first, int end, Isa isa) { kernels(isa).multiply_few(problem, first, end); }
+
+void quantise_token(const float * values, int n, TokenForm form, TokenChunk * out, size_t stride, Isa isa) {
+    kernels(isa).quantise(values, n, form, out, stride);
+}
+
+float rms_factor(const float * values, int n, float eps, Isa isa) { return kernels(isa).rms_factor(values, n, eps); }
+
+void weigh_values(const float * values, float factor, const float * weights, int n, float * out, Isa isa) {
+    kernels(isa).weigh_values(values, factor, weights, n, out);
+}
+
+const ProductKernels * product_kernels(const char * name) {
+#if EDGEKV_X86
+    if (std::strcmp(name, "amx") == 0) {
+        return isa_supported(Isa::amx) ? kAmx : nullptr;
+    }
+#endif
+    return kernels_by_name(name, kTables);
+}
+
+void gate_values(GateForm form, const float * gate, const float * up, int n, float * out, Isa isa) {
+    kernels(isa).gate_values(form, gate, up, n, out);
+}
+
+}  // namespace edgekv

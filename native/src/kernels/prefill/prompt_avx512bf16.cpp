@@ -1,0 +1,68 @@
+#include "kernels/simd/simd_avx512.h"
+// The headers below use its Simd.
+#include "kernels/prefill/prompt_bf16.h"
+
+namespace edgekv {
+namespace {
+
+// Sums over V by products of pairs in vectors. Scores stay in single precision, because split operands would need three such products.
+struct ValuesPairs {
+    static constexpr int kDegree = 3;
+
+    static void pack_v(const Cells & cells, int channels, char * v) { pack_values(cells, channels, v); }
+    static void put(float * weights, int cell, F & even, F & odd) { put_pair(weights, cell, even, odd); }
+    static float weight(const float * weights, int cell, int lane) { return weight_of_pair(weights, cell, lane); }
+
+    template <int NV>
+    static void add_of(const int32_t * v, int head_dim, const Panels & p) {
+        constexpr int height = Simd::prompt_height(NV);
+        constexpr int n = kPromptCells / kPair;
+        for (int d = 0; d < head_dim; d += height) {
+            F sums[height][NV];
+            EDGEKV_UNROLL
+            for (int i = 0; i < height; ++i) {
+                EDGEKV_UNROLL
+                for (int j = 0; j < NV; ++j) {
+                    float * acc = p.acc[j] + (d + i) * kLanes;
+                    sums[i][j] = p.factor[j] ? Simd::mul(Simd::load(acc), Simd::load(p.factor[j])) : Simd::load(acc);
+                }
+            }
+            for (int k = 0; k < n; ++k) {
+                I w[NV];
+                EDGEKV_UNROLL
+                for (int j = 0; j < NV; ++j) {
+                    w[j] = Simd::iload(p.scores[j] + k * kLanes);
+                }
+                EDGEKV_UNROLL
+                for (int i = 0; i < height; ++i) {
+                    const I x = Simd::iset1(v[(d + i) * n + k]);
+                    EDGEKV_UNROLL
+                    for (int j = 0; j < NV; ++j) {
+                        sums[i][j] = _mm512_dpbf16_ps(sums[i][j], (__m512bh) x, (__m512bh) w[j]);
+                    }
+                }
+            }
+            EDGEKV_UNROLL
+            for (int i = 0; i < height; ++i) {
+                EDGEKV_UNROLL
+                for (int j = 0; j < NV; ++j) {
+                    Simd::store(p.acc[j] + (d + i) * kLanes, sums[i][j]);
+                }
+            }
+        }
+    }
+    static void add(const char * v, int, int head_dim, const Panels & p) {
+        const int32_t * x = reinterpret_cast<const int32_t *>(v);
+        switch (p.n) {
+            case 1: return add_of<1>(x, head_dim, p);
+            case 2: return add_of<2>(x, head_dim, p);
+            case 3: return add_of<3>(x, head_dim, p);
+        }
+    }
+};
+
+}  // namespace
+
+const PromptKernels kPromptAvx512Bf16 = {attend_item<KeysF32, ValuesPairs>};
+
+}  // namespace edgekv

@@ -58,7 +58,7 @@ class _Bench(click.Group):
 
 @click.group(cls=_Bench, invoke_without_command=True, epilog=examples(
     "edgekv bench -p 512 -n 128 -d 0,4096,16384",
-    "edgekv bench -m model.gguf --modes exact,sparse --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
+    "edgekv bench -m model.gguf --kv-dir /mnt/nvme --kv-budget 64MiB,512MiB",
     "edgekv bench -d 0-32768+8192 --fill synthetic -r 3 --kv-dir /mnt/nvme",
     "edgekv bench -p 0 -d 512,7680 --kld --modes exact,sparse,ema --text code",
 ))

@@ -43,11 +43,10 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
 
     (tmp_path / "long.txt").write_text("\n".join(pydoc_data.topics.topics.values())[:6000])
     chat = screen("--kv", "sparse", "--sample-budget", "1000", "--ctx", "2048", "--temp", "0", "-n", "48", "-s", "Be brief.",
-                  NO_COLOR="1", EDGEKV_KV_BUDGET="1MiB")
+                  NO_COLOR="1")
     chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
     footer = chat.say("Summarise.", r"decode [\d.]+ t/s")
-    reads = re.search(r"KV sparse reads (\d+) of ([\d,]+) tokens a head, error ~([\d.]+) % · arena [\d.]+ (\w+ )?of 1.0 MiB, hit \d+ %",
-                      footer)
+    reads = re.search(r"KV sparse reads (\d+) of ([\d,]+) tokens a head, error ~([\d.]+) %", footer)
     assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048 and 0 < float(reads[3]) < 50, footer
     shown = chat.say("/pin last", r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
@@ -56,11 +55,10 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     assert "pinned" not in chat.until(r"2\s+assistant: .*\n>").split("assistant")[1], "another answer is another message"
     chat.say("/pin 7", "use 1 to 2, last or system")
     chat.say("/unpin", "nothing is pinned")
-    shown = chat.say("/memory", "copies failed")
-    for expected in (r"arena +1.0 MiB", r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"in the arena +\d+ ",
-                     r"only at home +[\d,]+ ", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain",
-                     r"error +~[\d.]+ % of", r"arena hits +[\d.]+ % of the tokens read, [\d.]+ % of"):
+    shown = chat.say("/memory", r"error +~[\d.]+ % of")
+    for expected in (r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain"):
         assert re.search(expected, shown), shown
+    assert "arena" not in footer + shown
     chat.type("/exit\r")
     assert chat.ends() == EXIT_OK
 

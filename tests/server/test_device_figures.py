@@ -12,7 +12,7 @@ from edgekv.server.server import Server
 @pytest.fixture(scope="module")
 def on_a_device(synthetic, emulator):
     """One slot, whose pages have slots in a device's arena."""
-    with Server(options(synthetic("llama"), kv=SPARSE.with_(device="emulated", plan_every=1))) as server:
+    with Server(options(synthetic("llama"), kv=SPARSE.with_(attention_device="emulated", plan_every=1))) as server:
         complete(server)
         settled(server)
         yield server

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from edgekv.common.errors import ContextOverflow, DoesNotFit, EdgeKVError
+from edgekv.common.errors import BrokenOff, ContextOverflow, DoesNotFit, EdgeKVError
 from edgekv.server.get_json import is_here
 
 Message = dict[str, str]
@@ -22,10 +22,6 @@ _QUICK_S = 60.0  # for requests that only process text
 
 PLACES = ("slot", "shared", "ram", "disk", "remote")
 """The sources of a prompt's known tokens: the slot's own cache, or a tier of the prefix store."""
-
-
-class BrokenOff(EdgeKVError):
-    """The stream of an answer ended before the server said that the answer had."""
 
 
 @dataclass(frozen=True)

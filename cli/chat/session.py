@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv.cli.chat.client import BrokenOff
 from edgekv.cli.chat.saved import read_messages, read_records, write_messages
-from edgekv.common.errors import EdgeKVError
+from edgekv.common.errors import BrokenOff, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv.cli.chat.client import AnswerPiece, ChatClient, Message, Timings, Usage

@@ -40,6 +40,10 @@ class ContextOverflow(EdgeKVError):
         self.n_ctx = n_ctx
 
 
+class BrokenOff(EdgeKVError):
+    """The stream of an answer ended before the server said that the answer had."""
+
+
 class DoesNotFit(EdgeKVError):
     """The request needs more memory than the machine or the budget has."""
 

@@ -196,7 +196,7 @@ def test_quality_by_what_is_read(tmp_path):
     section = text[text.index('<section id="quality"') : text.index('<section id="retention"')]
     table = section[section.index("<table>") :]
     assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table, re.S)] == [
-        ["sparse", "resolution 1000", "4.2", "2.0e-02", "96.0"], ["sparse", "default", "6.6", "6.0e-03", "96.0"],
+        ["sparse", "sample budget 1000", "4.2", "2.0e-02", "96.0"], ["sparse", "default", "6.6", "6.0e-03", "96.0"],
         ["ema", "default", "13.0", "5.0e-02", "96.0"], ["ema:policy=lru", "10%", "11.0", "7.0e-02", "96.0"]]
     assert ">stock llama.cpp<" in section
     assert "comes sparse (KLD 6.0e-03, same top token 96.0 %, 6.6 % of the tokens read), and least near ema:policy=lru" in section

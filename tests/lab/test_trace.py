@@ -313,7 +313,7 @@ def test_record_and_info(tmp_path, synthetic):
     stock = command("trace", "record", synthetic("llama"), "-o", path, *small, EDGEKV="0")
     assert stock.returncode == 2 and stock.stderr == "edgekv: EDGEKV=0 is set, so there is no attention to observe; unset it\n"
     none = command("trace", "record", synthetic("llama"), "-o", path, "--sample-budget", "0")
-    assert none.returncode == 2 and "the resolution is '0'" in none.stderr
+    assert none.returncode == 2 and "the sample budget is '0'" in none.stderr
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])

@@ -106,7 +106,7 @@ def test_kernels_that_are_not_built_are_neither_linked_nor_chosen(tmp_path: Path
     """Without optimisation, which could hide that something asks for them."""
     compiler = [native_build.compiler(), "-std=c++17", "-O0", f"-I{SOURCES}", f'-DEDGEKV_KERNELS=" {names} "']
     asked = set()
-    for source in ("attend/attend", "products/products", "prompt/prompt", "select/sample", "sketch/sketch"):
+    for source in ("decode/attend", "matmul/products", "prefill/prompt", "select/sample", "sketch/sketch"):
         made = tmp_path / f"{Path(source).name}.o"
         subprocess.run([*compiler, "-c", "-o", made, SOURCES / "kernels" / f"{source}.cpp"], check=True)
         symbols = subprocess.run(["nm", "-C", "-u", made], check=True, capture_output=True, text=True).stdout

@@ -61,7 +61,7 @@ def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
         assert (memory.home_bytes, memory.sketch_bytes) == (expected.home, expected.sketches)
 
 
-CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_tokens": 80}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
+CASES = [*({"sketch": kind.value} for kind in SketchKind), {"page_size": 80}, {"type_k": "q8_0"}, {"type_k": "q4_0", "type_v": "q4_0"}]
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)

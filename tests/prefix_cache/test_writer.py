@@ -24,7 +24,7 @@ def test_the_writer_survives_what_a_place_raises(tmp_path, monkeypatch, caplog, 
     failures = iter([raised, raised])
 
     def fail(place, what):
-        error = next(failures, None)
+        error = next(failures, None) if place in store.places else None  # stores of other tests may still write
         if error is not None:
             raise error
         return works(place, what)

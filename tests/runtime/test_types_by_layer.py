@@ -48,7 +48,7 @@ def test_exact_is_stock(synthetic, head_dim: int):
     check(llama.kv)
 
 
-@pytest.mark.parametrize("options", [{"mode": "exact"}, SPARSE, {"mode": "evict", "keep": 256}])
+@pytest.mark.parametrize("options", [{"mode": "exact"}, SPARSE, {"mode": "evict", "evict_to": 256}])
 def test_every_mode_serves_them(synthetic, options: dict):
     with attached(synthetic("llama", **SHAPE), KvOptions(**options, **BY_LAYER), n_ctx=1024, n_seq=1, n_batch=64, n_ubatch=64, **COARSE) as (
             context, run):

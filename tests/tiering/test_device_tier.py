@@ -11,7 +11,7 @@ from support.fake_gpus import RATES
 from support.tiers import CopyError, FakeDevice, plan, settled
 from support.world import World, act
 
-from edgekv._native import core, device_calls, paging
+from edgekv._native import core, device_calls, native_arrays, paging
 from edgekv._native.native_pages import NativePages, moves_of
 from edgekv.arrays.move import LAYER
 from edgekv.arrays.ops import Ops
@@ -256,11 +256,11 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
                          1 << 20, 1 << 10, 0)
     for owner, functions in (
         (device_calls, {"plane": lambda handle: place}),
-        (core, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
-                "layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
+        (native_arrays, {"run_so_far": lambda handle: types.SimpleNamespace(page_tokens=16, pages_per_stream=n_pages),
+                         "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0)}),
+        (core, {"layers": lambda handle: [types.SimpleNamespace(index=row, n_head_kv=n, head_dim=32)
                                           for row, n in ((0, 2), (1, 1), (-1, 9))],
                 "limits": lambda handle: core.ContextLimits(n_cells, 1, n_cells, n_cells, False, 0, False),
-                "cells": lambda handle, stream: types.SimpleNamespace(n_cells=n_cells, n_used=0),
                 "rope": lambda handle: None}),
         (paging, {"page_arrays": lambda handle: paging.PageArrays(shape, priority.ctypes.data, np.zeros(shape, np.int32), newest, None, 0,
                                                                   32 * row_bytes),

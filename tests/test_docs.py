@@ -11,6 +11,7 @@ import click
 import pytest
 from support.command_lines import calls, commands, parse
 
+from edgekv.bench.fields import FIGURES
 from edgekv.common.enums import CacheType, KvMode, SketchKind, Split
 from edgekv.config.setting_table import SETTINGS
 from edgekv.policies import POLICIES
@@ -205,3 +206,8 @@ CHOICES = {*(member.value for kind in (KvMode, CacheType, SketchKind, Split) for
 @pytest.mark.parametrize("value", sorted(CHOICES))
 def test_every_choice_is_named(value):
     assert re.search(rf"`[^`\n]*\b{value}\b", DOCS), f"no README says what {value} is"
+
+
+def test_every_figure_of_bench_is_named():
+    text = TEXT_OF[ROOT / "edgekv" / "bench" / "README.md"]
+    assert not [figure.key for figure in FIGURES if f"`{figure.key}`" not in text]

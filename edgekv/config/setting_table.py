@@ -183,7 +183,7 @@ SETTINGS = (
                          "command line: use the variable, or --api-key-file.", unit="KEY"),
         row("api-key-file", Path, "A file with keys: serve answers only requests that carry one of them, one in each line; chat, with --url, sends the "
                                "first.", unit="FILE", main=True),
-        row("log-file", Path, "Where llama.cpp's server writes its log; - for standard error.")),
+        row("log-file", Path, "Where llama.cpp's server writes its log; - for standard error.", usual="a temporary file, which is shown if the server fails")),
     *_listed(
         "Context",
         row("ctx", _context, "Context length.", unit="TOKENS|auto", short=("-c",), main=True, where=EVERYWHERE,

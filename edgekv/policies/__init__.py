@@ -1,4 +1,4 @@
-"""Policies: what a page is worth. A policy = one file, one line here, one line in tests/policies/test_policies.py.
+"""Policies: what a page is worth. A policy = one file, its import and its line here.
 
 A policy's name joins its parts by "+"; a part may have settings: "ema(alpha=0.02)+anchor+recent".
 """

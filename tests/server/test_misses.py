@@ -47,7 +47,7 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
     dated = [*first[:5], 330, *first[5:]]
     with caplog.at_level(logging.WARNING, "edgekv"), serve(tiny, store=STORE, log_file=log) as server:
         rows = [
-            (first, {}, (0, None, "cold", 0)),
+            (first, {"max_tokens": 4}, (0, None, "cold", 0)),
             (first, {}, (819, "slot", None, None)),
             (conversation(2, 300), {}, (1, "slot", "cold", 1)),
             (first, {}, (819, "ram", None, None)),
@@ -81,6 +81,11 @@ def test_every_interface_says_it(default_model):
             "chat": post(server.url, "/v1/chat/completions", body)["usage"], "messages": post(server.url, "/v1/messages", body)["usage"],
             "messages, a stream": begun["message"]["usage"], "responses": post(server.url, "/v1/responses", response)["usage"],
             "responses, a stream": completed["usage"], "completion": post(server.url, "/completion", {"prompt": prompt, "n_predict": 2})}
+        unkept = {"cache_prompt": False}
+        refused = [post(server.url, "/v1/chat/completions", body | unkept)["usage"], post(server.url, "/v1/messages", body | unkept)["usage"],
+                   post(server.url, "/v1/responses", response | unkept)["usage"],
+                   post(server.url, "/completion", {"prompt": prompt, "n_predict": 2} | unkept)]
+    assert [usage["edgekv"]["prefix_cache"]["reason"] for usage in refused] == 4 * ["disabled"]
     told = {name: usage["edgekv"]["prefix_cache"] for name, usage in usages.items()}
     n = told["chat"]["tokens"]
     assert n > 10 and all(of == {"tokens": n, "tier": "slot", "reason": None, "at_token": None} for of in told.values()), told

@@ -63,8 +63,10 @@ void drop_billing_headers(json & messages) {
 }
 
 void carry_over(const json & request, json & converted) {
-    if (request.contains("cache_salt")) {
-        converted["cache_salt"] = request.at("cache_salt");
+    for (const char * name : { "cache_salt", "cache_prompt" }) {
+        if (request.contains(name)) {
+            converted[name] = request.at(name);
+        }
     }
     if (!request.contains("tool_choice") || !request.at("tool_choice").is_object()) {
         return;

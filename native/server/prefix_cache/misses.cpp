@@ -55,7 +55,6 @@ found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens &
     const bool behind = cached.missed_at < found.n;  // the sequence itself had more than what is kept
     found.reason = cached.missed == EDGEKV_MISS_NONE || (behind && cached.missed == EDGEKV_MISS_DIVERGED) ? EDGEKV_MISS_COLD : cached.missed;
     found.at     = std::max(cached.missed_at, found.n);
-    found.n_lost = found.reason == EDGEKV_MISS_DIVERGED ? cached.nearly.n_lost : 0;
     return found;
 }
 
@@ -78,7 +77,7 @@ std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & 
         }
     }
     if (found.reason == EDGEKV_MISS_DIVERGED) {
-        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens after it are read again", found.at, found.n_lost);
+        line += string_format("; diverged: a kept conversation goes on differently at token %d; %d tokens are read again", found.at, n_missed);
     } else if (found.reason != EDGEKV_MISS_NONE) {
         line += string_format("; the others are computed: %s, at token %d", REASONS[found.reason], found.at);
     }

@@ -11,7 +11,6 @@ struct found_prefix {
     int n = 0;                           // tokens
     int reason = EDGEKV_MISS_NONE;
     int at = 0;                          // the first token that the reason is about
-    int n_lost = 0;                      // diverged: tokens of the kept conversation behind it
     int by_tier[EDGEKV_TIERS] = {};
 };
 

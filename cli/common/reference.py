@@ -1,7 +1,6 @@
 """The reference of settings in cli/README.md: `python -m edgekv.cli.common.reference` prints it."""
 
 from collections.abc import Iterator
-from enum import Enum
 from itertools import groupby
 
 from edgekv.config.setting_table import SETTINGS, Number, Setting
@@ -23,8 +22,8 @@ def _row(setting: Setting) -> str:
 def values(setting: Setting) -> Iterator[str]:
     """What can be given: words, a range of numbers, or a placeholder."""
     kind = setting.kind
-    if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum):
-        yield from (one.value if isinstance(one, Enum) else one for one in kind)
+    if setting.words:
+        yield from setting.words
     elif isinstance(kind, Number):
         yield f"{kind.least:g}..." if kind.most is None else f"{kind.least:g}...{kind.most:.10g}"
     elif kind is not bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,7 +127,9 @@ def _joined(_: click.Context, __: click.Parameter, lists: tuple[tuple[str, ...],
 class SettingOption(click.Option):
     """A setting as an option. Variables of KV options are read by `KvOptions.from_env`, for library and command line alike."""
 
-    setting: Setting
+    def __init__(self, *names: Any, setting: Setting, **more: Any):
+        super().__init__(*names, **more)
+        self.setting = setting
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return None if self.setting.keyword is not None else super().resolve_envvar_value(ctx)
@@ -144,8 +145,8 @@ def _type(setting: Setting) -> click.ParamType:
         return click.Path(file_okay=setting.unit != "DIR", path_type=Path)
     if kind in (bool, str):
         return click.BOOL if kind is bool else click.STRING
-    if isinstance(kind, tuple) or isinstance(kind, type) and issubclass(kind, Enum):
-        return click.Choice([getattr(one, "value", one) for one in kind])
+    if setting.words:
+        return click.Choice(setting.words)
     if isinstance(kind, str):
         return Parsed(kind, _PARSERS[kind])
     return Parsed(setting.name, lambda text: AUTO if (value := kind(text, setting.name)) is None else value)
@@ -159,10 +160,7 @@ def _as_option(setting: Setting) -> Callable[[F], F]:
     elif setting.default is not None:
         more = {"default": setting.default, "show_default": True}
     usual = "" if setting.usual is None else f"  [default: {setting.usual}]"
-    bound = {"setting": setting}  # click makes the option of a class
-
-    return option(*setting.short, names, cls=type("_Option", (SettingOption,), bound), type=_type(setting), metavar=setting.unit,
-                  help=setting.help + usual, **more)
+    return option(*setting.short, names, cls=SettingOption, setting=setting, type=_type(setting), metavar=setting.unit, help=setting.help + usual, **more)
 
 
 def settings_of(command: str) -> Callable[[F], F]:

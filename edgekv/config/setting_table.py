@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,12 @@ class Setting:
     @property
     def variable(self) -> str:
         return variable_of(self.name)
+
+    @property
+    def words(self) -> list[str]:
+        """The values that it can have, where they are words of a list; else none."""
+        is_enum = isinstance(self.kind, type) and issubclass(self.kind, Enum)
+        return [one.value if isinstance(one, Enum) else one for one in self.kind] if is_enum or isinstance(self.kind, tuple) else []
 
     @property
     def default_text(self) -> str | None:

@@ -76,7 +76,12 @@ class ServerLog:
             os.dup2(self._saved_fd, _STDERR)
             os.close(self._saved_fd)
             self._saved_fd = self._saved_stderr = None
-        if self._temporary and self.path is not None and not keep:
+        if not keep:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Remove a temporary log, and leave descriptor 2 to a server that still writes: its lines would follow the process's last words."""
+        if self._temporary and self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def explain(self) -> str:

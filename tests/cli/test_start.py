@@ -99,6 +99,23 @@ def test_a_load_ends_where_the_versions_do_not_fit(command, default_model, tmp_p
     assert done.stderr.splitlines()[-1].startswith("edgekv: llama-cpp-python 0.3.35 is installed")
 
 
+LEFT = """
+import os, sys
+from edgekv.server.server import Server
+abandon = Server.abandon
+def left(server):
+    abandon(server)
+    os.write(2, b"the model's thread goes on")
+Server.abandon = left
+""" + OTHER_VERSION
+
+
+def test_what_a_load_says_after_its_end_reaches_nobody(default_model, tmp_path):
+    done = subprocess.run([sys.executable, "-c", LEFT, "chat", "-p", "Hello"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == AbiMismatch.exit_code and "goes on" not in done.stderr and "0.3.35 is installed" in done.stderr
+
+
 def test_a_context_waits_for_what_is_imported_beside_its_load(synthetic, tmp_path):
     """The import begins when the model is there, and the server's thread imports nothing meanwhile: two that do wait for each other's modules."""
     assert run(IMPORTED_LATE, tmp_path, str(synthetic())) == [[], True]

@@ -246,7 +246,7 @@ class Prefixes:
         return first, count(pieces_up_to(loading.pieces[:n_good], first))
 
     def lost(self, line: str) -> None:
-        log.warning("%s", line)
+        log.warning("%s %s", time.strftime("%H:%M:%S"), line)
 
     def snapshot(self, held: SequenceTokens) -> None:
         """Keep a snapshot of a sequence with exactly these tokens."""

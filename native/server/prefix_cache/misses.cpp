@@ -70,7 +70,7 @@ std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & 
         s.of.misses[found.reason] += n_missed;
     }
     set_found(task, found);
-    std::string line = string_format("slot %d has %d tokens of its prompt of %d", seq_id, found.n, n_prompt);
+    std::string line = string_format("slot %d, task %d has %d tokens of its prompt of %d", seq_id, task, found.n, n_prompt);
     for (int i = 0, n = 0; i < EDGEKV_TIERS; ++i) {
         if (found.by_tier[i] > 0) {
             line += string_format("%s %d from %s", n++ ? "," : ":", found.by_tier[i], TIERS[i]);

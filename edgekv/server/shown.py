@@ -163,6 +163,7 @@ def state(shown: Shown) -> dict[str, Any]:
         "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
         "mode_description": shown.mode.description, "busy": shown.busy, "tokens_per_second": round(shown.tokens_per_second, 2),
         "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown), "store": store(shown),
+        "prompt_tokens": shown.traffic and {"asked": shown.traffic.prefixes.queries, "found": sum(shown.traffic.prefixes.hits.values())},
         "worst_gap_seconds": shown.traffic and shown.traffic.worst_gap, "served": figures is not None}
     if figures is None:
         return found

@@ -119,14 +119,14 @@ function showMovement(state) {
 }
 
 function showStore(state) {
-  const { store } = state;
+  const { store, prompt_tokens: tokens } = state;
   if (!store) {
     at("store").replaceChildren(make("p", "none", "There is none in this server."));
     return;
   }
   const pairs = make("dl");
-  list(pairs, [["prompts that began in it", `${whole(store.n_hits)} of ${whole(store.n_hits + store.n_misses)}`],
-    ["tokens not read again", whole(store.n_tokens_loaded)], ["blocks", whole(store.n_blocks)], ["in RAM", bytes(store.ram_bytes)],
+  list(pairs, [...(tokens ? [["prompt tokens found, in slots too", `${whole(tokens.found)} of ${whole(tokens.asked)}`]] : []),
+    ["tokens loaded from it", whole(store.n_tokens_loaded)], ["blocks", whole(store.n_blocks)], ["in RAM", bytes(store.ram_bytes)],
     ["on disk", bytes(store.disk_bytes)]]);
   at("store").replaceChildren(pairs);
 }

@@ -29,7 +29,7 @@ _SAMPLING = {"max_tokens": "max_tokens", "temp": "temperature", "top_p": "top_p"
              "repeat_penalty": "repeat_penalty", "seed": "seed"}
 """Fields of the request, by parameter."""
 
-_ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_file", "resume", "no_keep", *_SAMPLING}
+_ANYWHERE = {"model", "prompt", "system", "footer", "plain", "url", "api_key", "api_key_file", "resume", "no_keep", *_SAMPLING}
 """Parameters that also have a meaning with a server elsewhere."""
 
 
@@ -42,7 +42,7 @@ _ANYWHERE = {"model", "prompt", "system", "footer", "url", "api_key", "api_key_f
 @model_argument
 @settings_of("chat")
 def chat(
-    model: Path | None, prompt: str | None, system: str | None, footer: bool | None, log_file: Path | None, url: str | None,
+    model: Path | None, prompt: str | None, system: str | None, footer: bool | None, plain: bool, log_file: Path | None, url: str | None,
     api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, recall: Any,
     spec_type: str | None, model_draft: Path | None, **settings: Any,
 ) -> int:
@@ -71,7 +71,7 @@ def chat(
         from edgekv.cli.chat.endpoint import RemoteServer, base_url
         from edgekv.cli.chat.render import Renderer
 
-        renderer = Renderer(None, footer)
+        renderer = Renderer(None, footer, plain)
         client = ChatClient(base_url(url), _key(api_key, api_key_file), sampling, elsewhere=True)
         with renderer.waiting(f"connecting to {url}"):
             remote = RemoteServer(client, _name_there(model))
@@ -100,7 +100,7 @@ def chat(
     from edgekv.cli.chat.render import Renderer
     from edgekv.cli.chat.views import OwnServer
 
-    renderer = Renderer(None, footer)
+    renderer = Renderer(None, footer, plain)
     if server.context.note:
         renderer.note(f"note: {server.context.note}")
     if cost:

@@ -3,18 +3,21 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from edgekv.cli.chat import client
 from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
 from edgekv.cli.chat.kv_status import KvStatus, reads_text
 from edgekv.cli.chat.piped import unwritable
+from edgekv.cli.chat.plain import AsItComes, Shown
 from edgekv.cli.chat.session import ChatAnswer
 from edgekv.cli.common.progress import Lines, ReadingBar
 from edgekv.common.errors import ContextOverflow
@@ -23,6 +26,9 @@ from edgekv.common.units import duration, rough_percent, size, size_of
 
 BAR_FROM_TOKENS = 512
 """Prompts with fewer tokens to read get no progress bar, which would flicker."""
+
+WIDEST = 100
+"""Characters of a line on a terminal."""
 
 _LFLAG = 3  # of termios.tcgetattr()
 
@@ -47,18 +53,26 @@ class KvSource(Protocol):
 class Renderer:
     """Shows one turn after the other. Plain text where a stream is not a terminal; no styles with NO_COLOR."""
 
-    def __init__(self, kv: KvSource | None, footer: bool):
-        """kv: None: it is set before the first turn."""
+    def __init__(self, kv: KvSource | None, footer: bool, plain: bool = False):
+        """kv: None: it is set before the first turn. plain: answers are shown as they come, on a terminal too."""
         self.kv = kv
         self._footer = footer
         self._only_thought = False  # in the last turn
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        if self.console.no_color:
-            self.console = Console(stderr=True, highlight=False, soft_wrap=True, color_system=None)
+        self.console = _console(sys.stderr)
         self._out = sys.stdout
-        self._out_is_terminal = self._out.isatty()
+        self.on_terminal = self._out.isatty()
+        self._drawn: Callable[[], Shown] | None = None
+        drawing = _console(self._out)
+        if self.on_terminal and not plain and not drawing.is_dumb_terminal and drawing.encoding.startswith("utf"):
+            from edgekv.cli.chat.markdown import DrawnAnswer  # a sixth of a second, while the model is loaded
+
+            self._drawn = partial(DrawnAnswer, drawing)
         if hasattr(self._out, "reconfigure"):
             self._out.reconfigure(errors="replace")  # an answer with an emoji must not end a chat in a plain ASCII locale
+
+    def shown(self) -> Shown:
+        """Where the next turn's text goes."""
+        return AsItComes(self._out, self.on_terminal) if self._drawn is None else self._drawn()
 
     @property
     def styled(self) -> bool:
@@ -103,18 +117,33 @@ class Renderer:
             *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),
             *([[(_LAST, "only thinking")]] if self._only_thought else []),
         ]
-        self.note(one_line(parts, self.console.width if self.console.is_terminal else None))
+        self.note(one_line(parts, self._width))
 
     def note(self, text: str) -> None:
-        self.console.print(Text(text, style="dim"))
+        self._print(Text(text, style="dim"))
 
     def error(self, text: str) -> None:
-        self.console.print(Text(text, style="red"))
+        self._print(Text(text, style="red"))
 
     def table(self, rows: list[tuple[str, str]]) -> None:
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            self.console.print(Text(f"  {name:<{width}}  " if value else name, style="bold").append(value, style="not bold"))
+            if self._width is None or not value:
+                self._print(Text(f"  {name:<{width}}  " if value else name, style="bold").append(value, style="not bold"))
+                continue
+            row = Table.grid(padding=(0, 2, 0, 0))
+            row.add_column(width=width + 2, no_wrap=True)
+            row.add_column()
+            row.add_row(Text(f"  {name}", style="bold"), Text(value))
+            self._print(row)
+
+    @property
+    def _width(self) -> int | None:
+        """Characters of a line; None: no terminal, where a line is never broken."""
+        return self.console.width if self.console.is_terminal else None
+
+    def _print(self, shown: Text | Table) -> None:
+        self.console.print(shown, soft_wrap=self._width is None)
 
     def _progress(self, *columns: SpinnerColumn | TextColumn | BarColumn) -> Progress:
         # Rich must leave sys.stderr alone: the server's log swaps it while the model loads.
@@ -127,12 +156,10 @@ class Renderer:
 class _Turn:
     def __init__(self, renderer: Renderer):
         self._renderer = renderer
-        self._out, self._plain = renderer._out, not renderer._out_is_terminal
+        self._shown = renderer.shown()
         self._reading: ReadingBar | None = None
         self._bar: Progress | None = None
         self._lines: Lines | None = None
-        self._thinking = False
-        self._at_line_start = True
         self.thought = self.said = self.ended = False
 
     def show(self, piece: AnswerPiece) -> None:
@@ -143,36 +170,15 @@ class _Turn:
         self.thought |= bool(piece.thought)
         self.said |= bool(piece.text.strip())
         self.ended |= piece.finish_reason is not None
-        if piece.thought and not self._plain:
-            self._switch(thinking=True)
-            self._write(piece.thought)
-        if piece.text:
-            self._switch(thinking=False)
-            self._write(piece.text)
+        for text, thinking in ((piece.thought, True), (piece.text, False)):
+            if text:
+                with _writing():
+                    self._shown.show(text.translate(_CONTROLS) if self._renderer.on_terminal else text, thinking)
 
     def end(self) -> None:
         self._close_bar()
-        self._switch(thinking=False)
-        if not self._at_line_start:
-            self._write("\n")
-
-    def _switch(self, thinking: bool) -> None:
-        if thinking == self._thinking:
-            return
-        self._thinking = thinking
-        if not thinking and not self._at_line_start:
-            self._write("\n")
-        self._write("(thinking)\n" if thinking else "(answer)\n")
-
-    def _write(self, text: str) -> None:
-        try:
-            self._out.write(text if self._plain else text.translate(_CONTROLS))
-            self._out.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise unwritable(error) from None
-        self._at_line_start = text.endswith("\n")
+        with _writing():
+            self._shown.end()
 
     def _show_bar(self, progress: client.Progress) -> None:
         n_total, n_done = progress.n_total - progress.n_cached, progress.n_processed - progress.n_cached
@@ -208,6 +214,32 @@ class _Turn:
         if self._lines is not None:
             self._lines.close()
             self._lines = None
+
+
+class _Console(Console):
+    """Its lines are no longer than people like to read."""
+
+    @property  # type: ignore[misc]  # rich can also set it; nothing here does
+    def size(self) -> ConsoleDimensions:
+        width, height = super().size
+        return ConsoleDimensions(min(width, WIDEST), height)
+
+
+def _console(file: TextIO) -> Console:
+    """By rich's own rule NO_COLOR leaves bold text; here it leaves nothing."""
+    console = _Console(file=file, highlight=False)
+    return _Console(file=file, highlight=False, color_system=None) if console.no_color else console
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raises EdgeKVError where standard output cannot be written, but for a pipe whose reader has left."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritable(error) from None
 
 
 def _termios() -> ModuleType | None:

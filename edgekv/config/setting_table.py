@@ -153,7 +153,8 @@ SETTINGS = (
         row("no-keep", bool, "Keep neither this conversation nor its K and V on disk.", main=True),
         row("url", str, "Talk to the OpenAI-compatible server at this address, e.g. http://127.0.0.1:8080; nothing is loaded here, and MODEL is the "
                      "name of one that it has.", unit="URL", main=True),
-        row("footer", bool, "Figures after each answer, on standard error.", usual="on a terminal", off=True), where=CHAT),
+        row("footer", bool, "Figures after each answer, on standard error.", usual="on a terminal", off=True),
+        row("plain", bool, "On a terminal too, show answers as the model writes them: Markdown is not drawn."), where=CHAT),
     *_listed(
         "Answers",
         row("max-tokens", Number(1), "Longest answer.", unit="TOKENS", short=("-n",), usual="until the context is full", main=True),

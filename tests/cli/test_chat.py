@@ -12,10 +12,10 @@ ENDLESS = "Write a very long story about a river.\r"
 
 def test_a_session(screen, tmp_path):
     chat = screen("--kv", "exact", "--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
-    assert re.search(r"needs \S+ \S+ \(weights 92\.1 MiB, KV home 22\.5 MiB[^\n]*\), \S+ GiB are free", chat.greeting), chat.greeting
+    assert re.search(r"needs \S+ \S+ \(weights 92\.1 MiB, KV home 22\.5 MiB[^\n]*\), \S+\s+GiB are free", chat.greeting), chat.greeting
     assert "takes" not in chat.greeting
     footer = chat.say("Say hello.", r"decode [\d.]+ t/s")
-    assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer)
+    assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer), footer
     chat.say("/hlep", "did you mean /help")
     chat.type("first\\\rsecond\x1b\rthird\r")  # both ways to start a new line
     chat.until(r"decode [\d.]+ t/s")
@@ -46,8 +46,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
                   NO_COLOR="1")
     chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
     footer = chat.say("Summarise.", r"decode [\d.]+ t/s")
-    reads = re.search(r"KV sparse reads (\d+) of ([\d,]+) tokens a head, error ~([\d.]+) %", footer)
-    assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048 and 0 < float(reads[3]) < 50, footer
+    assert re.search(r"KV sparse [\d.]+ %, error ~[\d.]+ %", footer), footer
     shown = chat.say("/pin last", r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
     chat.say("/regen", r"decode [\d.]+ t/s")
@@ -58,6 +57,8 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     shown = chat.say("/memory", r"error +~[\d.]+ % of")
     for expected in (r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain"):
         assert re.search(expected, shown), shown
+    reads = re.search(r"reads +(\d+) of ([\d,]+) tokens a head", shown)
+    assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048, shown
     assert "arena" not in footer + shown
     chat.type("/exit\r")
     assert chat.ends() == EXIT_OK
@@ -66,7 +67,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
 def test_ctrl_c_stops_the_answer_only(screen):
     chat = screen("--ctx", "2048", "--temp", "0")
     chat.type(ENDLESS)
-    chat.until(r"river\.[^\n]*\n\s*([\w'-]+[ ,.]+){4}")
+    chat.until(r"river\.[^\n]*\n\s*([\w'-]+[\s,.]+){4}")
     assert not chat.child.getecho(), "the terminal says that it shows no keys while an answer comes"
     chat.child.sendintr()
     chat.until("stopped by you")
@@ -118,6 +119,6 @@ def test_an_unwritable_history_is_said(screen, tmp_path, environment):
 
 def test_ctrl_c_in_one_shot(environment, default_model):
     chat = Screen(environment, "-p", ENDLESS, "--temp", "0")
-    chat.until(r"([\w'-]+[ ,.]+){4}")
+    chat.until(r"([\w'-]+[\s,.]+){4}")
     chat.child.sendintr()
     assert chat.ends() == EXIT_INTERRUPTED

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pyte
 import pytest
 from rich.console import Console
 from support.program import CONTROL
@@ -43,10 +44,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[AnswerPiece]) -> str:
+def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[AnswerPiece], plain: bool = True) -> str:
     monkeypatch.setattr(sys, "stdout", out)
     kv = PaperKv()
-    with Renderer(kv, footer=True).turn() as show:
+    with Renderer(kv, footer=True, plain=plain).turn() as show:
         for piece in pieces:
             show(piece)
     assert kv.n_begun == 1
@@ -59,6 +60,79 @@ def test_text_is_shown_as_it_is(monkeypatch):
     on_terminal = render(monkeypatch, Terminal(), pieces)
     assert "\x1b" not in on_terminal and "\r" not in on_terminal, "a model must not steer the terminal"
     assert on_terminal == "(thinking)\nsecret\n(answer)\n[bold]x[/bold] :smile: \N{REPLACEMENT CHARACTER}[31mred\n\tend\n"
+
+
+SHOWN = """\
+a short thought
+
+Tiers
+
+RAM holds every page; nothing is
+ever dropped.
+A line of its own.
+
+ • one item that goes on beyond the
+   edge
+ • two_words and a*b
+
+ Tier     Size
+ ─────────────
+ VRAM  2.0 GiB
+
+  if x:
+      return "<b>"
+
+<b>HTML</b> \\(x\\) !a picture
+(http://a/b.png) �[31mred"""
+
+WRITTEN = """\
+# Tiers
+**RAM** holds every page; nothing is ever dropped.
+A line of its own.
+- one item that goes on beyond the edge
+- two_words and a*b
+
+| Tier | Size |
+|---|---:|
+| VRAM | 2.0 GiB |
+
+```python
+if x:
+    return "<b>"
+```
+<b>HTML</b> \\(x\\) ![a picture](http://a/b.png) \x1b[31mred"""
+
+
+class Screen(Terminal):
+    """A terminal of 36 columns, read as a person sees it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, n_lines: int):
+        super().__init__()
+        self.screen = pyte.HistoryScreen(36, n_lines, history=100, ratio=1)
+        self._stream = pyte.Stream(self.screen)
+
+    def write(self, text: str) -> int:
+        self._stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    def shown(self) -> str:
+        above = ["".join(line[i].data for i in range(36)) for line in self.screen.history.top]
+        return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
+
+
+@pytest.mark.parametrize("n_lines", [40, 6])
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_markdown_is_drawn_as_it_comes(monkeypatch, n_lines, at_once):
+    monkeypatch.setenv("COLUMNS", "36")
+    monkeypatch.setenv("LINES", str(n_lines))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("edgekv.cli.chat.markdown._DRAW_S", 0)
+    out = Screen(n_lines)
+    pieces = [AnswerPiece(text=WRITTEN[i : i + at_once]) for i in range(0, len(WRITTEN), at_once)]
+    render(monkeypatch, out, [AnswerPiece(thought="a short "), AnswerPiece(thought="thought"), *pieces], plain=False)
+    assert out.shown() == SHOWN
 
 
 def test_a_turn_of_thinking_alone_is_told_and_the_next_is_not(monkeypatch, capsys):

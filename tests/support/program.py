@@ -26,11 +26,13 @@ class Screen:
         self.greeting = ""
 
     def until(self, pattern: str, timeout: float = 90) -> str:
-        """The text shown since the last call, up to and with `pattern`."""
+        """The text shown since the last call, up to and with `pattern`, in which a space stands for the end of a line too: notes and answers are
+        wrapped."""
+        spaced = re.compile(re.sub(r" (?![+*?])", r"\\s+", pattern), re.DOTALL)
         end = time.monotonic() + timeout
         while True:
             shown = CONTROL.sub("", self._raw)
-            if match := re.compile(pattern, re.DOTALL).search(shown, self._seen):
+            if match := spaced.search(shown, self._seen):
                 new, self._seen = shown[self._seen:match.end()], match.end()
                 return new
             assert time.monotonic() < end, f"{pattern!r} does not come; the screen shows:\n{shown[self._seen:]}"

@@ -4,7 +4,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from edgekv._native.http_server import PrefixCounts, Waits
@@ -51,9 +51,9 @@ def _by_label(label: str, read: Callable[[PrefixCounts], dict[str, int]]) -> Cal
     return lambda shown: [] if shown.traffic is None else [({label: name}, n) for name, n in read(shown.traffic.prefixes).items()]
 
 
-def _by_place(**fields: str) -> Callable[[Shown], Iterable[Value]]:
+def _by_place(label: str = "place", **fields: str) -> Callable[[Shown], Iterable[Value]]:
     """A reader of fields of StoreFigures, labelled by the place that they count."""
-    return lambda shown: [] if shown.store is None else [({"place": place}, getattr(shown.store, name)) for place, name in fields.items()]
+    return lambda shown: [] if shown.store is None else [({label: place}, getattr(shown.store, name)) for place, name in fields.items()]
 
 
 def _about(shown: Shown) -> Iterable[Value]:
@@ -105,21 +105,21 @@ METRICS = (
     Metric("edgekv_tier_bytes", "gauge", "Bytes allocated in each tier.", _tier_bytes("bytes")),
     Metric("edgekv_tier_used_bytes", "gauge", "Bytes of each tier that hold something.", _tier_bytes("used_bytes")),
     Metric("edgekv_pages", "gauge", "Pages by where they are; a page is one of a layer and KV head.", _pages),
-    Metric("edgekv_arena_pages_max", "gauge", "Pages that the arena has room for.", _one(lambda figures: figures.tiers.n_slots)),
+    Metric("edgekv_pool_frames", "gauge", "Frames of the page pool: pages that it has room for.", _one(lambda figures: figures.tiers.n_slots)),
     Metric("edgekv_hit_ratio", "gauge", "Rows read from the arena over all rows read, since the start.", _hit_ratio),
-    Metric("edgekv_read_ratio", "gauge", "Tokens read over tokens visible, since the start.",
+    Metric("edgekv_attended_ratio", "gauge", "Tokens attended over tokens visible, since the start.",
            _one(lambda figures: figures.selection.attended if figures.selection.n_selections else None)),
     Metric("edgekv_coverage_ratio", "gauge", "Estimated share of the attention that the tokens read hold, since the start; 1: all were read.",
            _one(lambda figures: figures.coverage)),
     Metric("edgekv_error_ratio", "gauge", "Estimated relative error of a head's output against full attention, since the start.",
            _one(lambda figures: figures.selection.error)),
-    Metric("edgekv_selections_total", "counter", "Selections of rows: one for each layer, KV head and token.",
+    Metric("edgekv_selections_total", "counter", "Selections of tokens: one for each layer, KV head and token computed.",
            _one(lambda figures: figures.selection.n_selections)),
-    Metric("edgekv_rows_visible_total", "counter", "Rows visible to the selections.", _one(lambda figures: figures.selection.n_visible)),
-    Metric("edgekv_rows_read_total", "counter", "Rows that the selections read.", _one(lambda figures: figures.selection.n_read)),
-    Metric("edgekv_rows_certain_total", "counter", "Rows that were read for certain; the others were sampled.",
+    Metric("edgekv_tokens_visible_total", "counter", "Tokens visible to the selections.", _one(lambda figures: figures.selection.n_visible)),
+    Metric("edgekv_tokens_attended_total", "counter", "Tokens that the selections attended.", _one(lambda figures: figures.selection.n_read)),
+    Metric("edgekv_tokens_always_attended_total", "counter", "Tokens that were attended in any case; the others were sampled.",
            _one(lambda figures: figures.selection.n_certain)),
-    Metric("edgekv_rows_hit_total", "counter", "Rows that were read from the arena.", _one(lambda figures: figures.selection.n_hits)),
+    Metric("edgekv_tokens_hit_total", "counter", "Attended tokens that lay in the page pool.", _one(lambda figures: figures.selection.n_hits)),
     Metric("edgekv_mass_read_total", "counter", "Attention mass on the rows that were read.", _one(lambda figures: figures.selection.mass)),
     Metric("edgekv_mass_hit_total", "counter", "Attention mass on the rows that were read from the arena.",
            _one(lambda figures: figures.selection.mass_hits)),
@@ -149,7 +149,7 @@ METRICS = (
     Metric("edgekv_queue_time_seconds", "histogram", "How long requests waited for a slot.", _of_traffic(lambda traffic: traffic.queue)),
     Metric("edgekv_time_to_first_token_seconds", "histogram", "From a request to the first token of its answer.",
            _of_traffic(lambda traffic: traffic.first_token)),
-    Metric("edgekv_token_gap_seconds", "histogram", "Between two tokens of an answer.", _of_traffic(lambda traffic: traffic.gaps)),
+    Metric("edgekv_inter_token_latency_seconds", "histogram", "Between two tokens of an answer.", _of_traffic(lambda traffic: traffic.gaps)),
     Metric("edgekv_prefix_cache_queries_total", "counter", "Prompt tokens that the prefix cache was asked for: all but each prompt's last.",
            _of_traffic(lambda traffic: traffic.prefixes.queries)),
     Metric("edgekv_prefix_cache_hits_total", "counter", "Prompt tokens that were found and not computed, by tier.",
@@ -166,8 +166,24 @@ METRICS = (
     Metric("edgekv_store_evicted_total", "counter", "Blocks that made room for others.", _by_place(ram="ram_evicted", disk="disk_evicted")),
     Metric("edgekv_store_refused_total", "counter", "Blocks that were damaged, truncated or foreign, and not used.",
            _by_place(disk="disk_refused", remote="remote_refused")),
-    Metric("edgekv_store_outages_total", "counter", "Times that a place could not be used: full, read-only, gone, unreachable, slow.",
-           _by_place(disk="disk_outages", remote="remote_outages")),
+    Metric("edgekv_tier_errors_total", "counter", "Times that a place could not be used: full, read-only, gone, unreachable, slow.",
+           _by_place("tier", disk="disk_outages", remote="remote_outages")),
+)
+
+RENAMED = {
+    "edgekv_arena_pages_max": "edgekv_pool_frames",
+    "edgekv_read_ratio": "edgekv_attended_ratio",
+    "edgekv_rows_visible_total": "edgekv_tokens_visible_total",
+    "edgekv_rows_read_total": "edgekv_tokens_attended_total",
+    "edgekv_rows_certain_total": "edgekv_tokens_always_attended_total",
+    "edgekv_rows_hit_total": "edgekv_tokens_hit_total",
+    "edgekv_token_gap_seconds": "edgekv_inter_token_latency_seconds",
+}
+"""Names of before, which stand beside the new ones until the next release."""
+
+_OF_BEFORE = (
+    *(replace(metric, name=old, help=f"Now called {metric.name}.") for old, new in RENAMED.items() for metric in METRICS if metric.name == new),
+    Metric("edgekv_store_outages_total", "counter", "Now called edgekv_tier_errors_total.", _by_place(disk="disk_outages", remote="remote_outages")),
 )
 
 VLLM = (
@@ -176,8 +192,8 @@ VLLM = (
     Metric("vllm:request_queue_time_seconds", "histogram", "As edgekv_queue_time_seconds.", _of_traffic(lambda traffic: traffic.queue, model=True)),
     Metric("vllm:time_to_first_token_seconds", "histogram", "As edgekv_time_to_first_token_seconds.",
            _of_traffic(lambda traffic: traffic.first_token, model=True)),
-    Metric("vllm:inter_token_latency_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
-    Metric("vllm:time_per_output_token_seconds", "histogram", "As edgekv_token_gap_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
+    Metric("vllm:inter_token_latency_seconds", "histogram", "As edgekv_inter_token_latency_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
+    Metric("vllm:time_per_output_token_seconds", "histogram", "As edgekv_inter_token_latency_seconds.", _of_traffic(lambda traffic: traffic.gaps, model=True)),
 )
 """The same figures under vLLM's names, so that readers of its metrics can read ours."""
 
@@ -185,7 +201,7 @@ VLLM = (
 def text(shown: Shown) -> str:
     """All figures that have a value."""
     lines = []
-    for metric in (*METRICS, *VLLM):
+    for metric in (*METRICS, *VLLM, *_OF_BEFORE):
         values = list(metric.read(shown))
         if values:
             lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]

@@ -65,13 +65,13 @@ def test_props_say_how_the_cache_is_set(served):
 def test_metrics_are_read_by_prometheus(served):
     found = exposed(served)
     selection = served.runtime.selection()
-    assert found["edgekv_rows_read_total", ()] == selection.n_read
+    assert found["edgekv_tokens_attended_total", ()] == selection.n_read
+    for old, new in metrics.RENAMED.items():
+        assert {at[1]: n for at, n in found.items() if at[0].startswith(old)} == {at[1]: n for at, n in found.items() if at[0].startswith(new)}
     assert found["edgekv_coverage_ratio", ()] == pytest.approx(selection.coverage)
     assert not {name for name, _ in found} & {"edgekv_hit_ratio", "edgekv_pages"}, "a processor's pages have no slots"
     assert found["edgekv_slot_tokens", (("slot", "1"),)] >= N_TOKENS
-    families = {metric.name for metric in metrics.METRICS}
-    families |= {f"{metric.name}_{part}" for metric in metrics.METRICS if metric.kind == "histogram" for part in ("bucket", "sum", "count")}
-    assert not {name for name, _ in found} - families
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name, _ in found} <= {*(metric.name for metric in metrics.METRICS), *metrics.RENAMED}
     assert "llamacpp:requests_processing" in ask(served, "/metrics").text, "upstream's stay"
 
 
@@ -130,6 +130,6 @@ def test_every_metric_is_documented():
     text = (ROOT / "edgekv" / "server" / "README.md").read_text(encoding="utf-8")
     names = [metric.name for metric in metrics.METRICS]
     assert sorted(re.findall(r"^\| `(edgekv_\w+)", text, re.M)) == sorted(names)
-    assert set(re.findall(r"\bedgekv_[a-z_]+", text)) <= set(names)
+    assert set(re.findall(r"\bedgekv_[a-z_]+", text)) <= {*names, *metrics.RENAMED, "edgekv_store_outages_total"}
     assert re.findall(r"^\| `(vllm:\w+)` \| `(edgekv_\w+)`", text, re.M) == [
         (metric.name, metric.help.removeprefix("As ").removesuffix(".")) for metric in metrics.VLLM]

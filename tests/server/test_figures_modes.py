@@ -60,7 +60,8 @@ def test_a_server_that_nothing_hangs_on(synthetic, monkeypatch):
         assert {re.sub("_(bucket|sum|count)$", "", name) for name, _ in exposed(server)} == {
             "edgekv_info", "edgekv_tier_bytes", "edgekv_slot_context_tokens", "edgekv_worst_gap_seconds", "edgekv_requests_running",
             "edgekv_requests_waiting", "edgekv_requests_refused_total", "edgekv_queue_time_seconds", "edgekv_time_to_first_token_seconds",
-            "edgekv_token_gap_seconds", "edgekv_prefix_cache_queries_total", "edgekv_prefix_cache_hits_total", "edgekv_prefix_cache_misses_total"}
+            "edgekv_inter_token_latency_seconds", "edgekv_token_gap_seconds", "edgekv_prefix_cache_queries_total", "edgekv_prefix_cache_hits_total",
+            "edgekv_prefix_cache_misses_total"}
     assert core.enabled()
 
 

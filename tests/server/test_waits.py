@@ -16,7 +16,8 @@ from edgekv.server.shown import Served, Shown, StoreFigures
 
 TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_requests_waiting": "edgekv_requests_waiting",
          "vllm:request_queue_time_seconds": "edgekv_queue_time_seconds", "vllm:time_to_first_token_seconds": "edgekv_time_to_first_token_seconds",
-         "vllm:inter_token_latency_seconds": "edgekv_token_gap_seconds", "vllm:time_per_output_token_seconds": "edgekv_token_gap_seconds"}
+         "vllm:inter_token_latency_seconds": "edgekv_inter_token_latency_seconds",
+         "vllm:time_per_output_token_seconds": "edgekv_inter_token_latency_seconds"}
 
 
 # ---- the store -----------------------------------------------------------------------------------------------------------------
@@ -26,11 +27,13 @@ def test_what_goes_wrong_in_the_store_is_counted():
     figures = StoreFigures(1, 2, 3, 4, 5, 6, 7, 8, n_waiting_writes=9, n_dropped=10, ram_evicted=11, disk_evicted=12, disk_refused=13,
                            remote_refused=14, disk_outages=15, remote_outages=16)
     text = metrics.text(Shown(Served("m", 1, 1, 1, 1), store=figures))
-    found = {(sample.name, sample.labels.get("place")): sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
-    assert {at: found[at] for at in found if at[0].startswith("edgekv_store") and at[1] or at[0] in (
-        "edgekv_store_waiting_writes", "edgekv_store_dropped_total")} == {
+    found = {(sample.name, sample.labels.get("place") or sample.labels.get("tier")): sample.value
+             for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert {at: found[at] for at in found if at[0].startswith(("edgekv_store", "edgekv_tier_errors")) and at[1]
+            or at[0] in ("edgekv_store_waiting_writes", "edgekv_store_dropped_total")} == {
         ("edgekv_store_waiting_writes", None): 9, ("edgekv_store_dropped_total", None): 10, ("edgekv_store_evicted_total", "ram"): 11,
         ("edgekv_store_evicted_total", "disk"): 12, ("edgekv_store_refused_total", "disk"): 13, ("edgekv_store_refused_total", "remote"): 14,
+        ("edgekv_tier_errors_total", "disk"): 15, ("edgekv_tier_errors_total", "remote"): 16,
         ("edgekv_store_outages_total", "disk"): 15, ("edgekv_store_outages_total", "remote"): 16}
 
 
@@ -50,13 +53,13 @@ def test_a_store_that_fails_says_so(synthetic, tmp_path):
         server.prefixes.flush()
         settled(server)
         until(lambda: exposed(server)["edgekv_store_waiting_writes", ()] == 0)
-        assert exposed(server)["edgekv_store_outages_total", (("place", "disk"),)] == 0
+        assert exposed(server)["edgekv_tier_errors_total", (("tier", "disk"),)] == 0
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()
         folder.write_text("in the way")
         keep(server, 352)
-        until(lambda: exposed(server)["edgekv_store_outages_total", (("place", "disk"),)] > 0)
+        until(lambda: exposed(server)["edgekv_tier_errors_total", (("tier", "disk"),)] > 0)
         assert exposed(server)["edgekv_store_waiting_writes", ()] > 0, "it is written when the folder is back"
 
 
@@ -109,9 +112,9 @@ def test_each_wait_is_counted_once(served):
     found = {name: histogram(families(served)[name]) for name in before}
     grown = {name: (found[name][1] - before[name][1], found[name][2] - before[name][2]) for name in before}
     assert grown["edgekv_queue_time_seconds"][0] == grown["edgekv_time_to_first_token_seconds"][0] == n_answers
-    assert grown["edgekv_token_gap_seconds"][0] == n_answers * (n_tokens - 1)
+    assert grown["edgekv_inter_token_latency_seconds"][0] == n_answers * (n_tokens - 1)
     assert 0 < grown["edgekv_queue_time_seconds"][1] < grown["edgekv_time_to_first_token_seconds"][1], "who waits for a token waited for a slot"
-    assert grown["edgekv_token_gap_seconds"][1] < grown["edgekv_queue_time_seconds"][1] + grown["edgekv_time_to_first_token_seconds"][1]
+    assert grown["edgekv_inter_token_latency_seconds"][1] < grown["edgekv_queue_time_seconds"][1] + grown["edgekv_time_to_first_token_seconds"][1]
 
 
 def test_who_runs_and_who_waits(served):

@@ -32,6 +32,9 @@ class _Edgekv(LazyGroup):
     table = COMMANDS
     moved = {name: f"edgekv lab {name}" for name in ("heads", "quality", "trace", "sim", "report")}
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, ["chat", *args] if args[0].lower().endswith(".gguf") else args)
+
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
@@ -51,8 +54,8 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(context: click.Context) -> None:
     """Run GGUF models with a tiered KV cache.
 
-    `edgekv chat` starts at once with the default model. Every option can also be set by the environment variable that its help
-    names, those of `chat` and `serve` also in a file (`edgekv config`).
+    `edgekv chat` starts at once with the default model, and `edgekv MODEL.gguf` with that one. Every option can also be set by the
+    environment variable that its help names, those of `chat` and `serve` also in a file (`edgekv config`).
     """
     from edgekv.cli.common.config_file import COMMANDS as CONFIGURED
     from edgekv.cli.common.config_file import use_config_file

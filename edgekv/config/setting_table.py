@@ -118,9 +118,10 @@ def _described(kind: Any) -> str:
 def _context(text: str, noun: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit() or not int(text):
-        raise ConfigError(f"{noun} is {text!r}; it must be a number of tokens from 1, or auto")
-    return int(text)
+    number = text.lower().removesuffix("k")
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(f"{noun} is {text!r}; it must be a number of tokens from 1, such as 4096 or 4k, or auto")
+    return int(number) * (1 if number == text else 1024)
 
 
 def _amount(text: str, noun: str) -> int:

@@ -48,10 +48,14 @@ def test_every_setting_reaches_the_sampler(edgekv, default_model):
     (["chat", "--page-size", "17", "-p", "x"], "", EXIT_USAGE, "a multiple of 16"),
     (["chat", "none.gguf", "-p", "x"], "", EXIT_MODEL, "there is no file none.gguf"),
     (["chat", "-p", "x", "--ctx", "100000000"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
+    (["chat", "-p", "x", "--ctx", "100000k"], "", EXIT_DOES_NOT_FIT, "use --ctx 8192 or less"),
     (["chat", "--ctx", "256"], "word " * 500, EXIT_RUNTIME, r"tokens and the context holds 256: .* --ctx 1024 or more"),
     (["serve", "--host", "1.2.3.4"], "", EXIT_USAGE, "not an address of this machine"),
     (["serve", "--", "--no-such-option"], "", EXIT_USAGE, "--no-such-option"),
     (["nonsense"], "", EXIT_USAGE, "No such command"),
+    (["chta", "-p", "x"], "", EXIT_USAGE, "No such command 'chta'. Did you mean 'chat'?"),
+    (["none.GGUF", "-p", "x"], "", EXIT_MODEL, "there is no file none.GGUF"),
+    (["chat", "--ctx", "k", "-p", "x"], "", EXIT_USAGE, "such as 4096 or 4k, or auto"),
 ])
 def test_mistakes_get_a_sentence(edgekv, default_model, arguments, stdin, code, sentence):
     result = edgekv(*arguments, stdin=stdin)

@@ -18,6 +18,7 @@ from edgekv.common.enums import KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
 
 if TYPE_CHECKING:
+    from edgekv.models import Geometry
     from edgekv.prefix_cache.settings import StoreSettings
 
 _NEWEST = ""  # --resume without a name
@@ -107,6 +108,8 @@ def chat(
         renderer.note(cost)
     if question is None:
         renderer.note(summary_line(server))
+    if (question is None or footer) and (warning := _warning(server.model, demo=model is None)) is not None:
+        renderer.warn(warning)
     client = ChatClient(server.url, server.options.api_key, sampling)  # imports more
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
@@ -119,6 +122,13 @@ def chat(
             if server.alive:
                 raise
             raise EdgeKVError(server.why_stopped()) from None
+
+
+def _warning(model: Geometry, demo: bool) -> str | None:
+    """What a reader should know of the model before its first answer."""
+    if not model.chat_template:
+        return "this model has no chat template: it goes on with a text rather than answer, and may not know where to end; take one made for chats"
+    return f"the demo model has {model.n_params / 1e6:,.0f}M parameters: it shows speed, not wisdom; for real answers name a MODEL.gguf" if demo else None
 
 
 def _question(prompt: str | None) -> str | None:

@@ -27,6 +27,11 @@ COMMANDS: dict[str, tuple[str, Command]] = {}
 """Name with its slash: (its argument as help shows it, the function)."""
 
 
+def words() -> dict[str, str]:
+    """What each command does."""
+    return {name: inspect.getdoc(command) or "" for name, (_, command) in COMMANDS.items()}
+
+
 def run(loop: ChatLoop, line: str) -> None:
     """Run the command in `line`, which starts with a slash. Raises EdgeKVError with a sentence."""
     name, _, argument = line.strip().partition(" ")
@@ -127,6 +132,7 @@ def chats(loop: ChatLoop, what: str) -> None:
     elif what:
         n_messages = loop.keeper.open(what)
         loop.renderer.note(f"going on with {what}, {n_messages} messages")
+        loop.renderer.exchange(loop.conversation.turns)
     else:
         entries, problems = kept.entries()
         if entries:

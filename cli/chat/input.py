@@ -1,6 +1,6 @@
 """The prompt: line editing, history, several lines, and the keys that clear the line or leave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from edgekv.common.errors import EdgeKVError
 
 FILE_COMMANDS = ("/read ", "/save ", "/load ")
 CHATS_COMMAND = "/chats "
+_PLACEHOLDER = "Send a message (/help for commands)"
 
 
 def history_path() -> Path:
@@ -25,8 +26,8 @@ def history_path() -> Path:
 class ChatInput:
     """Reads messages from the terminal; `note` shows a line beside the conversation."""
 
-    def __init__(self, commands: list[str], note: Callable[[str], None], styled: bool, chats: Callable[[], list[str]] = list):
-        """chats(): the names of kept conversations."""
+    def __init__(self, commands: Mapping[str, str], note: Callable[[str], None], styled: bool, chats: Callable[[], list[str]] = list):
+        """commands: what each does. chats(): the names of kept conversations."""
         self._note, self._styled = note, styled
         history, problem = _history()
         if problem:
@@ -42,7 +43,8 @@ class ChatInput:
         """The next message; `text` is typed already. None: the person leaves. Never raises KeyboardInterrupt."""
         while True:
             try:
-                message = self._session.prompt(FormattedText([("bold" if self._styled else "", prompt)]), default=text)
+                message = self._session.prompt(FormattedText([("bold" if self._styled else "", prompt)]), default=text,
+                                               placeholder=FormattedText([("ansibrightblack" if self._styled else "", _PLACEHOLDER)]))
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -64,7 +66,7 @@ class ChatInput:
 class _Commands(Completer):
     """Completes commands, files after the commands that take one, and conversations after /chats."""
 
-    def __init__(self, commands: list[str], chats: Callable[[], list[str]]):
+    def __init__(self, commands: Mapping[str, str], chats: Callable[[], list[str]]):
         self._commands, self._chats = commands, chats
         self._paths = PathCompleter(expanduser=True)
 
@@ -81,9 +83,9 @@ class _Commands(Completer):
                 yield from (Completion(name, start_position=-len(begun)) for name in self._chats() if name.startswith(begun))
             return
         if line.startswith("/") and " " not in line:
-            for command in self._commands:
+            for command, what in self._commands.items():
                 if command.startswith(line):
-                    yield Completion(command, start_position=-len(line))
+                    yield Completion(command, start_position=-len(line), display_meta=what)
 
 
 def _keys() -> KeyBindings:

@@ -30,7 +30,7 @@ class ChatLoop:
 
     def run(self) -> None:
         """Run until the person leaves. Raises EdgeKVError when the server is gone."""
-        keyboard = ChatInput(list(commands.COMMANDS), self.renderer.note, self.renderer.styled, self.keeper.kept.names)
+        keyboard = ChatInput(commands.words(), self.renderer.note, self.renderer.styled, self.keeper.kept.names)
         while not self.leaving:
             try:
                 self._turn(keyboard)

@@ -1,7 +1,7 @@
 """Shows a chat: the answer on standard output; progress, footer and notes on standard error."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgekv.cli.chat import client
-from edgekv.cli.chat.client import PLACES, AnswerPiece, Timings, Usage
+from edgekv.cli.chat.client import PLACES, AnswerPiece, Message, Timings, Usage
 from edgekv.cli.chat.kv_status import KvStatus, reads_text
 from edgekv.cli.chat.piped import unwritable
 from edgekv.cli.chat.plain import AsItComes, Shown
@@ -124,6 +124,21 @@ class Renderer:
 
     def error(self, text: str) -> None:
         self._print(Text(text, style="red"))
+
+    def warn(self, text: str) -> None:
+        self._print(Text(text, style="yellow"))
+
+    def exchange(self, turns: Sequence[Message]) -> None:
+        """Show the last question, its last line at least, and its answer, of a conversation that goes on."""
+        for message in turns[-2:]:
+            text = message["content"].translate(_CONTROLS)
+            if message["role"] == "user":
+                self.note("\n> " + text.rstrip().rpartition("\n")[2])
+            else:
+                shown = self.shown()
+                shown.show(text, False)
+                shown.end()
+        self.note("")
 
     def table(self, rows: list[tuple[str, str]]) -> None:
         width = max(len(name) for name, _ in rows)

@@ -53,6 +53,7 @@ class Talk:
                           "/chats lists them, /chats rm NAME deletes one, --no-keep keeps none")
         if self.resumed is not None:
             renderer.note(f"going on with {self.resumed}, {len(conversation.messages)} messages")
+            renderer.exchange(conversation.turns)
         from edgekv.cli.chat.loop import ChatLoop  # imports the line editor, which one question does not need
 
         ChatLoop(server, conversation, renderer, keeper).run()

@@ -14,9 +14,14 @@ def test_a_session(screen, tmp_path):
     chat = screen("--kv", "exact", "--ctx", "1024", "--temp", "0", "-n", "12", "-s", "Be brief.", NO_COLOR="1")
     assert re.search(r"needs \S+ \S+ \(weights 92\.1 MiB, KV home 22\.5 MiB[^\n]*\), \S+\s+GiB are free", chat.greeting), chat.greeting
     assert "takes" not in chat.greeting
+    assert re.search(r"the\s+demo\s+model\s+has\s+135M\s+parameters", chat.greeting), chat.greeting
     footer = chat.say("Say hello.", r"decode [\d.]+ t/s")
     assert re.search(r"context \d+/1,024 · KV exact [\d.]+ KiB of 22.5 MiB", footer), footer
     chat.say("/hlep", "did you mean /help")
+    chat.type("/he\t")
+    chat.until("/help")
+    chat.type("\r")
+    chat.until("Show this list.*Ctrl-D +Leave")
     chat.type("first\\\rsecond\x1b\rthird\r")  # both ways to start a new line
     chat.until(r"decode [\d.]+ t/s")
     chat.say(f"/save {tmp_path}/talk.json", "saved 5 messages")

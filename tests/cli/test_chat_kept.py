@@ -245,7 +245,7 @@ def test_a_session_that_comes_back(terminal, endpoint, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["what-is-a-cache.json"]
     endpoint.requests.clear()
     again = terminal("--resume")
-    again.until("going on with what-is-a-cache, 3 messages")
+    again.until(r"going on with what-is-a-cache, 3 messages.*> What is a cache\?.*answer 1")
     again.say("More.", "answer 4")
     assert [message["content"] for message in endpoint.requests[0]["messages"]] == ["Be brief.", "What is a cache?", "answer 1", "More."]
     again.leave("kept as")

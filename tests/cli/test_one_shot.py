@@ -72,6 +72,13 @@ def test_thinking_alone_is_told(edgekv, tmp_path):
     assert told == "only thinking came, and no answer: the text ended before the thinking did" and footer.endswith(" · only thinking")
 
 
+def test_a_model_without_a_chat_template_is_told(edgekv, tmp_path):
+    model = write_stub(tmp_path / "stub.gguf", cut("and so on"), None)
+    result = edgekv("chat", str(model), "-p", "It begins", "--footer", "--temp", "0", "--ctx", "512")
+    assert result.returncode == EXIT_OK and result.stdout == "and so on\n"
+    assert result.stderr.startswith("this model has no chat template: it goes on with a text rather than answer")
+
+
 def test_version(edgekv):
     assert re.fullmatch(r"edgekv \d+\.\d+.*\n", edgekv("--version").stdout)
 

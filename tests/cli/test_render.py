@@ -10,11 +10,14 @@ from functools import partial
 import numpy as np
 import pyte
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 from rich.console import Console
 from support.program import CONTROL
 
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
+from edgekv.cli.chat.input import _Commands
 from edgekv.cli.chat.kv_status import KvStatus, page_rows, selection_rows, tier_rows
 from edgekv.cli.chat.render import Renderer, overflow_advice
 from edgekv.cli.chat.session import ChatAnswer
@@ -145,6 +148,12 @@ def test_a_turn_of_thinking_alone_is_told_and_the_next_is_not(monkeypatch, capsy
                 show(piece)
         renderer.footer(ChatAnswer("", None, False, None))
         assert ("only thinking came" in capsys.readouterr().err) == told
+
+
+def test_commands_are_completed_with_what_they_do():
+    found = list(_Commands(commands.words(), list).get_completions(Document("/re"), CompleteEvent()))
+    assert [(one.text, one.display_meta_text) for one in found] == [
+        ("/regen", "Make the last answer again."), ("/read", "Put a file's text before the next message.")]
 
 
 def read_by(seconds: Callable[[int], float], n_total: int, n_cached: int = 0, n_batch: int = 512, noise: float = 0.0):

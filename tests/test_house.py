@@ -15,8 +15,8 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 72,
-    "cli": 3_319,
-    "cli/chat": 2_702,
+    "cli": 3_332,
+    "cli/chat": 2_708,
     "edgekv": 687,
     "edgekv/_native": 2_413,
     "edgekv/arrays": 1_166,

@@ -106,8 +106,6 @@ def chat(
         renderer.note(f"note: {server.context.note}")
     if cost:
         renderer.note(cost)
-    if question is None:
-        renderer.note(summary_line(server))
     if (question is None or footer) and (warning := _warning(server.model, demo=model is None)) is not None:
         renderer.warn(warning)
     client = ChatClient(server.url, server.options.api_key, sampling)  # imports more

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_summary
-from edgekv.common.enums import WhenFull
+import edgekv
+from edgekv._native import isa
+from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_text
+from edgekv.cli.common.summary import memory_line
+from edgekv.common.enums import KvMode, WhenFull
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.settings import default_folder
 from edgekv.server.server import Server
@@ -36,7 +39,7 @@ class ServerView(Protocol):
         """The reason if no more answers are possible; None: they are."""
 
     def summary(self) -> str:
-        """The model, its context and KV mode, for a chat's first line."""
+        """The model, its context and KV mode, and the memory, as far as they are known, for a chat's first lines."""
 
     def begin(self) -> None:
         """Note that an answer begins."""
@@ -87,7 +90,12 @@ class OwnServer:
         return None if self._server.alive else self._server.why_stopped()
 
     def summary(self) -> str:
-        return f"{self._server.alias}: context {self.n_ctx:,}, KV {mode_summary(self._server)}"
+        runtime, folder = self._server.runtime, self._server.options.kv.cache.kv_dir
+        mode = KvMode.OFF.value if runtime is None else mode_text(runtime)
+        request = self._server.request
+        where = f"{request.n_threads} thread{'s' * (request.n_threads > 1)}, {isa()}" if request.room is None else request.room.name
+        return (f"EdgeKV {edgekv.__version__} · {self._server.alias} · context {self.n_ctx:,} · KV {mode}{f' in {folder}' if folder else ''} · {where}\n"
+                + memory_line(self._server))
 
     def begin(self) -> None:
         self._server.between_batches(self._watch.begin)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgekv.common.units import size
+import psutil
+
+from edgekv.common.units import size, size_of
 
 if TYPE_CHECKING:
     from edgekv.common.reports import MemoryReport
@@ -35,6 +37,17 @@ def summary_line(server: Server, runtime: Runtime | None = None) -> str:
         on_it = [part for part in parts if part.place == request.room.name]
         lines.append(_line(f"{verb} on {request.room.name}", on_it, request.room.free))
     return "\n".join(lines)
+
+
+def memory_line(server: Server) -> str:
+    """What the process takes now, and may take at most, of the free memory; the second also of a GPU: "155.1 MiB used, up to 1.3 of 22.3 GiB".
+    """
+    from edgekv.planning.allocations import HOST
+
+    parts, request = server.parts(), server.request
+    rooms = [(HOST, "", request.available)] + ([(request.room.name, f" on {request.room.name}", request.room.free)] if request.room is not None else [])
+    return f"{size(psutil.Process().memory_info().rss)} used, up to " + ", ".join(
+        f"{size_of(sum(part.bytes for part in parts if part.place == place), free)}{where}" for place, where, free in rooms)
 
 
 def told_cost(server: Server) -> str | None:

@@ -77,10 +77,10 @@ class ServerLog:
             os.close(self._saved_fd)
             self._saved_fd = self._saved_stderr = None
         if not keep:
-            self.abandon()
+            self.remove()
 
-    def abandon(self) -> None:
-        """Remove a temporary log, and leave descriptor 2 to a server that still writes: its lines would follow the process's last words."""
+    def remove(self) -> None:
+        """Remove a temporary log; descriptor 2 stays as it is."""
         if self._temporary and self.path is not None:
             self.path.unlink(missing_ok=True)
 

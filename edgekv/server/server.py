@@ -226,9 +226,9 @@ class Server:
         self._release(failed=self._exit != 0)
 
     def abandon(self) -> None:
-        """For a process that exits and cannot wait for `stop()`: remove a temporary log. What the server's thread still says reaches nobody."""
+        """For a process that exits and cannot wait for `stop()`: remove a temporary log. The server's thread still writes there, not to the screen."""
         if self._log is not None:
-            self._log.abandon()
+            self._log.remove()
 
     def wait(self) -> None:
         """Block until the server ends by itself, which is an error. Raises EdgeKVError with the reason. Interruptible."""

@@ -53,6 +53,7 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.models.default import SAMPLING
     from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server
     from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
@@ -65,7 +66,8 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
         path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), limits=ServerLimits(max_itl, max_queue), store=store,
-        when_full=WhenFull(when_full or WhenFull.STOP), extra=with_projector(mmproj, extra),
+        when_full=WhenFull(when_full or WhenFull.STOP), sampling=SAMPLING if model is None else (),
+        extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()
     click.echo(summary_line(server), err=True)

@@ -274,7 +274,7 @@ class Server:
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", n_batch]
         argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
-        return [*argv, *options.extra]
+        return [*argv, *options.sampling, *options.extra]
 
     def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import core

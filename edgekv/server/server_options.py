@@ -109,6 +109,7 @@ class ServerOptions:
     cors: str = LOCALHOST  # the origin whose pages may send requests, as edgekv.server.sites.parse_origin takes it
     allow_host: tuple[str, ...] = ()  # further names that requests may use, as edgekv.server.sites.parse_hosts returns them
     allow_media_host: tuple[str, ...] = ()  # hosts from which media of requests are fetched, in the same form
+    sampling: tuple[str, ...] = ()  # options of llama.cpp's server for requests that do not say how to sample
     extra: tuple[str, ...] = ()  # options of llama.cpp's server, last on its command line
     log_file: Path | None = None  # None: a temporary file; "-": standard error
 

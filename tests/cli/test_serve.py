@@ -125,6 +125,14 @@ def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
         assert served.ask("/v1/models", key="theirs").status == 200
 
 
+def test_the_default_model_samples_as_its_card_says(default_model, tmp_path):
+    """A request that says nothing gets the card's temperature; another model's, or llama.cpp's own, is not touched."""
+    for model, temperature in (((), 0.2), ((str(default_model),), 0.8)):
+        with serving(tmp_path, *model, "--ctx", "512") as served:
+            params = served.ask("/props").body["default_generation_settings"]["params"]
+            assert round(params["temperature"], 3) == temperature
+
+
 # ---- the program -----------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,9 @@ def chat(
         return talk.run(remote, client, renderer)
 
     from edgekv.cli.common.summary import summary_line, told_cost
+    from edgekv.common.machine import n_cores
+    from edgekv.measure.busy import Others
+    from edgekv.models.default import SAMPLING
     from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server, ServerOptions
 
@@ -93,9 +96,9 @@ def chat(
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
-        draft=chosen_draft(spec_type, model_draft), recall=recall,
+        draft=chosen_draft(spec_type, model_draft), recall=recall, sampling=SAMPLING if model is None else (),
     ))
-    cost = told_cost(server)
+    cost, others = told_cost(server), Others()
     server.begin()
     from edgekv.cli.chat.client import ChatClient  # these imports take about as long as a small model to load
     from edgekv.cli.chat.render import Renderer
@@ -111,6 +114,8 @@ def chat(
     client = ChatClient(server.url, server.options.api_key, sampling)  # imports more
     with renderer.waiting(f"loading {server.alias}"):
         server.start()
+    if (question is None or footer) and (n := others.busy()):
+        renderer.warn(f"other programs keep {n:.1f} of {n_cores()} cores busy: answers come slower than this machine can give them")
     with server:
         try:
             if server.runtime is not None:

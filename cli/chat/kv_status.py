@@ -30,6 +30,8 @@ class KvStatus:
     selection: SelectionReport | None = None
     """Mode sparse: the reads of the last answer."""
     tiers: TierReport = TierReport()
+    stock_tps: float | None = None
+    """What stock llama.cpp decodes on this machine at this depth, in tokens a second, by estimate."""
     kept: tuple[int, int] | None = None
     """Mode evict: (kept tokens, all tokens)."""
 

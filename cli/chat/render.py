@@ -112,6 +112,7 @@ class Renderer:
             *([_known(answer.usage)] if answer.usage is not None and answer.usage.n_cached else []),
             *([[(0, f"prefill {timings.prefill_tps:.0f} t/s"), (_LAST, "")]] if timings.prefill_tps else []),
             *([[(_LAST, f"decode {timings.decode_tps:.1f} t/s")]] if timings.decode_tps else []),
+            *([[(2, f"llama.cpp about {kv.stock_tps:.3g} t/s"), (_LAST, "")]] if kv.stock_tps else []),
             *([[(_LAST, f"{answer.usage.n_left:,} oldest tokens left the context" + (f", {answer.usage.n_back:,} came back" if answer.usage.back else ""))]]
               if answer.usage is not None and answer.usage.left else []),
             *([(_LAST, ending)] for ending in _ending(answer, timings, kv.n_ctx)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import edgekv
@@ -68,6 +70,8 @@ class OwnServer:
 
     def __init__(self, server: Server):
         self._server, self._watch = server, KvWatch(server)
+        self._stock: Callable[[int], float] | None = None
+        self._asked_stock = False
 
     @property
     def n_ctx(self) -> int:
@@ -116,7 +120,19 @@ class OwnServer:
         conversations.forget(default_folder(), conversation)  # where this chat keeps nothing there too
 
     def status(self, n_used: int) -> KvStatus:
-        return self._server.between_batches(lambda: self._watch.status(n_used))
+        status = self._server.between_batches(lambda: self._watch.status(n_used))
+        if not self._asked_stock:
+            self._asked_stock, self._stock = True, self._stock_speed()
+        return status if self._stock is None else replace(status, stock_tps=self._stock(n_used))
+
+    def _stock_speed(self) -> Callable[[int], float] | None:
+        """Nothing is measured for it; on a GPU, or where stock itself answers, there is no figure."""
+        options, request = self._server.options, self._server.request
+        if self._server.runtime is None or request.room is not None:
+            return None
+        from edgekv.measure.planned import stock_speed
+
+        return stock_speed(options.model, options.kv, request.n_threads)
 
     def model_rows(self) -> list[Row]:
         model = self._server.model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from edgekv.planning.devices import place
 from edgekv.planning.fit import unifies
 from edgekv.planning.home import PAGE
 from edgekv.planning.plan import Plan, make_plan
-from edgekv.planning.roofline import pages_read
+from edgekv.planning.roofline import HostRoofline, pages_read
 from edgekv.planning.type_choice import with_types
 from edgekv.planning.type_costs import type_cost
 
@@ -132,6 +132,15 @@ def measured_rates(model: ModelFile, kv: KvOptions, n_threads: int, measuring: M
     from edgekv.measure.weights import host_rates
 
     return host_rates(model, kv, n_threads, measuring.show, measuring.again)
+
+
+def stock_speed(path: Path, kv: KvOptions, n_threads: int) -> Callable[[int], float] | None:
+    """Tokens a second that stock llama.cpp decodes on this processor behind a number of tokens, by estimate. None: its rates were never measured."""
+    model = open_model(path, whole=False)
+    if (rates := kept_rates(model, kv, n_threads)) is None:
+        return None
+    roofline = HostRoofline(model, kv, rates)
+    return lambda depth: 1 / roofline.decode_seconds(KvMode.OFF, depth)
 
 
 def kept_rates(model: ModelFile, kv: KvOptions, n_threads: int) -> HostRates | None:

@@ -16,9 +16,11 @@ from edgekv.cli.common import progress
 from edgekv.cli.common.summary import summary_line, with_measured
 from edgekv.cli.plan import plan
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, ModelError
+from edgekv.common.machine import default_threads
 from edgekv.common.units import size
 from edgekv.config import KvOptions
 from edgekv.measure.busy import Others
+from edgekv.measure.planned import stock_speed
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
@@ -176,3 +178,13 @@ def test_without_edgekv_there_are_no_speeds(tmp_path):
     result = subprocess.run([*EDGEKV, "plan", header(tmp_path), "--ctx", "4096", "--attention-device", "cpu"], env=environment,
                             capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and "the speeds could not be measured: EDGEKV=0 is set" in result.stdout + result.stderr, result.stderr
+
+
+def test_a_chat_says_of_stock_what_the_plan_says(tmp_path):
+    """Before a plan measured this machine a chat has no figure."""
+    model, kv, n_threads = Path(header(tmp_path)), KvOptions.from_env(), default_threads()
+    assert stock_speed(model, kv, n_threads) is None
+    planned = json.loads(run(str(model), "--ctx", "8192", "--json").stdout)["speeds"]
+    stock = {row["depth"]: row["decode"] for row in planned if row["mode"] == "off"}
+    found = stock_speed(model, kv, n_threads)
+    assert stock and {depth: found(depth) for depth in stock} == stock

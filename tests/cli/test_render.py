@@ -213,6 +213,13 @@ def test_a_prompt_that_is_read_shows_speed_and_time_left(monkeypatch, capsys, te
         assert "reading finished, after 5 min in all" in err
 
 
+def test_footer_says_what_stock_would_do(capsys, monkeypatch):
+    paper, answer = PaperKv(), ChatAnswer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop")
+    monkeypatch.setattr(paper, "status", lambda n_used: KvStatus("exact", n_used, 100, 64, stock_tps=14.96))
+    Renderer(paper, footer=True).footer(answer)
+    assert capsys.readouterr().err.rstrip().endswith("decode 40.0 t/s · llama.cpp about 15 t/s")
+
+
 @pytest.mark.parametrize(("answer", "footer"), [
     (ChatAnswer("x", Timings(3, 10, 50.0, 5, 100.0), False, "stop"),
      "context 18/64 · KV exact 18 B of 100 B · prefill 200 t/s · decode 40.0 t/s"),

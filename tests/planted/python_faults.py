@@ -69,7 +69,7 @@ PYTHON = [
     Fault("head-change-of-sign", "lab heads", "edgekv/lab/heads/roles.py", "np.abs(scaled)", "scaled"),
     Fault("trace-one-step-more-of-warmup", "traces", "edgekv/lab/traces/trace.py", "step < header.n_warmup", "step <= header.n_warmup"),
     Fault("trace-of-the-last-steps", "traces", "edgekv/lab/traces/trace.py", "part = out[start : start + CHUNK_STEPS]", "part = out[:CHUNK_STEPS]"),
-    Fault("report-of-another-trace", "report", "edgekv/lab/report/inputs.py", "(member.filename, member.CRC)", "(member.filename, member.file_size)"),
+    Fault("report-stock-of-the-slower-kernel", "report", "edgekv/lab/report/speeds.py", 'or row.get("best_stock"))', "or True)"),
     Fault("budgets-pyramid-turned", "hierarchy: budgets", TIERS + "budgets.py", "np.linspace(2 - last, last, n_rows)", "np.linspace(last, 2 - last, n_rows)"),
     Fault("top-later-of-equals", "arrays: ops", "edgekv/arrays/topk.py",
           "chosen[~above][: k - np.count_nonzero(above)]", "chosen[~above][np.count_nonzero(above) - k :]"),

@@ -182,10 +182,11 @@ def _ruler(layers: list[int]) -> str:
 
 def _draw(mass: HeadMass, name: str, picture: Path) -> None:
     from edgekv.lab.report import drawing
-    from edgekv.lab.report.maps import role_map
+    from edgekv.lab.report.pictures import role_map
 
     title = f"Head roles of {name}: {mass.n_tokens} tokens, the last {mass.n_steps} observed"
-    drawing.save(role_map(mass.profile, title), picture)
+    with drawing.style():
+        drawing.save(role_map(mass.profile, title), picture)
     click.echo(f"the map is in {picture}", err=True)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import option
 
 
@@ -26,26 +25,25 @@ from edgekv.cli.common.shared_options import option
         help="Write every picture there too, as .svg and as .png.")
 @option("--speed", type=click.Path(path_type=Path), metavar="FILE",
         help="Write the plot of ms per token against depth there too, as .svg or .png.")
-@option("-n", "--steps", type=click.IntRange(1), default=256, show_default=True,
-        help="Tokens of each trace that are simulated for the pictures.")
-def report(folder: Path, out: Path | None, model: Path | None, plots: Path | None, speed: Path | None, steps: int) -> None:
+def report(folder: Path, out: Path | None, model: Path | None, plots: Path | None, speed: Path | None) -> None:
     """Make one self-contained HTML page of the results in DIR, to read, to print and to send.
 
     DIR holds the output of other commands, as *.json or *.jsonl: rows of `edgekv bench`, `edgekv bench serve`, `edgekv lab quality` and
-    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, and ladder.json (edgekv lab ladder --save DIR). Traces *.npz (edgekv
-    lab trace record) are simulated for the pictures; that takes minutes the first time and is kept in DIR. The page leaves out missing results
-    and names them at its end.
+    `edgekv lab sim` (each with -o json), the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save DIR), and traces *.npz (edgekv
+    lab trace record) for the roles of heads. The page begins with what the results say and one picture; it leaves out missing results and names
+    them at its end.
 
     Needs matplotlib: pip install ./edgekv/lab.
     """
-    from edgekv.lab.report.page import ReportRequest, write
+    from edgekv.cli.bench_serve import COLUMNS as SERVE
+    from edgekv.lab.commands import ladder, quality, sim
+    from edgekv.lab.report.page import write
 
-    plan = None if model is None else _plan(model)
-    with progress_bar() as progress:
-        written = write(folder, out, progress, steps, ReportRequest(speed, plots, plan))
-    for section in written.missing:
+    columns = {"serve": SERVE, "ladder": ladder.COLUMNS, "sim": sim.COLUMNS, "task": quality.TASK_COLUMNS}
+    path, missing = write(folder, columns, out, speed=speed, plots=plots, plan=None if model is None else _plan(model))
+    for section in missing:
         click.echo(f"left out: {section.title}; it needs {section.missing}", err=True)
-    click.echo(written.path)
+    click.echo(path)
 
 
 def _plan(model: Path) -> dict[str, Any]:

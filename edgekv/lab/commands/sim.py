@@ -30,7 +30,7 @@ def _budget(budget: float) -> str:
     return str(budget) if isinstance(budget, int) else f"{100 * budget:g}%"
 
 
-_WHAT = [
+COLUMNS = [
     Column("trace", "trace", right=False),
     Column("policy", "policy", right=False),
     Column("observe", "observes", right=False),
@@ -39,8 +39,6 @@ _WHAT = [
     Column("prefetch", "prefetch", right=False),
     Column("layer", "layer"),
     Column("head", "head"),
-]
-_FIGURES = [
     Column("hit_rate", "hits %", percent),
     Column("hit_rate_mass", "hit mass %", percent),
     Column("worst_mass", "worst %", percent),
@@ -152,4 +150,4 @@ def _used(rows: list[dict[str, Any]]) -> list[Column]:
             return len(values) > 1 or bool(values - {None, "none"}) and key != "trace"
         return values != {None}
 
-    return [column for column in (*_WHAT, *_FIGURES) if needed(column.key)]
+    return [column for column in COLUMNS if needed(column.key)]

@@ -1,8 +1,6 @@
 """The inputs of a report: the JSON rows and traces in a folder."""
 
-import hashlib
-import json
-import zipfile
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,59 +11,46 @@ from edgekv.lab.traces.trace import Trace
 
 Row = dict[str, Any]
 
-CACHE_FILE = "report-sim.json"
-"""The file of a report's own simulations."""
-
 WANTED = ("rows of `edgekv bench -o json`, `edgekv bench serve -o json`, `edgekv lab quality -o json` or `edgekv lab sim -o json` "
           "as *.json or *.jsonl, the plan of `edgekv plan --json`, ladder.json (edgekv lab ladder --save), or traces as *.npz")
 
-_SIM_KEYS = {"policy", "budget", "observe", "hit_rate_mass"}
-_SERVE_KEYS = {"server", "part", "clients"}
-_PLAN_KEYS = {"parts", "limits", "speeds", "model"}
+_KINDS = ("bench", "ladder", "text", "task", "grid")
+_KEYS = {"sim": {"policy", "budget", "observe", "hit_rate_mass"}, "serve": {"server", "part", "clients"}, "plan": {"parts", "limits", "speeds", "model"}}
+"""What tells rows that do not name their kind."""
 
 
 @dataclass
 class Folder:
-    path: Path
-    speeds: list[Row] = field(default_factory=list)
-    """Rows of `edgekv bench`."""
-    ladder: list[Row] = field(default_factory=list)
-    sims: list[Row] = field(default_factory=list)
-    quality: list[Row] = field(default_factory=list)
-    serves: list[Row] = field(default_factory=list)
-    """Rows of `edgekv bench serve`."""
-    plans: list[Row] = field(default_factory=list)
-    """Documents of `edgekv plan --json`."""
+    rows: defaultdict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    """Rows by kind: bench, ladder; text, task and grid of `edgekv lab quality`; sim, serve and plan."""
     traces: dict[str, Path] = field(default_factory=dict)
     """Traces by name of the text, or of the file if two have the same text."""
     ignored: list[str] = field(default_factory=list)
     """Names of files that a report cannot show."""
 
     @property
-    def rows(self) -> list[Row]:
-        return [*self.speeds, *self.ladder, *self.sims, *self.quality, *self.serves]
+    def all_rows(self) -> list[Row]:
+        return [row for rows in self.rows.values() for row in rows]
 
-    def add(self, document: Row) -> None:
-        """Add a document. Raises ConfigError for one that a report does not show."""
-        target = _place(self, document)
-        if target is None:
-            raise ConfigError("a report cannot show it")
-        target.append(_known(document))
-
-    @property
-    def empty(self) -> bool:
-        return not (self.rows or self.plans or self.traces)
+    def add(self, documents: list[Any], name: str) -> None:
+        """Sort in the documents of the file `name`."""
+        kinds = [_kind(row) if isinstance(row, dict) else None for row in documents]
+        for kind, row in zip(kinds, documents):
+            if kind is not None:
+                self.rows[kind].append(_known(row))
+        if not documents or None in kinds:
+            self.ignored.append(name if not any(kinds) else f"{kinds.count(None)} of the rows in {name}")
 
 
 def read(path: Path) -> Folder:
     """Read a folder. Raises ConfigError if there is none, or if a file is broken."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not a folder; name one that holds {WANTED}")
-    folder = Folder(path)
+    folder = Folder()
     try:
         for file in sorted([*path.glob("*.json"), *path.glob("*.jsonl")]):
-            if file.name != CACHE_FILE:
-                _sort_in(folder, file, read_document(file))
+            content = read_document(file)
+            folder.add(content if isinstance(content, list) else [content], file.name)
         for file in sorted(path.glob("*.npz")):
             with Trace.open(file) as trace:
                 text = trace.header.text
@@ -75,26 +60,9 @@ def read(path: Path) -> Folder:
     return folder
 
 
-def _sort_in(folder: Folder, file: Path, content: Any) -> None:
-    rows = content if isinstance(content, list) else [content]
-    known = 0
-    for row in rows:
-        target = _place(folder, row) if isinstance(row, dict) else None
-        if target is not None:
-            target.append(_known(row))
-            known += 1
-    if known < len(rows) or not rows:
-        folder.ignored.append(file.name if not known else f"{len(rows) - known} of the rows in {file.name}")
-
-
-def _place(folder: Folder, row: Row) -> list[Row] | None:
-    """The list that a row belongs to; None if a report does not show it."""
-    kinds = {"bench": folder.speeds, "ladder": folder.ladder,
-             "text": folder.quality, "task": folder.quality, "grid": folder.quality}
-    if (kind := row.get("kind")) in kinds:
-        return kinds[kind]
-    told = ((_SIM_KEYS, folder.sims), (_SERVE_KEYS, folder.serves), (_PLAN_KEYS, folder.plans))
-    return next((target for keys, target in told if keys <= set(row)), None)
+def _kind(row: Row) -> str | None:
+    """None if a report does not show it."""
+    return str(row["kind"]) if row.get("kind") in _KINDS else next((kind for kind, keys in _KEYS.items() if keys <= set(row)), None)
 
 
 def _known(row: Row) -> Row:
@@ -105,39 +73,3 @@ def _known(row: Row) -> Row:
         row = {**{names.get(str(key), str(key)): value for key, value in environment.items()}, **row}
     model = row.get("model_filename") or row.get("model")
     return {**row, "model": PurePath(str(model)).name} if model else row
-
-
-def identity(trace: Path) -> str:
-    """A name for a trace file's content, made of its members' checksums."""
-    with zipfile.ZipFile(trace) as members:
-        sums = sorted((member.filename, member.CRC) for member in members.infolist())
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:16]
-
-
-class Cache:
-    """Results by key, in `CACHE_FILE`. Unreadable results are computed again; in a folder that cannot be written, none are
-    kept."""
-
-    def __init__(self, folder: Path):
-        self._path = folder / CACHE_FILE
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = {}
-        self._found: dict[str, Any] = found if isinstance(found, dict) else {}
-        self._changed = False
-
-    def get(self, key: str) -> Any:
-        return self._found.get(key)
-
-    def put(self, key: str, value: Any) -> None:
-        self._found[key] = value
-        self._changed = True
-
-    def write(self) -> None:
-        if self._changed:
-            try:
-                self._path.write_text(json.dumps(self._found), encoding="utf-8")
-            except OSError:  # the folder is read-only, but the report can still be made
-                return
-            self._changed = False

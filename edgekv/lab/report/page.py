@@ -1,137 +1,79 @@
 """Makes one self-contained HTML page of a folder of results."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgekv import __version__
+from edgekv.bench.environment import in_words
 from edgekv.common.errors import ConfigError
-from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, svg
-from edgekv.lab.report.inputs import WANTED, Cache, Folder, read
-from edgekv.lab.report.machines import machine, planned
+from edgekv.lab.report.drawing import FORMATS, VARIABLES, require, save, style, svg
+from edgekv.lab.report.inputs import WANTED, Folder, read
 from edgekv.lab.report.sections import Section
-from edgekv.lab.report.servers import clients
-from edgekv.lab.report.simulated import budget_curves, head_roles, hits_by_head, reads
-from edgekv.lab.report.speeds import answers, hits, memory, prompts, speed_picture
-from edgekv.lab.report.studies import ladder, quality, retention
-from edgekv.lab.report.study import STEPS, Study
-
-Progress = Callable[[str, int, int], None]
+from edgekv.lab.report.speeds import answers_or_prompts, clients, hits, memory, planned, speed_picture
+from edgekv.lab.report.studies import budgets, head_roles, ladder, quality, retention
 
 PAGE_FILE = "report.html"
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
-@dataclass(frozen=True)
-class Written:
-    path: Path
-    missing: list[Section]
-    """Parts that were left out."""
-
-
-@dataclass(frozen=True)
-class ReportRequest:
-    """Requested files besides the page."""
-
-    speed: Path | None = None
-    """A file for the plot of ms per token against depth."""
-    plots: Path | None = None
-    """A folder for every picture, as SVG and PNG."""
-    plan: dict[str, Any] | None = None
-    """A document of `edgekv plan --json`, beside those in the folder."""
-
-
 def write(
-    folder: Path, out: Path | None = None, progress: Progress = lambda what, done, total: None, n_steps: int = STEPS,
-    request: ReportRequest = ReportRequest(),
-) -> Written:
-    """Write the page of `folder` to `out`, or to `PAGE_FILE` in the folder, and the requested files. Simulates the first `n_steps` steps of
-    each trace. Raises ConfigError if nothing can be shown, a file is broken, or the page or a plot cannot be written, and
-    MissingLibrary if an extra is not installed."""
+    folder: Path, columns: Mapping[str, Sequence[Any]], out: Path | None = None, *, speed: Path | None = None, plots: Path | None = None,
+    plan: dict[str, Any] | None = None,
+) -> tuple[Path, list[Section]]:
+    """Write the page of `folder` to `out`, or to `PAGE_FILE` in the folder: its path, and the parts that were left out. Raises ConfigError if
+    nothing can be shown, a file is broken, or the page or a plot cannot be written, and MissingLibrary if an extra is not installed.
+
+    columns: of the commands whose rows are shown: serve, ladder, sim, task. speed: a file for the plot of ms per token against depth. plots: a
+    folder for every picture, as SVG and PNG. plan: a document of `edgekv plan --json`, beside those in the folder."""
     require("matplotlib", "jinja2")
     found = read(folder)
-    if request.plan is not None:
-        found.add(request.plan)
-    if found.empty:
+    if plan is not None:
+        found.add([plan], "the plan")
+    if not found.all_rows and not found.traces:
         raise ConfigError(f"there is nothing to report on in {folder}; it should hold {WANTED}")
     out = folder / PAGE_FILE if out is None else out
-    _check(out)
-    if request.plots is not None:
-        _make(request.plots)
-    if request.speed is not None:
-        speed_picture(found.speeds, request.speed)
-    cache = Cache(folder)
-    studies = []
-    for i, (text, path) in enumerate(found.traces.items()):
-        progress(f"read {path.name}", i, len(found.traces))
-        studies.append(Study(text, path, cache, progress, n_steps))
-    sections = all_sections(found, studies)
-    cache.write()
-    if request.plots is not None:
-        for picture in (picture for section in sections for picture in section.pictures):
-            for ending in FORMATS:
-                save(picture.figure, request.plots / f"{picture.name}{ending}")
-    try:
-        out.write_text(render(found, sections), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another file with -o") from None
-    return Written(out, [section for section in sections if section.missing])
+    with style():
+        if speed is not None:
+            speed_picture(found.rows["bench"], speed)
+        sections = all_sections(found, columns)
+        try:
+            if plots is not None:
+                plots.mkdir(parents=True, exist_ok=True)
+                for picture in (picture for section in sections for picture in section.pictures):
+                    for ending in FORMATS:
+                        save(picture.figure, plots / f"{picture.name}{ending}")
+            out.write_text(render(found, sections), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be written: {error.strerror}; choose another file with -o, another folder with --plots") from None
+    return out, [section for section in sections if section.missing]
 
 
-def all_sections(folder: Folder, studies: list[Study]) -> list[Section]:
-    """All sections in the page's order. Sections about single heads or steps show the first trace."""
-    first = studies[0] if studies else None
-    plan = folder.plans[-1] if folder.plans else None
+def all_sections(folder: Folder, columns: Mapping[str, Sequence[Any]]) -> list[Section]:
+    """All sections in the page's order, what it says first first."""
+    of = folder.rows
+    plan = of["plan"][-1] if of["plan"] else None
+    text, trace = next(iter(folder.traces.items()), (None, None))
     return [
-        machine(folder.rows), planned(folder.plans), answers(folder.speeds, plan), prompts(folder.speeds, plan),
-        quality(folder.ladder, folder.quality), retention(folder.quality), hits(folder.speeds),
-        memory(folder.speeds), clients(folder.serves), ladder(folder.ladder),
-        budget_curves(studies, folder.sims), hits_by_head(first), reads(first), head_roles(first, first.profile() if first else None),
+        answers_or_prompts(of["bench"], plan, prompts=False), quality(of["text"]), answers_or_prompts(of["bench"], plan, prompts=True),
+        retention(of["task"], of["grid"], columns["task"]), hits(of["bench"]), memory(of["bench"]), clients(of["serve"], columns["serve"]),
+        planned(of["plan"]), ladder(of["ladder"], columns["ladder"]), budgets(of["sim"], columns["sim"]), head_roles(text, trace),
     ]
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the plots cannot be written to {folder}: {error.strerror}; name another folder") from None
-
-
-def _check(out: Path) -> None:
-    """Raise ConfigError if the page cannot be written, before minutes of simulation."""
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder; name a file for the page")
-    try:
-        with out.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another file with -o") from None
-    if out.stat().st_size == 0:
-        out.unlink()
-
-
 def render(folder: Folder, sections: list[Section]) -> str:
-    """The page as HTML: every name and figure is escaped, pictures are inline SVG."""
+    """The page as HTML: every name and figure is escaped, pictures are inline SVG. It begins with what the sections conclude and the first picture."""
     from jinja2 import Environment
     from markupsafe import Markup
 
-    def drawn(section: Section) -> list[dict[str, Any]]:
-        return [{"svg": Markup(svg(picture.figure, picture.name, picture.title)), "caption": picture.caption} for picture in section.pictures]
-
-    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in (*folder.rows, *folder.plans) if row.get("model")))
-    environment = Environment(autoescape=True, trim_blocks=True)
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    shown = [section for section in sections if not section.missing]
+    drawn = {picture.name: Markup(svg(picture.figure, picture.name)) for section in shown for picture in section.pictures}
+    models = ", ".join(dict.fromkeys(str(row["model"]).removesuffix(".gguf") for row in folder.all_rows if row.get("model")))
+    template = Environment(autoescape=True, trim_blocks=True).from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    machines = dict.fromkeys(in_words(row["environment"]) for row in folder.all_rows if isinstance(row.get("environment"), dict))
     return template.render(
-        title=f"EdgeKV{f': {models}' if models else ''}",
-        subtitle=f"Made by EdgeKV {__version__} from {', '.join(_sources(folder))}",
-        shown=[(section, drawn(section)) for section in sections if not section.missing],
-        missing=[section for section in sections if section.missing],
-        ignored=folder.ignored, variables=VARIABLES)
-
-
-def _sources(folder: Folder) -> list[str]:
-    counts = ((folder.plans, "plans"), (folder.speeds, "rows of speeds"),
-              (folder.ladder, "rungs"), (folder.sims, "simulated rows"), (folder.quality, "quality rows"), (folder.serves, "rows of servers"),
-              (folder.traces, "traces"))
-    return [f"{what}: {len(of)}" for of, what in counts if of]
+        title=f"EdgeKV{f': {models}' if models else ''}", version=__version__, machines=machines, shown=shown, drawn=drawn, first=next(iter(drawn), None),
+        sources={**{kind: len(rows) for kind, rows in folder.rows.items() if rows}, **({"traces": len(folder.traces)} if folder.traces else {})},
+        missing=[section for section in sections if section.missing], ignored=folder.ignored, variables=VARIABLES)

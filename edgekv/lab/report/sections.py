@@ -2,67 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-from edgekv import __version__
-from edgekv.common import units
-from edgekv.common.enums import FULL, STOCK
-from edgekv.lab.report.charts import Panel, line_chart
-from edgekv.lab.report.drawing import BLUE, GREEN, ORANGE, PURPLE, RED
-from edgekv.lab.report.study import EMA, POOLED, Study
+from itertools import takewhile
+from math import isfinite
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
+Join = Callable[[Sequence[float]], float]
 
-COLOURS = {POOLED: BLUE, EMA: RED, "streaming": GREEN, "lru": ORANGE, "h2o": PURPLE}
-"""Colours that are the same in every picture; other policies take free ones."""
-
-MODE_NAMES = {STOCK: "stock llama.cpp", FULL: "exact"}
-MODE_COLOURS = {STOCK: RED, FULL: GREEN, "sparse": BLUE}
-"""Colours of KV modes. Stock is the faster of its kernels."""
-
-DEPTH = "tokens in the context"
-LIMIT = "limit: weights alone"
-
-NO_TRACE = "a trace *.npz (edgekv lab trace record)"
+UNKNOWN = "–"
+_MOST = 12
+"""Columns of figures in a table: so many fit on a sheet of paper without breaking words."""
 
 
-@dataclass(frozen=True)
-class Table:
-    columns: Sequence[str]
+class Column(NamedTuple):
+    """Of a table; the columns of commands do as well."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = str
+
+
+class Table(NamedTuple):
+    columns: Sequence[tuple[str, bool]]
+    """Titles, and whether the column holds words, which begin at its left edge."""
     rows: Sequence[Sequence[str]]
-    caption: str = ""
-    words: bool = False
-    """Whether every column holds words."""
-
-    def left(self, column: int) -> bool:
-        """Whether a column holds words, which begin at its left edge."""
-        return self.words or any(row[column][:1].isalpha() or row[column][:2] == "+ " for row in self.rows)
-
-    def head(self, column: int) -> str:
-        """A column's title, with its unit kept on the line of the last word."""
-        words = self.columns[column].split(" ")
-        return " ".join(words[:-2] + ["\u00a0".join(words[-2:])]) if len(words) > 1 and len(words[-1]) < 4 else self.columns[column].replace("x ", "x\u00a0")
-
-    @classmethod
-    def without_empty(cls, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", words: bool = False) -> Table:
-        """A table without columns that have no known value."""
-        kept = [i for i in range(len(columns)) if any(row[i] != UNKNOWN for row in rows)]
-        return cls([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], caption, words)
+    caption: str
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     name: str
     """Name of its file without ending."""
-    title: str
-    """Screen readers read it."""
     figure: Figure
     caption: str
 
@@ -72,6 +47,8 @@ class Section:
     key: str
     title: str
     text: str = ""
+    verdict: str = ""
+    """The sentence that the page begins with."""
     pictures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: str = ""
@@ -79,39 +56,32 @@ class Section:
 
     def picture(self, figure: Figure, caption: str) -> None:
         number = len(self.pictures) + 1
-        self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, self.title, figure, caption))
+        self.pictures.append(Picture(f"{self.key}-{number}" if number > 1 else self.key, figure, caption))
 
-    def curves(self, panels: Sequence[Panel], x_label: str, caption: str, **settings: Any) -> None:
-        """Add a picture of lines; `settings` are those of `line_chart`."""
-        self.picture(line_chart(panels, x_label, **settings), caption)
-
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
-        self.tables.append(Table(columns, list(rows), caption))
-
-
-UNKNOWN = "–"
-
-
-def percent(share: Any, digits: int = 1) -> str:
-    """A share in percent without its sign; a dash if unknown."""
-    return _shown(share, lambda value: units.percent(value, digits))
-
-
-def points(share: Any) -> str:
-    return _shown(share, lambda value: units.signed_percent(value, 1))
-
-
-def number(value: Any, form: str) -> str:
-    return _shown(value, lambda known: format(known, form))
+    def table(self, rows: Sequence[Row], columns: Iterable[Any], caption: str = "") -> None:
+        """Add tables of at most `_MOST` columns of figures, each with the first columns of words. A column without a known value is left out; what
+        all rows have in common, but for fractions, stands in the caption."""
+        if not rows:
+            return
+        shown, same = [], []
+        for column in columns:
+            values = [row.get(column.key) for row in rows]
+            cells = [column.show(value) if _is_known(value) else UNKNOWN for value in values]
+            known = [value for value in values if _is_known(value)]
+            if len(rows) > 1 and len(set(cells)) == 1 and known and not isinstance(known[0], float):
+                same.append(f"{column.title} {cells[0]}")
+            elif known:
+                shown.append(((column.title, isinstance(known[0], str)), cells))
+        lead = list(takewhile(lambda column: column[0][1], shown))
+        rest = shown[len(lead) :]
+        about = "; ".join(filter(None, (*same, caption)))
+        for start in range(0, len(rest) or 1, _MOST):
+            part = [*lead, *rest[start : start + _MOST]]
+            self.tables.append(Table([head for head, _ in part], list(zip(*(cells for _, cells in part))), about))
 
 
-def divergence(kld: Any) -> str:
-    """ "6.0e-03"."""
-    return "0" if kld == 0 else number(kld, ".1e")
-
-
-def _shown(value: Any, show: Any) -> str:
-    return show(value) if isinstance(value, (int, float)) and np.isfinite(value) else UNKNOWN
+def _is_known(value: Any) -> bool:
+    return value is not None and value != "" and (not isinstance(value, float) or isfinite(value))
 
 
 def where(rows: Iterable[Row]) -> str:
@@ -126,27 +96,19 @@ def where(rows: Iterable[Row]) -> str:
     return "; ".join(form.format(found) for key, form in parts if (found := values(key)))
 
 
-_RUN_KEYS = ("cpu", "date", "model", "version", "isa")
-
-
 def runs_of(rows: Iterable[Row], figure: str) -> list[list[Row]]:
-    """The rows that have `figure`, by run: figures of different machines or days cannot be compared."""
+    """The rows that have `figure`, by run, the newest first: figures of different machines or days cannot be compared."""
     runs: dict[tuple, list[Row]] = {}
     for row in rows:
         if row.get(figure) is not None:
-            runs.setdefault(tuple(row.get(key) for key in _RUN_KEYS), []).append(row)
-    return list(runs.values())
+            runs.setdefault(tuple(row.get(key) for key in ("cpu", "date", "model", "version", "isa")), []).append(row)
+    return sorted(runs.values(), key=lambda run: str(run[0].get("date")), reverse=True)
 
 
-def of_threads(n: Any) -> str:
-    return "1 thread" if n == 1 else f"{n} threads"
-
-
-def facts(study: Study) -> Row:
-    """The facts about a simulation that `where` shows."""
-    return {"model": study.header.model, "text": study.text, "depth": study.header.depth, "n_steps": study.n_steps,
-            "version": __version__}
-
-
-def of_trace(study: Study) -> str:
-    return where([facts(study)])
+def lines_of(rows: Iterable[Row], name: str, x: str, y: str, join: Join = fmean) -> dict[str, dict[float, float]]:
+    """For each value of the field `name` the figure `y` by `x`; several rows in one place are joined."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        if row.get(x) is not None and row.get(y) is not None:
+            found.setdefault(str(row[name]), {}).setdefault(row[x], []).append(row[y])
+    return {of: {place: join(values) for place, values in sorted(by.items())} for of, by in found.items()}

@@ -7,16 +7,16 @@ SERVER, CUDA = "native/server/", "native/cuda/kernels/"
 
 NATIVE = [
     # kernels
-    Fault("attend-no-sink-in-sum", "attend", KERNELS + "attend/attend_merge.h", "p.sinks != nullptr && top > -INFINITY ? expf(p.sinks[head] - top) : 0.0f",
+    Fault("attend-no-sink-in-sum", "attend", KERNELS + "decode/attend_merge.h", "p.sinks != nullptr && top > -INFINITY ? expf(p.sinks[head] - top) : 0.0f",
           "0.0f"),
-    Fault("attend-sum-not-rescaled", "attend", KERNELS + "attend/attend_softmax.h", "*state[r].sum * factor[r]", "*state[r].sum"),
-    Fault("attend-counter-kept", "attend", KERNELS + "attend/attend.cpp", "header[1].store(0, std::memory_order_relaxed);", ""),
-    Fault("attend-small-workspace", "attend", KERNELS + "attend/attend.cpp", "static_cast<size_t>(n_threads) * plan.partial_bytes",
+    Fault("attend-sum-not-rescaled", "attend", KERNELS + "decode/attend_softmax.h", "*state[r].sum * factor[r]", "*state[r].sum"),
+    Fault("attend-counter-kept", "attend", KERNELS + "decode/attend.cpp", "header[1].store(0, std::memory_order_relaxed);", ""),
+    Fault("attend-small-workspace", "attend", KERNELS + "decode/attend.cpp", "static_cast<size_t>(n_threads) * plan.partial_bytes",
           "static_cast<size_t>(n_threads - 1) * plan.partial_bytes"),
-    Fault("prompt-mass-one-page-off", "prompt", KERNELS + "prompt/prompt_mass.h",
+    Fault("prompt-mass-one-page-off", "prompt", KERNELS + "prefill/prompt_mass.h",
           "static_cast<size_t>(s.item.head) * s.p.mass_stride + static_cast<size_t>(page)",
           "static_cast<size_t>(s.item.head) * s.p.mass_stride + static_cast<size_t>(page > 0 ? page - 1 : 0)"),
-    Fault("prompt-mass-sign", "prompt", KERNELS + "prompt/prompt_mass.h", "top = x > top ? x : top;", "top = x < top ? x : top;"),
+    Fault("prompt-mass-sign", "prompt", KERNELS + "prefill/prompt_mass.h", "top = x > top ? x : top;", "top = x < top ? x : top;"),
     Fault("sketch-reach-of-negatives", "sketch", KERNELS + "sketch/sketch_build.h", "Simd::max(reach, magnitude(Simd::load(low + i)))",
           "Simd::max(reach, Simd::load(low + i))"),
     Fault("sketch-last-key-left-out", "sketch", KERNELS + "sketch/sketch_build.h", "valid & (valid - 1)", "valid & (valid - 1) & ~(uint64_t{1} << 63)"),
@@ -24,7 +24,7 @@ NATIVE = [
     Fault("select-certain-not-read", "select", KERNELS + "select/sample_kernel.h", "visible & p.sight[group].certain", "uint64_t{0}"),
     Fault("select-shares-not-divided", "select", KERNELS + "select/sample_kernel.h", "p.resolution / static_cast<float>(p.group) * (1 << kChanceBits) / total",
           "p.resolution * (1 << kChanceBits) / total"),
-    Fault("products-wrong-row", "products", KERNELS + "products/products_unpack.h", "(r + 4 * group) % 8 * 8", "(r + 4 * group) % 4 * 8"),
+    Fault("products-wrong-row", "products", KERNELS + "matmul/products_unpack.h", "(r + 4 * group) % 8 * 8", "(r + 4 * group) % 4 * 8"),
     # pages
     Fault("pages-stale-not-marked", "pages", PAGES + "cells.cpp", "stale.mark(stream, c / kGroupCells);", ""),
     Fault("pages-oldest-not-kept", "pages", PAGES + "cells.cpp", "page_oldest[id] = oldest;", ""),

@@ -7,7 +7,7 @@ iterated; `Trace.of` makes a trace from arrays. Both can be written (`write`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -146,18 +146,16 @@ class Trace:
 
     # ---- other traces of it ---------------------------------------------------------------------------------------------------
 
-    def loaded(self, n_steps: int | None = None) -> Trace:
-        """The trace in memory (`loaded_bytes`), for many simulations; with `n_steps` only so many first steps."""
+    def loaded(self) -> Trace:
+        """The trace in memory (`loaded_bytes`), for many simulations."""
         header = self.header
-        if n_steps is not None:
-            header = replace(header, n_steps=n_steps, n_pages=header.n_used_end(header.n_warmup + n_steps - 1))
         arrays = {kind: np.zeros((header.n_total, *header.shape.axes), dtype_of(kind)) for kind in KINDS}
         for start in chunk_starts(header):
             for kind, out in arrays.items():
                 part = out[start : start + CHUNK_STEPS]
-                chunk = self._source.chunk(kind, start)[: len(part), :, :, : header.n_pages]
+                chunk = self._source.chunk(kind, start)
                 part[:, :, :, : chunk.shape[3]] = chunk
-        return Trace(_Arrays(header, arrays, self.key_norms[:, :, : header.n_pages]))
+        return Trace(_Arrays(header, arrays, self.key_norms))
 
     @property
     def loaded_bytes(self) -> int:

@@ -142,7 +142,6 @@ class _Sums:
         self._n_steps = 0
         self._n_visible = 0
         self._hit_mass, self._hits, self._wanted, self._hot, self._fetched, self._prefetched = np.zeros((6, *self._exists.shape))
-        self._hit_mass_over_time: list[float] = []
 
     def add(self, step: TraceStep, hot: np.ndarray, fetched: np.ndarray, brought: np.ndarray, access: Access) -> None:
         """Add a step. hot, brought (its prefetched pages): bool [layer, head, :n_used_end]; fetched: int [layer, head]."""
@@ -151,8 +150,7 @@ class _Sums:
         self._n_visible += end
         mass = step.mass_sum[:, :, :end]
         total = mass.sum(axis=2)
-        hit_mass = _ratio(np.sum(mass, axis=2, where=hot), total)
-        self._hit_mass += hit_mass
+        self._hit_mass += _ratio(np.sum(mass, axis=2, where=hot), total)
         self._hot += hot.sum(axis=2)
         wanted = _wanted(step, mass, total, access)
         self._hits += np.sum(wanted, axis=2, where=hot)
@@ -160,7 +158,6 @@ class _Sums:
         prefetched = brought.sum(axis=2)
         self._fetched += fetched + prefetched
         self._prefetched += prefetched
-        self._hit_mass_over_time.append(float(hit_mass[self._exists].mean()))
 
     def result(self, scenario: Scenario, header: TraceHeader, split: Split, observe: str, seconds: float) -> Result:
         def by_head(sums: np.ndarray, over: np.ndarray | int) -> np.ndarray:
@@ -172,8 +169,7 @@ class _Sums:
             scenario, header, split, observe, hit_rate_by_head=by_head(self._hits, self._wanted),
             hit_rate_mass_by_head=by_head(self._hit_mass, n), hot_by_head=by_head(self._hot, n),
             fetched_by_head=by_head(self._fetched, n), prefetched_by_head=by_head(self._prefetched, n),
-            n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n,
-            hit_rate_mass_over_time=np.array(self._hit_mass_over_time), seconds=seconds)
+            n_wanted=self._wanted * self._exists, n_visible=self._n_visible / n, seconds=seconds)
 
 
 def _wanted(step: TraceStep, mass: np.ndarray, total: np.ndarray, access: Access) -> np.ndarray:

@@ -35,8 +35,6 @@ class Result:
     """Wanted rows or pages [layer, head], summed over all steps."""
     n_visible: float
     """Mean number of pages in a step."""
-    hit_rate_mass_over_time: np.ndarray
-    """Means over all heads, float64 [step]."""
     seconds: float
     """Time of the simulation."""
 

@@ -10,7 +10,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, parse_address, threads_option
-from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import CacheCodec
 from edgekv.common.units import fixed, tokens
 
@@ -18,14 +18,14 @@ _CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
 
 
 COLUMNS = [
-    Column("place", "place", right=False),
-    Column("codec", "codec", right=False),
-    Column("n_tokens", "tokens", tokens),
-    Column("bytes_a_token", "B/token", partial(fixed, digits=0)),
-    Column("save_s", "save s", partial(fixed, digits=2)),
-    Column("first_s", "first token s", partial(fixed, digits=2)),
-    Column("first_vs_reading", "x reading", partial(fixed, digits=3)),
-    Column("kld", "KLD", "{:.1e}".format),
+    Column("place", "place", right=False, rank=NAME),
+    Column("codec", "codec", right=False, rank=NAME),
+    Column("n_tokens", "tokens", tokens, rank=4),
+    Column("bytes_a_token", "B/token", partial(fixed, digits=0), rank=3),
+    Column("save_s", "save s", partial(fixed, digits=2), rank=6),
+    Column("first_s", "first token s", partial(fixed, digits=2), rank=7),
+    Column("first_vs_reading", "x reading", partial(fixed, digits=3), rank=8),
+    Column("kld", "KLD", "{:.1e}".format, rank=6),
 ]
 
 

@@ -10,24 +10,24 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import model_argument, model_path, option
-from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import STOCK_KERNELS, KvMode
 from edgekv.common.units import fixed, tokens
 
 COLUMNS = [
-    Column("server", "server", right=False),
-    Column("part", "part", right=False),
-    Column("clients", "clients"),
-    Column("n_prompt", "prompt", tokens),
-    Column("seconds", "s", partial(fixed, digits=1)),
-    Column("seconds_vs_stock", "x stock", partial(fixed, digits=2)),
-    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1)),
-    Column("speed_vs_stock", "x stock", partial(fixed, digits=2)),
-    Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s"),
-    Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s"),
-    Column("gap_p50_ms", "gap ms", partial(fixed, digits=0)),
-    Column("gap_p99_ms", "p99", partial(fixed, digits=0)),
-    Column("gap_max_ms", "worst", partial(fixed, digits=0)),
+    Column("server", "server", right=False, rank=NAME),
+    Column("part", "part", right=False, rank=NAME),
+    Column("clients", "clients", rank=3),
+    Column("n_prompt", "prompt", tokens, rank=3),
+    Column("seconds", "s", partial(fixed, digits=1), rank=6),
+    Column("seconds_vs_stock", "x stock", partial(fixed, digits=2), rank=7),
+    Column("tokens_per_second", "tokens/s", partial(fixed, digits=1), rank=8, score=lambda row: row["tokens_per_second"]),
+    Column("speed_vs_stock", "x stock", partial(fixed, digits=2), rank=8),
+    Column("ttft_p50_s", "first token", lambda s: f"{s:.2f} s", rank=6),
+    Column("ttft_max_s", "latest", lambda s: f"{s:.2f} s", rank=4),
+    Column("gap_p50_ms", "gap ms", partial(fixed, digits=0), rank=5),
+    Column("gap_p99_ms", "p99", partial(fixed, digits=0), rank=4),
+    Column("gap_max_ms", "worst", partial(fixed, digits=0), rank=3),
 ]
 
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
@@ -78,4 +78,4 @@ def bench_serve(
     request = ServeBench(None if url else model_path(model), Load(clients, n_prompt, n_answer), servers, turns, threads, (), url, api_key)
     with progress_bar() as progress:
         rows: list[dict[str, Any]] = run(request, find_text(text).content, progress)
-    print_measured(rows, [column for column in COLUMNS if any(row[column.key] is not None for row in rows)], output)
+    print_measured(rows, [column for column in COLUMNS if any(row[column.key] is not None for row in rows)], output, groups=("part",))

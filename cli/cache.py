@@ -13,7 +13,7 @@ from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
-from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import long_duration, mebibytes, parse_duration, size, tokens
 from edgekv.prefix_cache.settings import default_folder
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from edgekv.prefix_cache.listing import Chain
 
 LIST_COLUMNS = [
-    Column("id", "ID", right=False),
-    Column("model", "model", right=False),
-    Column("tokens", "tokens", tokens),
-    Column("bytes", "MiB", mebibytes),
-    Column("own_bytes", "own MiB", mebibytes),
-    Column("snapshot_bytes", "snapshots MiB", mebibytes),
-    Column("reading", "read", right=False),
-    Column("unused_s", "last used", lambda seconds: f"{long_duration(seconds)} ago"),
-    Column("pins", "pins", lambda pins: ", ".join(pins) or "-", right=False),
-    Column("note", "note", right=False),
+    Column("id", "ID", right=False, rank=NAME),
+    Column("model", "model", right=False, rank=NAME),
+    Column("tokens", "tokens", tokens, rank=8),
+    Column("bytes", "MiB", mebibytes, rank=7),
+    Column("own_bytes", "own MiB", mebibytes, rank=4),
+    Column("snapshot_bytes", "snapshots MiB", mebibytes, rank=2),
+    Column("reading", "read", right=False, rank=3),
+    Column("unused_s", "last used", lambda seconds: f"{long_duration(seconds)} ago", rank=7),
+    Column("pins", "pins", lambda pins: ", ".join(pins) or "-", right=False, rank=6),
+    Column("note", "note", right=False, rank=8, least=16),
 ]
 
 BLOCK_COLUMNS = [
-    Column("first", "from token", tokens),
+    Column("first", "from token", tokens, rank=NAME),
     Column("n", "tokens", tokens),
     Column("bytes", "MiB", mebibytes),
     Column("reading", "read", right=False),
     Column("shared", "shared", lambda shared: "yes" if shared else "no", right=False),
-    Column("key", "key", right=False),
+    Column("key", "key", right=False, rank=3),
 ]
 
 N_SHOWN = 32

@@ -9,7 +9,7 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
-from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME, ConfigError
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ def _speed(value: float) -> str:
 
 
 COLUMNS = [
-    Column("test", "test", right=False),
-    Column("mode", "mode", right=False),
-    Column("model", "model", right=False),
+    Column("test", "test", right=False, rank=NAME),
+    Column("mode", "mode", right=False, rank=NAME),
+    Column("model", "model", right=False, rank=NAME),
     Column("threads", "threads"),
     Column("types", "K/V", right=False),
     Column("budget", "budget MiB"),
@@ -33,13 +33,13 @@ COLUMNS = [
     Column("text", "text", right=False),
     Column("fill", "fill", right=False),
     Column("peer", "peer", right=False),
-    Column("a_tokens_per_s", "A t/s", _speed),
-    Column("a_stddev", "±", _speed),
-    Column("b_tokens_per_s", "B t/s", _speed),
-    Column("b_stddev", "±", _speed),
-    Column("ratio", "B/A", lambda ratio: f"{ratio:.3f}"),
-    Column("interval", "95 %", right=False),
-    Column("verdict", "B is", right=False),
+    Column("a_tokens_per_s", "A t/s", _speed, rank=7),
+    Column("a_stddev", "±", _speed, rank=3),
+    Column("b_tokens_per_s", "B t/s", _speed, rank=7),
+    Column("b_stddev", "±", _speed, rank=3),
+    Column("ratio", "B/A", lambda ratio: f"{ratio:.3f}", rank=8),
+    Column("interval", "95 %", right=False, rank=6),
+    Column("verdict", "B is", right=False, rank=8),
 ]
 _ALWAYS = {"test", "mode", "a_tokens_per_s", "a_stddev", "b_tokens_per_s", "b_stddev", "ratio", "interval", "verdict"}
 

@@ -14,15 +14,15 @@ from edgekv.cli.common.config_file import COMMANDS, ONLY_SAID, config_path, keys
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.reference import values
 from edgekv.cli.common.shared_options import SettingOption, option
-from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import EXIT_OK, ConfigError
 from edgekv.config.setting_table import SETTINGS, Setting
 
 _MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
 _COLUMNS = [
-    Column("option", "option", right=False),
-    Column("value", "value", right=False),
-    Column("source", "from", right=False),
+    Column("option", "option", right=False, rank=NAME),
+    Column("value", "value", right=False, rank=NAME, least=20),
+    Column("source", "from", right=False, rank=8, least=8),
 ]
 _WIDTH = 120
 _SECRETS = {"api-key"}

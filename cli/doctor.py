@@ -8,22 +8,22 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, option
-from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows, span
+from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows, span
 from edgekv.common.errors import EXIT_LIBRARY
 from edgekv.common.units import gibibytes, size, tokens
 
 LAYER_COLUMNS = [
-    Column("layers", "layers", right=False),
-    Column("hooked", "attention", lambda hooked: "EdgeKV" if hooked else "stock", right=False),
+    Column("layers", "layers", right=False, rank=NAME),
+    Column("hooked", "attention", lambda hooked: "EdgeKV" if hooked else "stock", right=False, rank=NAME),
     Column("heads", "heads/KV"),
     Column("head_dim", "head dim"),
     Column("types", "K/V type", right=False),
-    Column("reason", "why", right=False),
+    Column("reason", "why", right=False, rank=8, least=20),
 ]
 
 RATE_COLUMNS = [
-    Column("what", "rate", right=False),
-    Column("value", "measured", right=False),
+    Column("what", "rate", right=False, rank=NAME, least=20),
+    Column("value", "measured", right=False, rank=NAME),
 ]
 
 _RATES = {
@@ -37,13 +37,13 @@ _RATES = {
 
 
 PLAN_COLUMNS = [
-    Column("mode", "mode", lambda mode: getattr(mode, "value", mode), right=False),
-    Column("n_ctx", "context", tokens),
-    Column("home", "host: pages", gibibytes),
-    Column("budget", "GPU: KV budget", gibibytes),
+    Column("mode", "mode", lambda mode: getattr(mode, "value", mode), right=False, rank=NAME),
+    Column("n_ctx", "context", tokens, rank=NAME),
+    Column("home", "host: pages", gibibytes, rank=7),
+    Column("budget", "GPU: KV budget", gibibytes, rank=7),
     *(Column(name, name, gibibytes) for name in ("sketches", "tables", "staging", "ring", "arena")),
-    Column("hot_tokens", "hot tokens", tokens),
-    Column("fits", "fits", right=False),
+    Column("hot_tokens", "hot tokens", tokens, rank=6),
+    Column("fits", "fits", right=False, rank=8),
 ]
 
 

@@ -11,7 +11,7 @@ import click
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
-from edgekv.cli.common.tables import Column, layer_runs, output_option, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 from edgekv.common.units import gibibytes, size, tokens
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from edgekv.models.local import LocalModel
 
 LIST_COLUMNS = [
-    Column("name", "model", right=False),
-    Column("source", "from", right=False),
-    Column("architecture", "kind", right=False),
-    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M"),
-    Column("file_type", "type", right=False),
-    Column("file_bytes", "GiB", gibibytes),
-    Column("layers", "EdgeKV layers"),
-    Column("kv_bytes_per_token", "KV B/token", tokens),
-    Column("n_ctx_train", "trained for", tokens),
-    Column("fits_tokens", "fits now", tokens),
-    Column("problem", "", right=False),
+    Column("name", "model", right=False, rank=NAME),
+    Column("source", "from", right=False, rank=3),
+    Column("architecture", "kind", right=False, rank=2),
+    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M", rank=7),
+    Column("file_type", "type", right=False, rank=6),
+    Column("file_bytes", "GiB", gibibytes, rank=6),
+    Column("layers", "EdgeKV layers", rank=4),
+    Column("kv_bytes_per_token", "KV B/token", tokens, rank=3),
+    Column("n_ctx_train", "trained for", tokens, rank=4),
+    Column("fits_tokens", "fits now", tokens, rank=8),
+    Column("problem", "", right=False, rank=8, least=20),
 ]
 
 TYPE_COLUMNS = [
@@ -41,10 +41,10 @@ TYPE_COLUMNS = [
 ]
 
 LAYER_COLUMNS = [
-    Column("layers", "layers", right=False),
-    Column("attention", "attention", right=False),
+    Column("layers", "layers", right=False, rank=NAME),
+    Column("attention", "attention", right=False, rank=NAME),
     Column("heads", "heads/KV"),
-    Column("reason", "why", right=False),
+    Column("reason", "why", right=False, rank=8, least=20),
 ]
 
 _TEMPLATE_LINES = 6

@@ -6,13 +6,13 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
-from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 
 COLUMNS = [
-    Column("kind", "kind", right=False),
-    Column("name", "name", right=False),
-    Column("description", "what it does", right=False),
-    Column("source", "source", right=False),
+    Column("kind", "kind", right=False, rank=NAME),
+    Column("name", "name", right=False, rank=NAME),
+    Column("description", "what it does", right=False, rank=8, least=30),
+    Column("source", "source", right=False, rank=4, least=24),
 ]
 
 KINDS = ("policy", "prefetch", "budget")

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import click
 
-from edgekv.cli.common.tables import Column, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
 from edgekv.common.units import size, tokens
 
 Row = dict[str, Any]
@@ -17,23 +17,23 @@ OUTPUTS = ("table", "md", "csv", "json", "jsonl")
 
 
 _BEFORE = [
-    Column("model", "model", right=False),
-    Column("size", "size"),
-    Column("params", "params"),
-    Column("backends", "backend", right=False),
-    Column("n_batch", "batch"),
-    Column("n_ubatch", "ubatch"),
-    Column("n_threads", "threads"),
-    Column("kv", "K/V", right=False),
-    Column("test", "test"),
-    Column("mode", "mode"),  # on the right: a narrow terminal folds columns on the left away
-    Column("speed", "t/s"),
-    Column("text", "text", right=False),
+    Column("model", "model", right=False, rank=8),
+    Column("size", "size", rank=2),
+    Column("params", "params", rank=3),
+    Column("backends", "backend", right=False, rank=2),
+    Column("n_batch", "batch", rank=7),
+    Column("n_ubatch", "ubatch", rank=7),
+    Column("n_threads", "threads", rank=7),
+    Column("kv", "K/V", right=False, rank=7),
+    Column("test", "test", right=False, rank=NAME),
+    Column("mode", "mode", right=False, rank=NAME),
+    Column("speed", "t/s", rank=NAME, score=lambda row: row["avg_ts"]),
+    Column("text", "text", right=False, rank=7),
 ]
 _BEHIND = [
-    Column("fill", "fill", right=False),
-    Column("kv_dir", "KV folder", right=False),
-    Column("note", "note", right=False),
+    Column("fill", "fill", right=False, rank=3),
+    Column("kv_dir", "KV folder", right=False, rank=3),
+    Column("note", "note", right=False, rank=8, least=16),
 ]
 
 _ONLY_WHERE_THEY_DIFFER = {"n_batch", "n_ubatch", "kv", "text"}
@@ -58,7 +58,7 @@ def print_speed(rows: Sequence[Row], output: str, kld: bool = False) -> None:
         if output == "table":
             click.echo(_above(shown))
         click.echo()
-        print_rows(shown, _used(shown, output, kld), output)
+        print_rows(shown, _used(shown, output, kld), output, groups=("model_filename", "test"))
         if output == "md":
             click.echo(f"\nbuild: {rows[0]['build_commit']} ({rows[0]['build_number']})")
 

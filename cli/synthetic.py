@@ -10,7 +10,7 @@ import click
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
-from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import gibibytes, tokens
 
@@ -18,15 +18,15 @@ WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in e
 
 
 SHAPE_COLUMNS = [
-    Column("shape", "shape", right=False),
-    Column("architecture", "kind", right=False),
-    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M"),
+    Column("shape", "shape", right=False, rank=NAME),
+    Column("architecture", "kind", right=False, rank=4),
+    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M", rank=7),
     Column("n_layer", "layers"),
     Column("heads", "heads/KV"),
-    Column("head_dim", "head dim"),
-    Column("n_vocab", "vocabulary", tokens),
+    Column("head_dim", "head dim", rank=3),
+    Column("n_vocab", "vocabulary", tokens, rank=2),
     Column("n_ctx_train", "context", tokens),
-    Column("kv_bytes_per_token", "KV B/token f16", tokens),
+    Column("kv_bytes_per_token", "KV B/token f16", tokens, rank=6),
     *(Column(f"file_bytes_{name}", f"{name} GiB", gibibytes) for name in WEIGHT_TYPES if name != "bf16"),  # as large as f16
 ]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgekv.cli.chat.pinned_messages import SYSTEM
 from edgekv.cli.chat.saved import read_text
-from edgekv.cli.common.tables import Column, print_rows
+from edgekv.cli.common.tables import NAME, Column, print_rows
 from edgekv.common.errors import EdgeKVError
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Command = Callable[["ChatLoop", str], None]
 
 _CHATS = [
-    Column("name", "name", right=False), Column("n_turns", "turns"), Column("n_tokens", "tokens", "{:,}".format),
-    Column("when", "when", "{:%Y-%m-%d %H:%M}".format), Column("first", "first words", right=False),
+    Column("name", "name", right=False, rank=NAME), Column("n_turns", "turns"), Column("n_tokens", "tokens", "{:,}".format),
+    Column("when", "when", "{:%Y-%m-%d %H:%M}".format), Column("first", "first words", right=False, rank=8, least=16),
 ]
 
 COMMANDS: dict[str, tuple[str, Command]] = {}

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pyte
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from rich.console import Console
 from support.program import CONTROL
+from support.terminal import Terminal, TerminalScreen
 
 from edgekv.cli.chat import commands
 from edgekv.cli.chat.client import AnswerPiece, Progress, Timings
@@ -40,11 +40,6 @@ class PaperKv:
 
     def status(self, n_used: int) -> KvStatus:
         return KvStatus("exact" if self.selection is None else "sparse", n_used, 100, 64, self.selection, self.tiers)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def render(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, pieces: list[AnswerPiece], plain: bool = True) -> str:
@@ -106,25 +101,6 @@ if x:
 <b>HTML</b> \\(x\\) ![a picture](http://a/b.png) \x1b[31mred"""
 
 
-class Screen(Terminal):
-    """A terminal of 36 columns, read as a person sees it."""
-
-    encoding = "utf-8"
-
-    def __init__(self, n_lines: int):
-        super().__init__()
-        self.screen = pyte.HistoryScreen(36, n_lines, history=100, ratio=1)
-        self._stream = pyte.Stream(self.screen)
-
-    def write(self, text: str) -> int:
-        self._stream.feed(text.replace("\n", "\r\n"))
-        return len(text)
-
-    def shown(self) -> str:
-        above = ["".join(line[i].data for i in range(36)) for line in self.screen.history.top]
-        return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
-
-
 @pytest.mark.parametrize("n_lines", [40, 6])
 @pytest.mark.parametrize("at_once", [1, 7, 1000])
 def test_markdown_is_drawn_as_it_comes(monkeypatch, n_lines, at_once):
@@ -132,7 +108,7 @@ def test_markdown_is_drawn_as_it_comes(monkeypatch, n_lines, at_once):
     monkeypatch.setenv("LINES", str(n_lines))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr("edgekv.cli.chat.markdown._DRAW_S", 0)
-    out = Screen(n_lines)
+    out = TerminalScreen(36, n_lines)
     pieces = [AnswerPiece(text=WRITTEN[i : i + at_once]) for i in range(0, len(WRITTEN), at_once)]
     render(monkeypatch, out, [AnswerPiece(thought="a short "), AnswerPiece(thought="thought"), *pieces], plain=False)
     assert out.shown() == SHOWN

@@ -12,7 +12,7 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, model_path, option, threads_option
-from edgekv.cli.common.tables import Column, output_option, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import percent
 
@@ -23,18 +23,18 @@ SNIPPET_CHARS = 40
 
 
 COLUMNS = [
-    Column("layer", "layer"),
-    Column("head", "head"),
-    Column("role", "role", right=False),
-    Column("sink", "first %", percent),
-    Column("recent", "recent %", percent),
-    Column("rest", "rest %", percent),
-    Column("concentration", "on few %", percent),
-    Column("change", "change %", percent),
-    Column("effective_pages", "eff. pages", lambda n: f"{n:.1f}"),
-    Column("top_page", "top page"),
-    Column("top_share", "its %", percent),
-    Column("top_text", "its text", right=False),
+    Column("layer", "layer", rank=NAME),
+    Column("head", "head", rank=NAME),
+    Column("role", "role", right=False, rank=NAME),
+    Column("sink", "first %", percent, rank=8),
+    Column("recent", "recent %", percent, rank=4),
+    Column("rest", "rest %", percent, rank=8),
+    Column("concentration", "on few %", percent, rank=3),
+    Column("change", "change %", percent, rank=3),
+    Column("effective_pages", "eff. pages", lambda n: f"{n:.1f}", rank=2),
+    Column("top_page", "top page", rank=4),
+    Column("top_share", "its %", percent, rank=4),
+    Column("top_text", "its text", right=False, rank=7),
 ]
 
 

@@ -11,24 +11,24 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import BUDGETS, NAMES, CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import model_argument, model_path, option
-from edgekv.cli.common.tables import Column, output_option, print_measured
+from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.units import duration, percent, signed_percent
 
 COLUMNS = [
-    Column("budget", "budget %", lambda share: f"{100 * share:g}"),
-    Column("rung", "rung", right=False),
-    Column("observe", "sees", right=False),
-    Column("published", "published", percent),
-    Column("hit_rate", "hits %", percent),
-    Column("gain", "gain", partial(signed_percent, digits=1)),
-    Column("hit_rate_mass", "by mass %", percent),
-    Column("gain_mass", "gain", partial(signed_percent, digits=1)),
-    Column("worst_mass", "worst %", percent),
-    Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
-    Column("kld", "KLD", lambda kld: f"{kld:.1e}"),
-    Column("same_top", "same top %", percent),
-    Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}"),
-    Column("overhead", "overhead %", percent),
+    Column("budget", "budget %", lambda share: f"{100 * share:g}", rank=NAME),
+    Column("rung", "rung", right=False, rank=NAME),
+    Column("observe", "sees", right=False, rank=NAME),
+    Column("published", "published", percent, rank=4),
+    Column("hit_rate", "hits %", percent, rank=8),
+    Column("gain", "gain", partial(signed_percent, digits=1), rank=6),
+    Column("hit_rate_mass", "by mass %", percent, rank=8),
+    Column("gain_mass", "gain", partial(signed_percent, digits=1), rank=6),
+    Column("worst_mass", "worst %", percent, rank=3),
+    Column("fetched", "fetched", lambda pages: f"{pages:.2f}", rank=4),
+    Column("kld", "KLD", lambda kld: f"{kld:.1e}", rank=7),
+    Column("same_top", "same top %", percent, rank=5),
+    Column("ms_ratio", "x exact ms", lambda ratio: f"{ratio:.2f}", rank=6),
+    Column("overhead", "overhead %", percent, rank=2),
 ]
 
 
@@ -108,4 +108,4 @@ def ladder(
     shown: list[dict[str, Any]] = rows
     if output in ("table", "md"):
         shown = [row for row in rows if row["text"] == MEAN] or rows
-    print_measured(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output)
+    print_measured(shown, [column for column in COLUMNS if any(row[column.key] is not None for row in shown)], output, groups=("budget",))

@@ -12,7 +12,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
-from edgekv.cli.common.tables import Column, measured_on, output_option, print_rows
+from edgekv.cli.common.tables import NAME, Column, measured_on, output_option, print_rows
 from edgekv.common.units import duration, percent, signed_percent
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
@@ -32,52 +32,52 @@ def _scientific(value: float) -> str:
 
 
 TEXT_COLUMNS = [
-    Column("text", "text", right=False),
-    Column("mode", "mode", right=False),
-    Column("depth", "depth"),
-    Column("nll", "NLL", lambda nll: f"{nll:.4f}"),
-    Column("ppl", "perplexity", lambda ppl: f"{ppl:.3f}"),
-    Column("ppl_vs_exact", "PPL +%", signed_percent),
-    Column("ppl_interval", "95 %"),
-    Column("kld_exact", "KLD exact", _scientific),
-    Column("kld_interval", "95 %"),
-    Column("kld_p99_exact", "KLD p99", _scientific),
-    Column("kld_stock", "KLD stock", _scientific),
-    Column("same_top_exact", "same top %", percent),
-    Column("attended_fraction", "attended %", percent),
-    Column("error", "error %", partial(percent, digits=2)),
-    Column("note", "note", right=False),
+    Column("text", "text", right=False, rank=NAME),
+    Column("mode", "mode", right=False, rank=NAME),
+    Column("depth", "depth", rank=4),
+    Column("nll", "NLL", lambda nll: f"{nll:.4f}", rank=2),
+    Column("ppl", "perplexity", lambda ppl: f"{ppl:.3f}", rank=5),
+    Column("ppl_vs_exact", "PPL +%", signed_percent, rank=6),
+    Column("ppl_interval", "95 %", rank=3),
+    Column("kld_exact", "KLD exact", _scientific, rank=8),
+    Column("kld_interval", "95 %", rank=4),
+    Column("kld_p99_exact", "KLD p99", _scientific, rank=3),
+    Column("kld_stock", "KLD stock", _scientific, rank=3),
+    Column("same_top_exact", "same top %", percent, rank=7),
+    Column("attended_fraction", "attended %", percent, rank=6),
+    Column("error", "error %", partial(percent, digits=2), rank=5),
+    Column("note", "note", right=False, rank=8, least=12),
 ]
 
 TASK_COLUMNS = [
-    Column("task", "task", right=False),
-    Column("mode", "mode", right=False),
-    Column("asked", "asked"),
-    Column("full_found", "full finds"),
-    Column("kept", "mode keeps"),
-    Column("extra", "finds besides"),
-    Column("retention", "retention %", percent),
-    Column("retention_interval", "95 %"),
-    Column("attended_fraction", "attended %", percent),
-    Column("error", "error %", partial(percent, digits=2)),
-    Column("note", "note", right=False),
+    Column("task", "task", right=False, rank=NAME),
+    Column("mode", "mode", right=False, rank=NAME),
+    Column("asked", "asked", rank=6),
+    Column("full_found", "full finds", rank=6),
+    Column("kept", "mode keeps", rank=7),
+    Column("extra", "finds besides", rank=3),
+    Column("retention", "retention %", percent, rank=8),
+    Column("retention_interval", "95 %", rank=4),
+    Column("attended_fraction", "attended %", percent, rank=5),
+    Column("error", "error %", partial(percent, digits=2), rank=4),
+    Column("note", "note", right=False, rank=8, least=14),
 ]
 
 GRID_COLUMNS = [
-    Column("task", "found of asked", right=False),
-    Column("mode", "mode", right=False),
-    Column("parts", "depth %"),
-    Column("note", "note", right=False),
+    Column("task", "found of asked", right=False, rank=NAME),
+    Column("mode", "mode", right=False, rank=NAME),
+    Column("parts", "depth %", rank=NAME),
+    Column("note", "note", right=False, rank=8, least=14),
 ]
 
 TYPE_COLUMNS = [
-    Column("types", "K/V", right=False),
-    Column("bytes", "bytes a token"),
-    Column("share", "of f16 %", percent),
-    Column("kld", "KLD", _scientific),
-    Column("times_noise", "x noise", lambda times: f"{times:.1f}"),
-    Column("how", "", right=False),
-    Column("note", "note", right=False),
+    Column("types", "K/V", right=False, rank=NAME),
+    Column("bytes", "bytes a token", rank=7),
+    Column("share", "of f16 %", percent, rank=6),
+    Column("kld", "KLD", _scientific, rank=8),
+    Column("times_noise", "x noise", lambda times: f"{times:.1f}", rank=8),
+    Column("how", "", right=False, rank=4),
+    Column("note", "note", right=False, rank=8, least=14),
 ]
 
 SAYS_NOTHING = "says nothing about the cache"
@@ -181,7 +181,7 @@ def quality(
     click.echo(measured_on(rows))
     for part, columns in (table for table in tables if table[0]):
         click.echo()
-        print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output)
+        print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output, groups=("text", "task"))
 
 
 def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:

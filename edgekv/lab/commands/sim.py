@@ -13,7 +13,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
-from edgekv.cli.common.tables import Column, output_option, print_rows
+from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.enums import Split
 from edgekv.common.units import GIB, percent
 from edgekv.config import Attend, PlacementOptions
@@ -31,19 +31,19 @@ def _budget(budget: float) -> str:
 
 
 COLUMNS = [
-    Column("trace", "trace", right=False),
-    Column("policy", "policy", right=False),
-    Column("observe", "observes", right=False),
-    Column("budget", "budget", _budget),
-    Column("split", "split", right=False),
-    Column("prefetch", "prefetch", right=False),
-    Column("layer", "layer"),
-    Column("head", "head"),
-    Column("hit_rate", "hits %", percent),
-    Column("hit_rate_mass", "hit mass %", percent),
-    Column("worst_mass", "worst %", percent),
-    Column("hot", "hot %", percent),
-    Column("fetched", "fetched", lambda pages: f"{pages:.2f}"),
+    Column("trace", "trace", right=False, rank=NAME),
+    Column("policy", "policy", right=False, rank=NAME),
+    Column("observe", "observes", right=False, rank=NAME),
+    Column("budget", "budget", _budget, rank=NAME),
+    Column("split", "split", right=False, rank=NAME),
+    Column("prefetch", "prefetch", right=False, rank=NAME),
+    Column("layer", "layer", rank=NAME),
+    Column("head", "head", rank=NAME),
+    Column("hit_rate", "hits %", percent, rank=8),
+    Column("hit_rate_mass", "hit mass %", percent, rank=8),
+    Column("worst_mass", "worst %", percent, rank=5),
+    Column("hot", "hot %", percent, rank=3),
+    Column("fetched", "fetched", lambda pages: f"{pages:.2f}", rank=4),
 ]
 _LOADED_BYTES = GIB
 """Traces up to so many bytes are read once for all scenarios, larger ones for each scenario."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,24 +13,22 @@ import click
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.progress import measuring_bar
 from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, option, settings_of, split_kv_options
-from edgekv.cli.common.tables import Column, print_json, print_rows
+from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
+from edgekv.cli.common.verdict import Mark, heading, prose, say
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from edgekv.common.units import MIB, gibibytes, mebibytes, size, tokens
+from edgekv.common.units import MIB, gibibytes, mebibytes, size, size_of, tokens
 
 if TYPE_CHECKING:
     from edgekv.planning.plan import Plan
 
 SPEED_COLUMNS = [
-    Column("depth", "context", tokens),
-    *(Column(mode, f"{title} t/s", lambda rate: f"{rate:,.1f}") for mode, title in (("off", "stock"), ("exact", "exact"), ("sparse", "sparse"))),
-    Column("times", "sparse is", lambda times: f"{times:.1f}x"),
-    Column("prompt_off", "prompt: stock t/s", lambda rate: f"{rate:,.0f}"),
-    Column("prompt_sparse", "prompt: EdgeKV t/s", lambda rate: f"{rate:,.0f}"),
+    Column("depth", "context", tokens, rank=NAME),
+    *(Column(mode, title, lambda rate: f"{rate:,.1f}", rank=8) for mode, title in (("off", "llama.cpp"), ("exact", "exact"), ("sparse", "sparse"))),
+    Column("times", "speedup", lambda times: f"{times:.1f}x", rank=8),
+    Column("prompt_sparse", "prefill", lambda rate: f"{rate:,.0f}", rank=7),
+    Column("prompt_off", "llama.cpp's", lambda rate: f"{rate:,.0f}"),
 ]
-
-BUSY = "measured busy"
-"""The mark of lines that depend on the rates of a busy machine."""
 
 
 @click.command(cls=SettingsCommand, epilog=examples(
@@ -41,8 +40,11 @@ BUSY = "measured busy"
 @settings_of("plan")
 @option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, without loading the model; a formula otherwise.")
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
+@option("-v", "--verbose", is_flag=True, envvar="EDGEKV_PLAN_VERBOSE", help="Also the memory by part, the limits of each mode, and reasons.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
-def plan(model: Path | None, parallel: int, cache_ram: int | None, measure: bool, recalibrate: bool, as_json: bool, **settings: Any) -> int:
+def plan(
+    model: Path | None, parallel: int, cache_ram: int | None, measure: bool, recalibrate: bool, verbose: bool, as_json: bool, **settings: Any
+) -> int:
     """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
@@ -61,50 +63,83 @@ def plan(model: Path | None, parallel: int, cache_ram: int | None, measure: bool
     if as_json:
         print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
     else:
-        _print(found, model)
+        _print(found, model, verbose)
     return EXIT_OK if found.problem is None else EXIT_DOES_NOT_FIT
 
 
-def _print(plan: Plan, given: Path | None) -> None:
+def _print(plan: Plan, given: Path | None, verbose: bool) -> None:
     from edgekv.common.machine import stamp
-    from edgekv.planning.plan import LONGEST, USER_TOKENS
 
     machine = stamp()
-    _line("model", f"{Path(plan.model).name}: {plan.architecture}, {plan.n_params / 1e6:,.1f}M parameters, {plan.file_type}; "
-                   f"{plan.kv_bytes_per_token:,} bytes of K and V a token")
-    _line("machine", f"{machine['cpu']}, {machine['cores']} cores; free now: " + ", ".join(f"{size(n)} ({place})" for place, n in plan.free.items()))
+    heading(Path(plan.model).stem, f"({plan.architecture}, {plan.n_params / 1e6:,.1f}M parameters, {plan.file_type}) on {machine['cpu']}, "
+                                   f"{machine['cores']} cores; free: " + ", ".join(f"{size(n)} ({place})" for place, n in plan.free.items()))
+    _print_verdict(plan, given)
+    if plan.speeds:
+        click.echo()
+        print_rows(_speed_rows(plan), SPEED_COLUMNS, "table")
+        prose("tok/s of one conversation, by estimate; prefill with EdgeKV", "dim")
+    if verbose:
+        click.echo()
+        _print_more(plan)
+    elif sys.stdout.isatty():
+        prose("\nMemory by part, limits, reasons: edgekv plan -v    JSON: --json", "dim")
+
+
+def _print_verdict(plan: Plan, given: Path | None) -> None:
+    from edgekv.planning.plan import LONGEST
+
     of_slots = f" for each of {plan.n_slots} slots" if plan.n_slots > 1 else ""
-    _line("planned", f"{plan.n_ctx:,} tokens{of_slots}, mode {plan.mode}, attention on {'the processor' if plan.place == 'host' else plan.place}")
-    click.echo()
+    at = f"{plan.n_ctx:,} tokens{of_slots}"
+    if plan.problem is not None:
+        say(Mark.BAD, "Too large", f"DOES NOT FIT: {plan.problem}")
+    else:
+        longest = next(limit.fits_tokens for limit in plan.limits if limit.mode == plan.mode)
+        say(Mark.GOOD, "Fits", "up to " + ", ".join(f"{size_of(plan.total(place), free)}" + f" ({place})" * (len(plan.free) > 1)
+                                                  for place, free in plan.free.items() if plan.total(place)) + f" with {at}, mode {plan.mode}",
+            f"longest that fits: {longest:,}" + "+" * (longest >= LONGEST))
+    rate = {speed.mode: speed.decode for speed in plan.speeds if speed.depth == plan.n_ctx}
+    ours, stock = rate.get(plan.recommended), rate.get("off")
+    if plan.recommended != "off" and ours and stock:
+        say(Mark.GOOD, "Speed", f"{ours:,.1f} tok/s at {plan.n_ctx:,} tokens in mode {plan.recommended}, {stock:,.1f} with llama.cpp",
+            f"{ours / stock:.1f}x, estimate")
+    else:
+        say(Mark.MORE, "Mode", f"{'stock (--kv off)' if plan.recommended == 'off' else '--kv ' + plan.recommended}: {plan.why}")
+    if plan.served_layers < plan.n_layer:
+        say(Mark.MORE, "Layers", _layers(plan))
+    if plan.problem is None:
+        say(Mark.NEXT, "Run", shlex.join(["edgekv", "serve", *([str(given)] if given is not None else []), *plan.flags]))
+    if plan.busy:
+        say(Mark.DOUBT, "Busy", f"other programs kept {plan.busy:.1f} cores busy while rates were measured: the speeds are a guess, not kept, and measured "
+                                "again by the next plan")
+    for note in plan.notes:
+        say(Mark.DOUBT, "Note", note)
+
+
+def _layers(plan: Plan) -> str:
+    """ "samples 3 of 18 layers, reads 15 sliding-window layers whole"."""
+    whole = f", reads {plan.whole_layers} whole (their windows slide)" if plan.whole_layers else ""
+    return f"EdgeKV samples {plan.served_layers} of {plan.n_layer} layers{whole}; `edgekv models show` has the reasons"
+
+
+def _print_more(plan: Plan) -> None:
+    from edgekv.planning.plan import LONGEST, USER_TOKENS
+
     _print_parts(plan)
-    if plan.token_bytes:
-        _line("grows", f"{size(plan.start_bytes)} at the start, then {plan.token_bytes:,} bytes a token as tokens come; the table is of a full context")
     click.echo()
-    mark = [Column("busy", "", right=False)] if plan.busy else []
-    print_rows([asdict(limit) | {"busy": BUSY} for limit in plan.limits], [
-        Column("mode", "mode", lambda mode: {"off": "stock"}.get(mode, mode), right=False),
+    print_rows([asdict(limit) for limit in plan.limits], [
+        Column("mode", "mode", lambda mode: {"off": "llama.cpp"}.get(mode, mode), right=False, rank=NAME),
         Column("fits_tokens", "context that fits", lambda n: f"{n:,}" + ("+" if n >= LONGEST else "")),
         Column("readable_tokens", "5 tokens/s up to", lambda n: f"{n:,}"),
-        *mark,
     ], "table")
     click.echo()
-    if plan.speeds:
-        click.echo("tokens a second of one conversation, by estimate:")
-        print_rows([row | {"busy": BUSY} for row in _speed_rows(plan)], SPEED_COLUMNS + mark, "table")
-        click.echo()
-    guess = f" ({BUSY})" if plan.busy else ""
-    _line("limit", plan.sentence + guess)
-    _line("users", f"{plan.users:,} conversations of {USER_TOKENS:,} tokens fit beside the weights")
-    _line("layers", f"EdgeKV attends {plan.served_layers} of {plan.n_layer} (edgekv models show MODEL says why not the others)")
-    _line("take", f"{'stock (--kv off)' if plan.recommended == 'off' else '--kv ' + plan.recommended}: {plan.why}{guess}")
-    if plan.busy:
-        _line("busy", f"other programs kept {plan.busy:.1f} cores busy while rates were measured: they are a guess, not kept, and measured again by "
-                      "the next plan")
-    for note in plan.notes:
-        _line("note", note)
-    if plan.problem is not None:
-        _line("DOES NOT FIT", plan.problem)
-    _line("run", f"edgekv serve {shlex.join([str(given)] if given is not None else [])} {' '.join(plan.flags)}".replace("  ", " "))
+    if plan.token_bytes:
+        say(Mark.MORE, "Grows", f"{size(plan.start_bytes)} at the start, then {plan.token_bytes:,} bytes a token as tokens come, "
+                                f"{plan.kv_bytes_per_token:,} of them K and V; the table is of a full context")
+    say(Mark.MORE, "Limit", plan.sentence)
+    say(Mark.MORE, "Users", f"{plan.users:,} conversations of {USER_TOKENS:,} tokens fit beside the weights")
+    say(Mark.MORE, "Layers", _layers(plan))
+    say(Mark.MORE, "Attention", f"on {'the processor' if plan.place == 'host' else plan.place}")
+    say(Mark.MORE, "Why", plan.why)
 
 
 def _print_parts(plan: Plan) -> None:
@@ -113,8 +148,8 @@ def _print_parts(plan: Plan) -> None:
     rows = [{"name": part.name, "place": part.place, "bytes": part.bytes, "how": part.how, "note": part.note} for part in plan.parts]
     rows += [{"name": "all", "place": place, "bytes": plan.total(place), "note": f"of {size(free)} free"} for place, free in plan.free.items()
              if plan.total(place)]
-    print_rows(rows, [Column("name", "what", right=False), Column("place", "where", right=False), Column("bytes", unit, shown),
-                      Column("how", "", right=False), Column("note", "", right=False)], "table")
+    print_rows(rows, [Column("name", "what", right=False, rank=NAME), Column("place", "where", right=False, rank=NAME), Column("bytes", unit, shown, rank=8),
+                      Column("how", "", right=False), Column("note", "", right=False, rank=8, least=16)], "table")
 
 
 def _speed_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -124,7 +159,3 @@ def _speed_rows(plan: Plan) -> list[dict[str, Any]]:
     for row in rows.values():
         row["times"] = row["sparse"] / row["off"] if row["off"] and row["sparse"] else None
     return list(rows.values())
-
-
-def _line(label: str, text: str) -> None:
-    click.echo(f"{label:<14}{text}")

@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 72,
-    "cli": 3_401,
+    "cli": 3_509,
     "cli/chat": 2_732,
     "edgekv": 687,
     "edgekv/_native": 2_413,
@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/lab": 5_243,
     "edgekv/measure": 1_322,
     "edgekv/pages": 189,
-    "edgekv/planning": 2_493,
+    "edgekv/planning": 2_495,
     "edgekv/policies": 1_475,
     "edgekv/prefix_cache": 4_255,
     "edgekv/runtime": 1_598,
@@ -48,7 +48,7 @@ BUDGETS = {
     "tests/architectures": 786,
     "tests/arrays": 639,
     "tests/bench": 1_253,
-    "tests/cli": 3_579,
+    "tests/cli": 3_608,
     "tests/config": 278,
     "tests/gpu": 466,
     "tests/gpu_command": 2_228,

@@ -89,6 +89,8 @@ class Plan:
     """Host memory that a token takes when it comes, on average."""
     busy: float = 0.0
     """Cores that other programs kept busy during the measurements; above 0.0 speeds, and all that follows from them, are a guess."""
+    whole_layers: int = 0
+    """Layers that EdgeKV attends whole in every mode, on the processor: their windows slide, or they have ALiBi."""
 
     def total(self, place: str = HOST) -> int:
         return total(self.parts, place)
@@ -122,7 +124,7 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
         n_slots=request.slots.n, place=place, free=free, parts=parts, problem=problem, limits=limits, users=users(request, kv), speeds=speeds,
         served_layers=len(sparse_layers(shape)), n_layer=shape.n_layer, recommended=recommended.value, why=why,
         start_bytes=start, token_bytes=each, sentence=_sentence(request, limits), flags=tuple(_flags(request, n_ctx, recommended)), notes=tuple(notes),
-        busy=0.0 if host is None or request.room is not None else host.busy)
+        busy=0.0 if host is None or request.room is not None else host.busy, whole_layers=0 if request.room is not None else len(whole_layers(shape)))
 
 
 def users(request: ContextRequest, kv: KvOptions, n_tokens: int = USER_TOKENS) -> int:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from support.program import EDGEKV
 from support.rates import give_rates
+from support.terminal import TerminalScreen
 
 from edgekv.cli.common import progress
 from edgekv.cli.common.summary import summary_line, with_measured
@@ -44,16 +47,26 @@ def run(*arguments: str):
     return CliRunner().invoke(plan, arguments, standalone_mode=False)
 
 
+def on_terminal(monkeypatch, width: int, *arguments: str) -> list[str]:
+    """The lines of a terminal of so many columns."""
+    screen = TerminalScreen(width)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    plan.main(arguments, standalone_mode=False)
+    return screen.shown().splitlines()
+
+
 def header(tmp_path, name="llama-3.2-1b", weight_type="q4_0") -> str:
     return str(write_header(SHAPES[name], tmp_path / f"{name}.gguf", weight_type))
 
 
 def test_table(tmp_path, measured):
-    result = run(header(tmp_path), "--ctx", "16384", "--attention-device", "cpu", "--parallel", "2", "--cache-ram", "256MiB")
+    result = run(header(tmp_path), "--ctx", "16384", "--attention-device", "cpu", "--parallel", "2", "--cache-ram", "256MiB", "-v")
     assert result.exception is None and result.return_value == 0, result.output
-    assert "32,768 bytes of K and V a token" in result.stdout and "16,384 tokens for each of 2 slots, mode sparse" in result.stdout
+    assert "16,384 tokens for each of 2 slots, mode sparse" in result.stdout
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
-                  "on a processor K and V lie in the same memory", "--kv sparse: at 16,384 tokens", "edgekv serve "):
+                  "on a processor K and V lie in the same memory", "at 16,384 tokens in mode sparse", "edgekv serve ", "32,768 of them K and V"):
         assert words in result.stdout, words
     assert "at the start, then " in result.stdout and "bytes a token as tokens come" in result.stdout
     assert result.stderr.splitlines() == ["measuring this machine once"] and measured == ["q4_0"], "one line, whatever is measured"
@@ -61,7 +74,26 @@ def test_table(tmp_path, measured):
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 
 
-def test_what_rests_on_rates_of_a_busy_machine_says_so(tmp_path, monkeypatch, measured):
+@pytest.mark.parametrize("width", [80, 110])
+def test_the_verdict_comes_first_in_few_lines(tmp_path, monkeypatch, width):
+    monkeypatch.setattr(Others, "busy", lambda self: 1.6)
+    lines = on_terminal(monkeypatch, width, header(tmp_path), "--ctx", "16384", "--attention-device", "cpu")
+    words = " ".join(" ".join(lines).split())
+    assert len(lines) <= 40 and max(map(len, lines)) <= width
+    marks = [line[:12].split() for line in lines if line[:1] in "✓→!" and line]
+    assert marks == [["✓", "Fits"], ["✓", "Speed"], ["→", "Run"], ["!", "Busy"]] and lines.index("") < 4
+    (speed,) = re.findall(r"([\d.]+) tok/s at 16,384 tokens in mode sparse, ([\d.]+) with llama.cpp \(([\d.]+)x, estimate\)", words)
+    (row,) = [line.split() for line in lines if line.split()[:1] == ["16,384"]]
+    assert (row[3], row[1], row[4]) == (speed[0], speed[1], f"{speed[2]}x"), "numbers agree"
+    assert lines[-1] == "Memory by part, limits, reasons: edgekv plan -v    JSON: --json" and "KV home" not in words
+
+
+def test_layers_that_are_read_whole_are_told_apart(tmp_path):
+    found = run(header(tmp_path, "gemma-3-4b"), "--attention-device", "cpu").stdout
+    assert re.search(r"EdgeKV samples 5 of 34 layers, reads 29 whole", found), found
+
+
+def test_a_busy_machine_is_said_once(tmp_path, monkeypatch, measured):
     busy = [1.6]
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
     path = header(tmp_path)
@@ -69,15 +101,12 @@ def test_what_rests_on_rates_of_a_busy_machine_says_so(tmp_path, monkeypatch, me
     def lines(*arguments: str) -> list[str]:
         return run(path, "--ctx", "16384", "--attention-device", "cpu", *arguments).stdout.splitlines()
 
-    found = lines()
-    rests = [line for line in found if line.startswith(("stock ", "exact ", "sparse ", "limit ", "take ")) or line.strip()[:1].isdigit() and "x" in line]
-    assert len(rests) == 3 + 2 + 6 and all("measured busy" in line for line in rests), found
-    assert any(line.startswith("busy ") and "1.6 cores" in line and "measured again" in line for line in found)
-    assert sum("measured busy" in line for line in found) == len(rests), "what is said of memory stands"
+    (said,) = [line for line in lines("-v") if "cores busy" in line]
+    assert said.startswith("Busy ") and "1.6 cores" in said and "measured again" in said
     assert json.loads("\n".join(lines("--json")))["busy"] == 1.6 and measured == ["q4_0"] * 2
     busy[0] = 0.0
     for _ in range(2):
-        assert "busy" not in "\n".join(lines()) and measured == ["q4_0"] * 3
+        assert "cores busy" not in "\n".join(lines()) and measured == ["q4_0"] * 3
 
 
 def test_one_line_and_one_bar_on_a_terminal(monkeypatch, capsys):
@@ -119,7 +148,7 @@ def test_work_buffers_are_measured_when_asked(tmp_path):
 def test_what_does_not_fit_has_its_exit_code(tmp_path):
     path = str(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "bf16"))
     result = run(path, "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
-    assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "327,680 bytes of K and V" in result.stdout
+    assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "Run " not in result.stdout
 
 
 def test_a_home_on_disk(tmp_path):

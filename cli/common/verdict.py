@@ -1,0 +1,77 @@
+"""The lines that a command begins with: what it found, each with a mark. A terminal wraps them at words; elsewhere each is one line."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDEST = 100
+"""Characters of a line, however wide the terminal."""
+
+_LABEL = 10
+
+
+class Mark(Enum):
+    """In a terminal that can show it: a sign, and its colour."""
+
+    GOOD = "✓", "green"
+    BAD = "✗", "bold red"
+    NEXT = "→", "cyan"
+    DOUBT = "!", "yellow"
+    MORE = " ", ""
+
+
+def say(mark: Mark, label: str, text: str, aside: str = "") -> None:
+    """Print a finding on standard output. aside: what is less important, in brackets behind it. With Mark.NEXT the text is a command to copy, in one
+    piece."""
+    if not sys.stdout.isatty():
+        click.echo(f"{label:<{_LABEL}}{text}" + (f" ({aside})" if aside else ""))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    sign, colour = mark.value
+    begin = Text(f"{sign if console.encoding.startswith('utf') else ' '} {label:<{_LABEL}}", colour)
+    if mark is Mark.NEXT:
+        console.print(begin.append(text, "bold default"), soft_wrap=True)
+        return
+    row = Table.grid()
+    row.add_column(width=len(begin))
+    row.add_column(overflow="fold")
+    row.add_row(begin, Text(text).append(f" ({aside})" if aside else "", "dim"))
+    console.print(row)
+
+
+def heading(name: str, text: str) -> None:
+    """Print what all that follows is about."""
+    if not sys.stdout.isatty():
+        click.echo(f"{name} {text}\n")
+        return
+    from rich.text import Text
+
+    _console().print(Text(name, "bold").append(f" {text}\n", "not bold"))
+
+
+def prose(text: str, style: str = "") -> None:
+    """Print a sentence on standard output."""
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    from rich.text import Text
+
+    _console().print(Text(text, style))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDEST)
+    return console

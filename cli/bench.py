@@ -17,8 +17,9 @@ from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.ranges import numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
+from edgekv.cli.common.verdict import prose
 from edgekv.cli.compare import compare
-from edgekv.cli.speed_rows import OUTPUTS, print_speed, write_line
+from edgekv.cli.speed_rows import OUTPUTS, print_speed, sentence, write_line
 from edgekv.common.enums import CacheType
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.units import parse_bytes
@@ -82,7 +83,7 @@ class _Bench(click.Group):
         help="A folder on a disk for K and V, as in chat and serve, in modes sparse and exact. Stock keeps them in memory and is not measured.  "
              "[default: memory]")
 @_many("--kv-budget", "budgets", type=Parsed("BYTES,...", _budgets),
-       help="With --home, mode sparse: memory for the rows that were read most lately, a row of the table for each size; auto: as in chat.  "
+       help="With --kv-dir, mode sparse: memory for the rows that were read most lately, a row of the table for each size; auto: as in chat.  "
             "[default: auto]")
 @option("--fill", type=click.Choice(_FILLS), default=_FILLS[0], show_default=True,
         help="Content of the cache: a text, which is read once, or synthetic K and V, which cost no computing.")
@@ -148,6 +149,7 @@ def _measure(
     from edgekv.bench.speed import run
     from edgekv.bench.text import find_text
     from edgekv.common.machine import n_cores
+    from edgekv.measure.busy import Others
     from edgekv.measure.filling import Fill
     from edgekv.measure.interrupts import Interrupts
 
@@ -164,7 +166,7 @@ def _measure(
     problem: BaseException | None = None
     stdout = sys.stdout  # a bar takes sys.stdout for itself
     with progress_bar() as show, Interrupts():
-        meter = Meter(show)
+        meter, load = Meter(show), Others()
         try:
             where = environment(max(request.threads))
             for group in run(request, where, meter, warn=lambda said: click.echo(f"warning: {said}", err=True)):
@@ -175,6 +177,8 @@ def _measure(
             problem = error
     if rows:
         print_speed(rows, output, kld)
+        if (verdict := sentence(rows, request.peer is None and load.busy() > 0)) is not None:  # a peer is no other
+            prose("\n" * (output == "table") + verdict, err=output != "table")
         click.echo(f"measured work {100 * meter.share:.0f} % of {meter.seconds:.0f} s", err=True)
     if problem is not None:
         raise problem

@@ -10,7 +10,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows, span
 from edgekv.common.errors import EXIT_LIBRARY
-from edgekv.common.units import gibibytes, size, tokens
+from edgekv.common.units import gibibytes, parameters, size, tokens
 
 LAYER_COLUMNS = [
     Column("layers", "layers", right=False, rank=NAME),
@@ -179,7 +179,7 @@ def _print_plans(plans: list[dict[str, Any]]) -> None:
 def _print_model(model: dict[str, Any], weights: dict[str, str | None]) -> None:
     _line("model", model["path"])
     _line("name", model["name"] or "(none)")
-    _line("kind", f"{model['architecture']}, {model['n_params'] / 1e6:,.1f}M parameters, {model['file_type']}")
+    _line("kind", f"{model['architecture']}, {parameters(model['n_params'])} parameters, {model['file_type']}")
     kind = next((name for name in weights if f"{model['file_type']}_".startswith(f"{name}_")), None)
     if kind is not None and weights[kind] is None and any(weights.values()):
         _line("weights", f"{kind} is not among the types that are multiplied fast here; a file in one of them reads prompts several times "

@@ -107,9 +107,9 @@ def _run() -> int:
     except EdgeKVError as error:
         click.echo(f"edgekv: {error}", err=True)
         return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
         click.echo("edgekv: interrupted", err=True)
-        return EXIT_INTERRUPTED
+        return getattr(error.__cause__, "exit_code", EXIT_INTERRUPTED)  # click makes an Abort of a KeyboardInterrupt
     except BrokenPipeError:  # the reader of a pipe has left, e.g. `| head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - or Python complains again when it flushes
         return EXIT_RUNTIME

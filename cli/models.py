@@ -13,7 +13,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
-from edgekv.common.units import gibibytes, size, tokens
+from edgekv.common.units import gibibytes, parameters, size, tokens
 
 if TYPE_CHECKING:
     from edgekv.models.geometry import ModelFile
@@ -23,7 +23,7 @@ LIST_COLUMNS = [
     Column("name", "model", right=False, rank=NAME),
     Column("source", "from", right=False, rank=3),
     Column("architecture", "kind", right=False, rank=2),
-    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M", rank=7),
+    Column("n_params", "parameters", parameters, rank=7),
     Column("file_type", "type", right=False, rank=6),
     Column("file_bytes", "GiB", gibibytes, rank=6),
     Column("layers", "EdgeKV layers", rank=4),
@@ -184,7 +184,7 @@ def _facts(file: ModelFile) -> dict[str, Any]:
 def _print(facts: dict[str, Any], full: bool) -> None:
     _line("model", facts["path"])
     _line("name", facts["name"] or "(none)")
-    _line("kind", f"{facts['architecture']}, {facts['n_params'] / 1e6:,.1f}M parameters, {facts['file_type']}, {size(facts['tensor_bytes'])} of weights")
+    _line("kind", f"{facts['architecture']}, {parameters(facts['n_params'])} parameters, {facts['file_type']}, {size(facts['tensor_bytes'])} of weights")
     dims = f"{facts['head_dim_k']}" + ("" if facts["head_dim_k"] == facts["head_dim_v"] else f" (K) and {facts['head_dim_v']} (V)")
     _line("shape", f"{facts['n_layer']} layers, {max(facts['n_head'])} query and {max(facts['n_head_kv'])} KV heads of {dims}, width {facts['n_embd']:,}")
     _line("context", f"trained for {facts['n_ctx_train']:,} tokens; vocabulary {facts['n_vocab']:,}")

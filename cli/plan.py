@@ -17,7 +17,7 @@ from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
 from edgekv.cli.common.verdict import Mark, heading, prose, say
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from edgekv.common.units import MIB, gibibytes, mebibytes, size, size_of, tokens
+from edgekv.common.units import MIB, gibibytes, mebibytes, parameters, size, size_of, tokens
 
 if TYPE_CHECKING:
     from edgekv.planning.plan import Plan
@@ -71,7 +71,7 @@ def _print(plan: Plan, given: Path | None, verbose: bool) -> None:
     from edgekv.common.machine import stamp
 
     machine = stamp()
-    heading(Path(plan.model).stem, f"({plan.architecture}, {plan.n_params / 1e6:,.1f}M parameters, {plan.file_type}) on {machine['cpu']}, "
+    heading(Path(plan.model).stem, f"({plan.architecture}, {parameters(plan.n_params)} parameters, {plan.file_type}) on {machine['cpu']}, "
                                    f"{machine['cores']} cores; free: " + ", ".join(f"{size(n)} ({place})" for place, n in plan.free.items()))
     _print_verdict(plan, given)
     if plan.speeds:

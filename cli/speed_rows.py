@@ -4,12 +4,15 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
 from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
-from edgekv.common.units import size, tokens
+from edgekv.cli.common.verdict import prose
+from edgekv.common.enums import STOCK_KERNELS
+from edgekv.common.units import parameters, size, tokens
 
 Row = dict[str, Any]
 
@@ -53,10 +56,10 @@ def print_speed(rows: Sequence[Row], output: str, kld: bool = False) -> None:
     elif output in ("table", "md"):
         from edgekv.bench.environment import in_words
 
-        click.echo(in_words(rows[0]["environment"]))
         shown = [_shown(row) for row in rows]
+        prose(in_words(rows[0]["environment"]))
         if output == "table":
-            click.echo(_above(shown))
+            prose(_above(shown))
         click.echo()
         print_rows(shown, _used(shown, output, kld), output, groups=("model_filename", "test"))
         if output == "md":
@@ -89,9 +92,31 @@ def _shown(row: Row) -> Row:
     if row["kv_mode"] == "peer":
         mode = row["peer"] + ("" if row["flash_attn"] is None else f" -fa {row['flash_attn']}")
     params = row["model_n_params"]
-    return {**row, "model": row["model_type"] or str(row["model_filename"]).rpartition("/")[2], "size": size(row["model_size"] or 0),
-            "params": "-" if not params else f"{params / 1e9:.2f} B" if params >= 1e9 else f"{params / 1e6:.2f} M",
+    return {**row, "model": _model(row), "size": size(row["model_size"] or 0),
+            "params": "-" if not params else parameters(params),
             "kv": f"{row['type_k']}/{row['type_v']}", "mode": mode, "speed": speed, "n_threads": tokens(row["n_threads"])}
+
+
+def _model(row: Row) -> str:
+    """As llama-bench calls it, but with the number of its parameters where llama.cpp takes the size of a well-known model with as many layers."""
+    kind, _, rest = (row["model_type"] or "").partition(" ")
+    _, _, file_type = rest.partition(" ")
+    if not file_type or not row["model_n_params"]:
+        return row["model_type"] or Path(row["model_filename"]).name
+    return f"{kind} {parameters(row['model_n_params'])} {file_type}"
+
+
+def sentence(rows: Sequence[Row], busy: bool) -> str | None:
+    """The best of EdgeKV's modes against llama.cpp, at the greatest depth; None: nothing was compared."""
+    compared = [row for row in rows if row["ratio_vs_stock"] and row["kv_mode"] not in STOCK_KERNELS and (row["n_gen"] == 0) != (row["n_prompt"] == 0)]
+    if not compared:
+        return None
+    decoded = [row for row in compared if row["n_gen"]] or compared
+    deepest = max(row["n_depth"] for row in decoded)
+    best = max((row for row in decoded if row["n_depth"] == deepest), key=lambda row: row["ratio_vs_stock"])
+    where = f"At {deepest:,} tokens" if deepest else "With an empty cache"
+    does = "decodes" if best["n_gen"] else f"reads a prompt of {best['n_prompt']:,} tokens"
+    return f"{where} {best['kv_mode']} {does} {best['ratio_vs_stock']:.1f}x as fast as llama.cpp" + "; the machine was busy" * busy
 
 
 def _above(rows: Sequence[Row]) -> str:

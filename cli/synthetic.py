@@ -12,7 +12,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import ConfigError
-from edgekv.common.units import gibibytes, tokens
+from edgekv.common.units import gibibytes, parameters, tokens
 
 WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in edgekv.models.shapes, which is too slow for `--help`
 
@@ -20,7 +20,7 @@ WEIGHT_TYPES, MIXTURES = ("q4_0", "q8_0", "f16", "bf16"), ("q4_k_m",)  # as in e
 SHAPE_COLUMNS = [
     Column("shape", "shape", right=False, rank=NAME),
     Column("architecture", "kind", right=False, rank=4),
-    Column("n_params", "parameters", lambda n: f"{n / 1e6:,.1f}M", rank=7),
+    Column("n_params", "parameters", parameters, rank=7),
     Column("n_layer", "layers"),
     Column("heads", "heads/KV"),
     Column("head_dim", "head dim", rank=3),

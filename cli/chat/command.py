@@ -16,6 +16,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.common.units import parameters
 
 if TYPE_CHECKING:
     from edgekv.models import Geometry
@@ -131,7 +132,7 @@ def _warning(model: Geometry, demo: bool) -> str | None:
     """What a reader should know of the model before its first answer."""
     if not model.chat_template:
         return "this model has no chat template: it goes on with a text rather than answer, and may not know where to end; take one made for chats"
-    return f"the demo model has {model.n_params / 1e6:,.0f}M parameters: it shows speed, not wisdom; for real answers name a MODEL.gguf" if demo else None
+    return f"the demo model has {parameters(model.n_params)} parameters: it shows speed, not wisdom; for real answers name a MODEL.gguf" if demo else None
 
 
 def _question(prompt: str | None) -> str | None:

@@ -11,6 +11,7 @@ from edgekv._native import isa
 from edgekv.cli.chat.kv_status import KvStatus, KvWatch, Row, layer_rows, memory_rows, mode_text
 from edgekv.cli.common.summary import memory_line
 from edgekv.common.enums import KvMode, WhenFull
+from edgekv.common.units import parameters
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.settings import default_folder
 from edgekv.server.server import Server
@@ -136,7 +137,7 @@ class OwnServer:
 
     def model_rows(self) -> list[Row]:
         model = self._server.model
-        return [("model", f"{model.name or self._server.alias} ({model.file_type}, {model.n_params / 1e6:,.0f} M parameters)")]
+        return [("model", f"{model.name or self._server.alias} ({model.file_type}, {parameters(model.n_params)} parameters)")]
 
     def attention_rows(self) -> list[Row]:
         return self._server.between_batches(lambda: layer_rows(self._server))

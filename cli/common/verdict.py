@@ -59,19 +59,19 @@ def heading(name: str, text: str) -> None:
     _console().print(Text(name, "bold").append(f" {text}\n", "not bold"))
 
 
-def prose(text: str, style: str = "") -> None:
-    """Print a sentence on standard output."""
-    if not sys.stdout.isatty():
-        click.echo(text)
+def prose(text: str, style: str = "", err: bool = False) -> None:
+    """Print a sentence on standard output, or on standard error."""
+    if not (sys.stderr if err else sys.stdout).isatty():
+        click.echo(text, err=err)
         return
     from rich.text import Text
 
-    _console().print(Text(text, style))
+    _console(err).print(Text(text, style))
 
 
-def _console() -> Console:
+def _console(err: bool = False) -> Console:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=err)
     console.width = min(console.width, WIDEST)
     return console

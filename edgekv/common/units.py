@@ -86,6 +86,11 @@ def tokens(n: int) -> str:
     return f"{n:,}"
 
 
+def parameters(n: int) -> str:
+    """ "135M", "8.03B": a model's numbers, with three digits."""
+    return f"{n / 1e9:.3g}B" if n >= 999.5e6 else f"{n / 1e6:.3g}M"
+
+
 def fixed(value: float, digits: int) -> str:
     """ "1,234.5": so many digits behind the point."""
     return f"{value:,.{digits}f}"

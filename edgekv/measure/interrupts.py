@@ -1,4 +1,4 @@
-"""Ctrl-C while a context decodes: it is noticed between two decodes.
+"""Ctrl-C and SIGTERM while a context decodes: they are noticed between two decodes.
 
 Native code calls Python after each ubatch, and no caller could catch an exception raised there.
 """
@@ -8,35 +8,45 @@ from __future__ import annotations
 import signal
 import threading
 
-_pending = False
+from edgekv.common.errors import EXIT_TERMINATED
+
+_pending: KeyboardInterrupt | None = None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM ends the work as Ctrl-C does."""
+
+    exit_code = EXIT_TERMINATED
+
+
+_SIGNALS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class Interrupts:
-    """Inside, the first Ctrl-C waits for `check`, the second does not. It changes nothing outside the main thread."""
+    """Inside, the first Ctrl-C or SIGTERM waits for `check`, the second does not. It changes nothing outside the main thread."""
 
     def __enter__(self) -> Interrupts:
         global _pending
-        _pending = False
-        self._main = threading.current_thread() is threading.main_thread()
-        if self._main:
-            self._before = signal.signal(signal.SIGINT, _noticed)
+        _pending = None
+        is_main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, _noticed) for number in _SIGNALS} if is_main else {}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._main:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+        for number, before in self._before.items():
+            signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt once after Ctrl-C."""
+    """Raise KeyboardInterrupt once after Ctrl-C, Terminated after SIGTERM."""
     global _pending
-    if _pending:
-        _pending = False
-        raise KeyboardInterrupt
+    found, _pending = _pending, None
+    if found is not None:
+        raise found
 
 
-def _noticed(*_: object) -> None:
+def _noticed(number: int, _: object) -> None:
     global _pending
-    if _pending:
-        raise KeyboardInterrupt
-    _pending = True
+    if _pending is not None:
+        raise _pending
+    _pending = _SIGNALS[signal.Signals(number)]()

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import resource
 import signal
 import stat
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from edgekv.bench.row import LLAMA_BENCH, OURS
 from edgekv.cli.main import cli
 from edgekv.common.errors import ConfigError, ModelError
+from edgekv.models.geometry import open_model
 
 SMALL = ["-p", "16", "-n", "4", "-r", "1", "-t", "2"]
 
@@ -43,6 +45,11 @@ def test_table_and_markdown(synthetic):
         assert sum(" *" in line for line in body) == 4 and sum("±" in line for line in body) == 16
         if output == "table":
             assert "2 threads; fill: synthetic" in lines[1] and max(map(len, body)) < 80
+            said, times = re.fullmatch(r"At 150 tokens (\w+) decodes ([\d.]+)x as fast as llama.cpp(?:; the machine was busy)?", lines[-1]).groups()
+            ratios = {words[3]: float(words[7]) for words in map(str.split, body) if words[:3] == ["tg4", "@", "d150"] and words[4] != "*"}
+            assert abs(ratios[said] - float(times)) < 0.06 and ratios[said] == max(ratios.values()), "as in its own rows"
+            n_params = open_model(synthetic()).geometry.n_params
+            assert f"llama {n_params / 1e6:.3g}M F" in lines[1], "not the size of the model that has as many layers"
     assert lines[-1].startswith("build: ") and "params" in head and "threads" in head
 
 
@@ -130,12 +137,13 @@ def program(*arguments, **settings) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **settings)
 
 
-def test_ctrl_c_prints_what_was_measured(synthetic):
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_ends_it_gets_what_was_measured(synthetic, sent, code):
     done = program("-m", synthetic(), "-p", 16, "-n", 0, "-pg", "16,400", "-r", 200, "-t", 1, "-o", "jsonl", "--modes", "exact")
     rows = [json.loads(done.stdout.readline()) for _ in range(3)]
-    done.send_signal(signal.SIGINT)  # the second test takes minutes
+    done.send_signal(sent)  # the second test takes minutes
     said, errors = done.communicate(timeout=60)
-    assert done.returncode == 130 and "interrupted" in errors and "Traceback" not in errors and "measured work" in errors
+    assert done.returncode == code and "interrupted" in errors and "Traceback" not in errors and "measured work" in errors
     rows += [json.loads(line) for line in said.splitlines()]
     assert [(row["test"], row["kv_mode"]) for row in rows] == [
         (test, mode) for test in ("pp16", "pp16+tg400") for mode in ("off-flash", "off-noflash", "exact")]

@@ -9,6 +9,7 @@ import click
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows, span
+from edgekv.cli.common.verdict import Mark, fact, prose, verdict
 from edgekv.common.errors import EXIT_LIBRARY
 from edgekv.common.units import gibibytes, parameters, size, tokens
 
@@ -74,32 +75,54 @@ def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, output: st
         ctx.exit(EXIT_LIBRARY)
 
 
+_ISA = {"portable": "no vector instructions", "avx2": "AVX2", "avx512": "AVX-512", "avx512bf16": "AVX-512 with BF16", "amx": "AMX", "neon": "NEON"}
+
+
 def _print(report: dict[str, Any]) -> None:
-    if report["libraries_error"] is None:
-        _line("EdgeKV", f"{report['version']}, built from {report['upstream']}; llama-cpp-python {report['llama_cpp_python']}")
-    else:
-        _line("EdgeKV", f"CANNOT BE USED: {report['libraries_error']}")
-    _line("python", f"{report['python']} on {report['platform']}")
+    works = report["libraries_error"] is None
+    _print_verdict(report)
+    _group("This machine")
     _line("cpu", f"{report['cpu']['name']}, {report['cpu']['cores']} cores: {report['cpu']['family']}")
-    _line("date", report["date"])
-    if report["libraries_error"] is None:
+    if works:
         _line("instructions", f"{report['isa']} (available: {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
+        _print_weights(report["weights"], report["weights_left"])
+    _print_gpu(report["gpu"])
+    for device in report["devices"]:
+        _print_device(device)
+    _group("This installation")
+    if works:
+        _line("EdgeKV", f"{report['version']}, built from {report['upstream']}; llama-cpp-python {report['llama_cpp_python']}")
+    _line("python", f"{report['python']} on {report['platform']}")
+    _line("date", report["date"])
+    if works:
         _line("backends", ", ".join(report["backends"]))
         _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
               else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
         _line("compiled with", report["system"].rstrip("| "))
-        _print_weights(report["weights"], report["weights_left"])
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")
-    if report["enabled"] is False:
-        _line("attention", "EDGEKV=0 is set: every context runs stock llama.cpp attention")
-    _print_gpu(report["gpu"])
-    for device in report["devices"]:
-        _print_device(device)
     _line("default model", report["default_model"] or report["default_model_error"])
     if "model" in report:
-        click.echo()
+        _group("The model")
         _print_model(report["model"], report["weights"] or {})
+
+
+def _print_verdict(report: dict[str, Any]) -> None:
+    gpu = report["gpu"]
+    if report["libraries_error"] is not None:
+        verdict(Mark.BAD, f"Not ready: EdgeKV CANNOT BE USED: {report['libraries_error']}")
+    elif report["enabled"] is False:
+        verdict(Mark.DOUBT, "Turned off: EDGEKV=0 is set, and every context runs stock llama.cpp attention.")
+    else:
+        used = ", ".join(device["name"] for device in report["devices"] if device["usable"])
+        unused = "" if used else " The GPU is not used." if gpu["devices"] else " No GPU."
+        verdict(Mark.DOUBT if gpu["devices"] and not used else Mark.GOOD,
+                f"Ready: {used + ', ' if used else ''}CPU, {_ISA.get(report['isa'], report['isa'])}.{unused}")
+
+
+def _group(title: str) -> None:
+    click.echo()
+    prose(title, "bold")
 
 
 _LAYOUTS = {"AMX": "in tiles, AMX", "CPU_REPACK": "in interleaved rows", "EDGEKV": "by EdgeKV"}
@@ -235,4 +258,4 @@ def _name(cache_type: Any) -> str:
 
 
 def _line(label: str, text: str) -> None:
-    click.echo(f"{label:<16}{text}")
+    fact(label, text, 16)

@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 WIDEST = 100
 """Characters of a line, however wide the terminal."""
@@ -33,20 +34,35 @@ def say(mark: Mark, label: str, text: str, aside: str = "") -> None:
     if not sys.stdout.isatty():
         click.echo(f"{label:<{_LABEL}}{text}" + (f" ({aside})" if aside else ""))
         return
-    from rich.table import Table
     from rich.text import Text
 
     console = _console()
-    sign, colour = mark.value
-    begin = Text(f"{sign if console.encoding.startswith('utf') else ' '} {label:<{_LABEL}}", colour)
+    begin = _sign(mark, console).append(f"{label:<{_LABEL}}")
     if mark is Mark.NEXT:
         console.print(begin.append(text, "bold default"), soft_wrap=True)
         return
-    row = Table.grid()
-    row.add_column(width=len(begin))
-    row.add_column(overflow="fold")
-    row.add_row(begin, Text(text).append(f" ({aside})" if aside else "", "dim"))
-    console.print(row)
+    _hang(console, begin, Text(text).append(f" ({aside})" if aside else "", "dim"))
+
+
+def fact(label: str, text: str, width: int) -> None:
+    """Print a label, padded to `width`, and its text."""
+    if not sys.stdout.isatty():
+        click.echo(f"{label:<{width}}{text}")
+        return
+    from rich.text import Text
+
+    _hang(_console(), Text(f"{label:<{width}}", "dim"), Text(text))
+
+
+def verdict(mark: Mark, text: str) -> None:
+    """Print the one sentence that matters most."""
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    from rich.text import Text
+
+    console = _console()
+    _hang(console, _sign(mark, console), Text(text, "bold"))
 
 
 def heading(name: str, text: str) -> None:
@@ -67,6 +83,24 @@ def prose(text: str, style: str = "", err: bool = False) -> None:
     from rich.text import Text
 
     _console(err).print(Text(text, style))
+
+
+def _sign(mark: Mark, console: Console) -> Text:
+    from rich.text import Text
+
+    sign, colour = mark.value
+    return Text(f"{sign if console.encoding.startswith('utf') else ' '} ", colour)
+
+
+def _hang(console: Console, begin: Text, text: Text) -> None:
+    """Print a text that goes on below its beginning."""
+    from rich.table import Table
+
+    row = Table.grid()
+    row.add_column(width=len(begin))
+    row.add_column(overflow="fold")
+    row.add_row(begin, text)
+    console.print(row)
 
 
 def _console(err: bool = False) -> Console:

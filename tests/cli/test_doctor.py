@@ -45,8 +45,11 @@ def test_healthy():
 def test_table():
     result = run()
     assert result.exit_code == 0, result.output
-    labels = [line[:16].strip() for line in result.stdout.splitlines()]
-    assert labels[0] == "EdgeKV" and {"instructions", "backends", "gpu", "default model", "date"} <= set(labels)
+    labels = [line[:17].partition("  ")[0] for line in result.stdout.splitlines()]
+    isa = "AVX2|AVX-512( with BF16)?|AMX|NEON|no vector instructions"
+    assert re.match(rf"Ready: (.+, )?CPU, ({isa})\.( No GPU\.| The GPU is not used\.)?\n", result.stdout)
+    assert labels.index("This machine") < labels.index("instructions") < labels.index("This installation") < labels.index("EdgeKV")
+    assert {"backends", "gpu", "default model", "date"} <= set(labels)
     assert cpu_family() in result.stdout
 
 
@@ -163,7 +166,7 @@ def test_broken_libraries(monkeypatch, synthetic):
     monkeypatch.setattr(_native, "info", broken)
     result = run(str(synthetic()))
     assert result.exit_code == EXIT_LIBRARY
-    assert "CANNOT BE USED: libedgekv.so" in result.stdout and "default model" in result.stdout and "trained for" in result.stdout
+    assert result.stdout.startswith("Not ready: EdgeKV CANNOT BE USED: libedgekv.so") and "default model" in result.stdout and "trained for" in result.stdout
     result = run("-o", "json")
     assert result.exit_code == EXIT_LIBRARY and "libedgekv" in json.loads(result.stdout)["libraries_error"]
 

@@ -4,36 +4,63 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 import edgekv
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import WIDEST, Formatter
 from edgekv.cli.common.lazy_group import Commands, LazyGroup
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
+from edgekv.config.setting_table import RENAMED
 
 COMMANDS: Commands = {
-    "chat": ("edgekv.cli.chat.command", "chat", "Chat with a model, or answer one prompt."),
+    "chat": ("edgekv.cli.chat.command", "chat", "Chat in the terminal, or answer one prompt (-p)."),
     "serve": ("edgekv.cli.serve", "serve", "Serve a model to OpenAI-compatible clients."),
+    "models": ("edgekv.cli.models", "models", "List, describe, fetch and synthesise models."),
+    "plan": ("edgekv.cli.plan", "plan", "Does it fit, how fast will it be, which flags to use."),
+    "doctor": ("edgekv.cli.doctor", "doctor", "What works on this machine, what does not, and why."),
+    "bench": ("edgekv.cli.bench", "bench", "Speed and fidelity against llama.cpp, as llama-bench."),
+    "lab": ("edgekv.cli.lab", "lab", "Quality, attention and policies, where it is installed."),
     "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),
-    "cache": ("edgekv.cli.cache", "cache", "Look after the conversations that a server keeps on disk."),
-    "plan": ("edgekv.cli.plan", "plan", "Say what a model needs of this machine, how fast it will be, and with which flags."),
-    "doctor": ("edgekv.cli.doctor", "doctor", "Say what works on this machine, what does not, and why."),
-    "policies": ("edgekv.cli.policies", "policies", "List the policies, prefetchers and budgets, with their sources."),
-    "bench": ("edgekv.cli.bench", "bench", "Measure speed and fidelity against stock llama.cpp."),
-    "lab": ("edgekv.cli.lab", "lab", "Study quality, attention and policies, where the laboratory is installed."),
-    "models": ("edgekv.cli.models", "models", "Find, describe and fetch models; write ones of random weights."),
-    "completion": ("edgekv.cli.completion", "completion", "Print the script for completion in bash, zsh or fish."),
+    "cache": ("edgekv.cli.cache", "cache", "Conversations that a server keeps on disk."),
+    "policies": ("edgekv.cli.policies", "policies", "The policies, prefetchers and budgets, with sources."),
+    "completion": ("edgekv.cli.completion", "completion", "The script for completion in bash, zsh or fish."),
 }
+
+
+click.Context.formatter_class = Formatter
 
 
 class _Edgekv(LazyGroup):
     table = COMMANDS
+    groups = {"Run a model": ("chat", "serve", "models"), "Before you start": ("plan", "doctor"), "Measure": ("bench", "lab"),
+              "Settings": ("config", "cache", "policies", "completion")}
     moved = {name: f"edgekv lab {name}" for name in ("heads", "quality", "trace", "sim", "report")}
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("edgekv", "COMMAND [MODEL] [OPTIONS]")
+        formatter.write_usage("edgekv", "MODEL.gguf                   the same as edgekv chat MODEL.gguf", " " * len("Usage: "))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            near = [] if error.ctx is None else _known(error.ctx, error.option_name, error.possibilities or ())
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise click.NoSuchOption(error.option_name, f"No such option '{error.option_name}'.{meant}", None, error.ctx) from None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         return super().resolve_command(ctx, ["chat", *args] if args[0].lower().endswith(".gguf") else args)
+
+
+def _known(ctx: click.Context, typed: str, near: Sequence[str]) -> list[str]:
+    """The options that work of those `near` to what was typed. click takes old names for options too: the nearest gives way to its new one."""
+    shown = {name for one in ctx.command.get_params(ctx) if isinstance(one, click.Option) and not one.hidden for name in one.opts}
+    meant = [f"--{RENAMED.get(name[2:], name[2:])}" if name not in shown else name for name in near[:1]] + list(near[1:])
+    return [name for name in dict.fromkeys(meant) if name in shown and name.startswith("--") == typed.startswith("--")]
 
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -42,7 +69,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=_Edgekv, context_settings={"help_option_names": ["-h", "--help"]}, epilog=examples(
+@click.group(cls=_Edgekv, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}, epilog=examples(
     "edgekv chat",
     "edgekv plan model.gguf",
     "edgekv serve model.gguf --port 8080",
@@ -52,10 +79,9 @@ def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 )
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Run GGUF models with a tiered KV cache.
+    """Long contexts at short-context speed, for any GGUF model.
 
-    `edgekv chat` starts at once with the default model, and `edgekv MODEL.gguf` with that one. Every option can also be set by the
-    environment variable that its help names, those of `chat` and `serve` also in a file (`edgekv config`).
+    Each option also has a variable, such as EDGEKV_CTX; those of `chat` and `serve` may stand in a file (`edgekv config`).
     """
     from edgekv.cli.common.config_file import COMMANDS as CONFIGURED
     from edgekv.cli.common.config_file import use_config_file

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import SettingsCommand
 from edgekv.cli.common.progress import measuring_bar
-from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, option, settings_of, split_kv_options
+from edgekv.cli.common.shared_options import model_argument, model_path, option, settings_of, split_kv_options
 from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
 from edgekv.cli.common.verdict import Mark, heading, prose, say
 from edgekv.common.enums import KvMode

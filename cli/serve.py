@@ -13,7 +13,8 @@ import click
 
 from edgekv.cli.common.caches import caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, settings_of, split_kv_options, with_measured
+from edgekv.cli.common.help import SettingsCommand
+from edgekv.cli.common.shared_options import model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 

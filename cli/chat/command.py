@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 from edgekv.cli.chat.piped import check_output, read_piped
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import SettingsCommand, model_argument, model_path, settings_of, split_kv_options, with_measured
+from edgekv.cli.common.help import SettingsCommand
+from edgekv.cli.common.shared_options import model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import parameters

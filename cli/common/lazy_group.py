@@ -22,6 +22,8 @@ class LazyGroup(click.Group):
     """Knows its commands' names and helps, and imports only the module of the called one."""
 
     table: Commands = {}
+    groups: Mapping[str, tuple[str, ...]] = {}
+    """Headings of the help, each with its commands; none: all are "Commands"."""
     moved: Mapping[str, str] = {}
     """Old name: how the command is called now. For one release it is answered with that."""
 
@@ -46,8 +48,9 @@ class LazyGroup(click.Group):
         return [*items({name: text for name, (_, _, text) in self.table.items()}, incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in self.table.items()])
+        for title, names in (self.groups or {"Commands": tuple(self.table)}).items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{max(map(len, self.table))}}", self.table[name][2]) for name in names])
 
 
 def check_moved(ctx: click.Context, moved: Mapping[str, str], args: list[str]) -> None:

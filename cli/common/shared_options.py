@@ -174,35 +174,6 @@ def settings_of(command: str) -> Callable[[F], F]:
     return add
 
 
-class SettingsCommand(click.Command):
-    """A command whose `--help` has the main settings in groups, and `--help-all` every one."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        shows_all = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all, help="Show every option and exit.")
-        return [*super().get_params(ctx), shows_all]
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            setting = getattr(parameter, "setting", None)
-            shown = setting is None and isinstance(parameter, click.Option) or setting is not None and (setting.main or _WHOLE in ctx.meta)
-            if shown and (record := parameter.get_help_record(ctx)) is not None:
-                groups.setdefault("Others" if setting is None else setting.group, []).append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
-
-_WHOLE = "edgekv.help_all"
-
-
-def _show_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        ctx.meta[_WHOLE] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
-
-
 # ---- what they become -------------------------------------------------------------------------------------------------------------
 
 

@@ -73,8 +73,8 @@ class Setting:
     """Commands with this option; none: a variable and a keyword of Python alone."""
     keyword: str | None = None
     """The option of KvOptions that it sets: its variable is read there, for the library too. None: it is none of them."""
-    main: bool = False
-    """`--help` shows it; others `--help-all` alone."""
+    brief: str = ""
+    """Its line of `--help`; none: `--help-all` alone shows it."""
     many: bool = False
     """May be given several times."""
     off: bool = False
@@ -148,18 +148,21 @@ _OWN = "the model's own, or llama.cpp's"
 SETTINGS = (
     *_listed(
         "Conversation",
-        row("prompt", str, "Answer this and leave; text on standard input is put after it.", unit="TEXT", short=("-p",), main=True),
-        row("system", str, "The system prompt.", unit="TEXT", short=("-s",), main=True),
-        row("resume", str, "Go on with a kept conversation; without NAME with the newest. /chats lists them.", unit="[NAME]", main=True),
-        row("no-keep", bool, "Keep neither this conversation nor its K and V on disk.", main=True),
+        row("prompt", str, "Answer this and leave; text on standard input is put after it.", unit="TEXT", short=("-p",),
+            brief="Answer this, and leave"),
+        row("system", str, "The system prompt.", unit="TEXT", short=("-s",), brief="The system prompt"),
+        row("resume", str, "Go on with a kept conversation; without NAME with the newest. /chats lists them.", unit="[NAME]",
+            brief="Go on with a kept conversation, the newest one"),
+        row("no-keep", bool, "Keep neither this conversation nor its K and V on disk.", brief="Keep neither it nor its K and V on disk"),
         row("url", str, "Talk to the OpenAI-compatible server at this address, e.g. http://127.0.0.1:8080; nothing is loaded here, and MODEL is the "
-                     "name of one that it has.", unit="URL", main=True),
+                     "name of one that it has.", unit="URL", brief="Talk to a running server; nothing is loaded here"),
         row("footer", bool, "Figures after each answer, on standard error.", usual="on a terminal", off=True),
         row("plain", bool, "On a terminal too, show answers as the model writes them: Markdown is not drawn."), where=CHAT),
     *_listed(
         "Answers",
-        row("max-tokens", Number(1), "Longest answer.", unit="TOKENS", short=("-n",), usual="until the context is full", main=True),
-        row("temp", Number(0, whole=False), "Sampling temperature; 0 always takes the best token.", usual=_OWN, main=True),
+        row("max-tokens", Number(1), "Longest answer.", unit="TOKENS", short=("-n",), usual="until the context is full", brief="Longest answer"),
+        row("temp", Number(0, whole=False), "Sampling temperature; 0 always takes the best token.", usual=_OWN,
+            brief="Sampling temperature; 0 takes the best token"),
         row("top-p", Number(0, 1, False), "Sample from the best tokens with this probability in all.", usual=_OWN),
         row("top-k", Number(), "Sample from this many tokens; 0 for all.", usual=_OWN),
         row("min-p", Number(0, 1, False), "Leave out tokens this much less likely than the best.", usual=_OWN),
@@ -167,12 +170,14 @@ SETTINGS = (
         row("seed", Number(0, 2**32 - 2), "Seed of the sampler.", usual="another each time"), where=CHAT),
     *_listed(
         "Server",
-        row("host", str, "Address to listen on; 0.0.0.0 is every address of this machine.", default="127.0.0.1", main=True),
-        row("port", Number(0, 65535), "Port to listen on; 0 picks a free one.", default=8080, main=True),
+        row("host", str, "Address to listen on; 0.0.0.0 is every address of this machine.", default="127.0.0.1",
+            brief="Address; 0.0.0.0 is every one"),
+        row("port", Number(0, 65535), "Port to listen on; 0 picks a free one.", default=8080, brief="Port to listen on; 0 picks a free one"),
         row("parallel", Number(1, 16), "Requests answered at the same time; each has its own context.",
-         default=1, short=("-np",), main=True, where=("serve", "plan")),
-        row("alias", str, "Name of the model for clients.", unit="NAME", usual="the file's", main=True),
-        row("mmproj", Path, "The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.", unit="FILE", main=True),
+         default=1, short=("-np",), where=("serve", "plan"), brief="Requests answered at the same time"),
+        row("alias", str, "Name of the model for clients.", unit="NAME", usual="the file's", brief="The model's name for clients"),
+        row("mmproj", Path, "The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.", unit="FILE",
+            brief="MODEL's projector, for images or sound"),
         row("max-queue", Number(), "Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.",
          unit="N", usual="16, and 4 for each slot"),
         row("max-itl", Number(0, 3600, False), "Inter-token latency: the longest time, about, that a running answer waits for its next token while another "
@@ -191,12 +196,13 @@ SETTINGS = (
         row("api-key", str, "serve: answer only requests that carry this key. chat, with --url: the server's key. Others on this machine can see a key on the "
                          "command line: use the variable, or --api-key-file.", unit="KEY"),
         row("api-key-file", Path, "A file with keys: serve answers only requests that carry one of them, one in each line; chat, with --url, sends the "
-                               "first.", unit="FILE", main=True),
+                               "first.", unit="FILE"),
         row("log-file", Path, "Where llama.cpp's server writes its log; - for standard error.", usual="a temporary file, which is shown if the server fails")),
     *_listed(
         "Context",
-        row("ctx", _context, "Context length.", unit="TOKENS|auto", short=("-c",), main=True, where=EVERYWHERE,
-                                              usual="auto, what the model was trained for, as far as memory allows; in mode evict a million tokens"),
+        row("ctx", _context, "Context length.", unit="TOKENS|auto", short=("-c",), where=EVERYWHERE,
+                                              usual="auto, what the model was trained for, as far as memory allows; in mode evict a million tokens",
+            brief="Context length, such as 32k [as memory allows]"),
         row("when-full", WhenFull, f"When a conversation no longer fits into its context. {_described(WhenFull)}.",
          usual="stop; in chat roll, but for mode evict"),
         row("recall", "recall", "Keep what rolls out of a full context, and bring it back before a message that is near it; a quarter of the context is for "
@@ -207,8 +213,9 @@ SETTINGS = (
         row("model-draft", Path, "A smaller model with the same vocabulary, which guesses the next tokens.", unit="FILE", short=("-md",))),
     *_listed(
         "Attention",
-        row("kv", KvMode, f"{_described(KvMode)}.", keyword="mode", main=True,
-                                                  usual="sparse; exact on a GPU that gains little, and on a processor without AVX2"),
+        row("kv", KvMode, f"{_described(KvMode)}.", keyword="mode",
+                                                  usual="sparse; exact on a GPU that gains little, and on a processor without AVX2",
+            brief="exact, sparse, evict or off"),
         row("sample-budget", parse_sample_budget,
          "Modes sparse and evict: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with weights for the unread "
          f"ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up to {SelectionOptions.exact_tokens} tokens are attended "
@@ -225,7 +232,7 @@ SETTINGS = (
          unit="PERCENT|TOKENS", usual=str(SelectionOptions.attend)),
         row("evict-to", lambda text, noun: Keep.parse(text),
          "Mode evict: how much of each conversation (slot) is kept, whatever its length, e.g. 4096 or 64MiB; its K and V take no more memory than that.",
-         unit="TOKENS|BYTES", usual=str(EvictionOptions.evict_to), main=True),
+         unit="TOKENS|BYTES", usual=str(EvictionOptions.evict_to)),
         row("split", Split, "Mode evict: the division of the kept bytes over layers.", usual=EvictionOptions.split.value, where=()),
         row("positions", Number(1), "Mode evict: gaps close before a token would be rotated by this position or a later one.",
          usual="half way from the kept tokens to the trained length", where=()),
@@ -239,15 +246,15 @@ SETTINGS = (
     *_listed(
         "Memory",
         row("cache-type-k", CacheType, "Element type of the K cache.",
-         keyword="type_k", short=("-ctk",), usual=CacheOptions.type_k.value, main=True),
+         keyword="type_k", short=("-ctk",), usual=CacheOptions.type_k.value, brief="K in f16, q8_0 or q4_0"),
         row("cache-type-v", CacheType, "Element type of the V cache.",
-         keyword="type_v", short=("-ctv",), usual=CacheOptions.type_v.value, main=True),
+         keyword="type_v", short=("-ctv",), usual=CacheOptions.type_v.value, brief="V in f16, q8_0 or q4_0"),
         row("kv-bytes", parse_token_bytes,
          "Instead of two types: the most bytes of K and V of a token, in all layers together, e.g. 24KiB; auto: as few as stay within twice stock's own noise. "
          "Each layer gets q8_0 or q4_0, by what the model loses there, which is measured once; on the processor.", unit="SIZE|auto"),
         row("kv-dir", lambda text, noun: parse_kv_dir(text),
          "A folder on a disk for K and V, for contexts that are larger than memory, in modes sparse and exact on the processor. They lie in a file without a "
-         "name, whose space is taken at the start; it ends with the process.", unit="DIR", usual="memory", main=True),
+         "name, whose space is taken at the start; it ends with the process.", unit="DIR", usual="memory"),
         row("kv-budget", parse_bytes, "Mode sparse with --kv-dir: memory for copies of the rows that are read most lately, e.g. 512MiB.", unit="BYTES|auto",
          usual="auto, three quarters of what is free, of which 16 MiB at least stay free, and none where K and V fit there whole"),
         row("page-size", Number(1), "Tokens of a page, a multiple of 16.", unit="TOKENS", usual=str(CacheOptions.page_size)),
@@ -255,22 +262,23 @@ SETTINGS = (
                                        "disk again for every token.", keyword=""), where=EVERYWHERE, of_kv=True),
     *_listed(
         "Processor and GPU",
-        row("threads", Number(1), "CPU threads.", short=("-t",), keyword="", usual="one for each core", main=True),
+        row("threads", Number(1), "CPU threads.", short=("-t",), keyword="", usual="one for each core", brief="CPU threads"),
         row("attention-device", DEVICES,
          "Where attention runs. cuda: on the GPU, or an error that says why not; cpu: everything on the processor, the weights too; auto: on the GPU if one "
-         "can be used.", usual=PlacementOptions.attention_device, main=True),
+         "can be used.", usual=PlacementOptions.attention_device),
         row("kv-vram", parse_bytes,
          "GPU memory for the KV cache, e.g. 2GiB: sketches and tables of the whole context, a buffer for prompts, and copies of hot pages in the rest. All "
          "pages stay in host memory.", unit="BYTES|auto", usual="auto, the memory that the weights leave, less a margin"),
         row("gpu-layers", Number(), "Layers of the model in GPU memory, for a model that does not fit; with fewer than all of them attention runs on the "
-                                 "processor.", unit="N", keyword="", usual="all of them if there is a GPU", main=True), where=EVERYWHERE, of_kv=True),
+                                 "processor.", unit="N", keyword="", usual="all of them if there is a GPU",
+            brief="Layers of the model in GPU memory"), where=EVERYWHERE, of_kv=True),
     *_listed(
         "Prefix cache",
         row("cache-ram", _mebibytes, "Host memory for K and V of conversations, so that a returning conversation is not read again, in MiB or with a unit, "
                                      "e.g. 2GiB; 0 for none. It is lost when the server ends.",
-         unit="MIB|SIZE", short=("-cram",), usual="1.0 GiB", main=True, where=("serve", "plan")),
+         unit="MIB|SIZE", short=("-cram",), usual="1.0 GiB", where=("serve", "plan"), brief="Memory for what may come back"),
         row("cache-dir", Path, "Folder for the same, which outlives the server. Its files reveal conversations: keep it private.",
-         unit="DIR", usual="none", main=True),
+         unit="DIR", usual="none", brief="Folder for the same"),
         row("cache-disk", _amount, "Maximum size of the folder of --cache-dir; the least recently used blocks go first.", unit="SIZE", usual="10.0 GiB"),
         row("cache-ttl", parse_duration, "What nobody used for so long leaves the folder of --cache-dir, e.g. 12h or 30d, unless it is pinned.",
          unit="TIME", usual="it stays as long as there is room"),

@@ -1,6 +1,7 @@
 """The laws of the table of settings: every one is an option, a variable and a key of the file, and help and documentation tell it."""
 
 import json
+import re
 from dataclasses import fields
 from enum import Enum
 from functools import reduce
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgekv.cli.common.reference import reference
-from edgekv.cli.main import cli
+from edgekv.cli.main import COMMANDS, cli
 from edgekv.common.errors import EXIT_USAGE, ConfigError
 from edgekv.common.units import size
 from edgekv.config import KvOptions
@@ -99,6 +100,7 @@ def test_help_shows_few_and_help_all_every_one(command):
         return [line for line in run(command, option).stdout.splitlines() if line.startswith("  -")]
 
     few, every = shown("--help"), shown("--help-all")
+    assert len(run(command, "--help").stdout.splitlines()) <= 30, "a screen"
     assert len(few) <= MOST_SHOWN < len(every) and len(every) == sum(command in one.where for one in SETTINGS) + len(("--help", "--help-all"))
     text = run(command, "--help-all").stdout
     assert all(f"--{one.name}" in text and one.variable in "".join(text.split()) for one in SETTINGS if command in one.where)
@@ -129,3 +131,25 @@ def test_an_old_name_ends_with_the_new_one(name):
             result = CliRunner().invoke(cli, [*name.split(), *arguments], env=variables)
             assert isinstance(result.exception, ConfigError) and (str(result.exception), result.exception.exit_code) == (said, EXIT_USAGE)
     assert name != "serve" or set(of_command) == set(RENAMED) - {"prompt-resolution"}, "none is left out"
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--slot", "--parallel"), ("--paralel", "--parallel"), ("--ctxx", "--ctx")])
+def test_what_is_suggested_works(typed, meant):
+    known = {name for option in cli.get_command(click.Context(cli), "serve").params if not getattr(option, "hidden", False) for name in option.opts}
+    result = run("serve", typed, "3")
+    suggested = {*re.findall(r"(?<=[ ])--[\w-]+", result.stderr.partition("Did you mean")[2])}
+    assert result.exit_code == EXIT_USAGE and meant in suggested <= known
+
+
+def test_help_is_in_groups_in_one_colour(monkeypatch):
+    """Up to 100 characters wide; without colours where NO_COLOR says so, and on no terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(cli, ["--help"], color=True).output
+    plain = click.unstyle(shown)
+    titles = [line for line in plain.splitlines() if line and line[0] != " "][1:]
+    assert titles == ["Options", "Run a model", "Before you start", "Measure", "Settings"]
+    assert all(f"\n  {name} " in plain for name in COMMANDS) and {*re.findall("\x1b\\[([0-9;]*)m", shown)} == {"0", "1", "36"}
+    assert "\x1b" not in run("--help").output and "\x1b" not in CliRunner().invoke(cli, ["--help"], color=True, env={"NO_COLOR": "1"}).output
+    bench = cli.get_command(click.Context(cli), "bench")
+    lines = click.unstyle(bench.get_help(click.Context(bench, parent=cli.make_context("edgekv", ["bench"])))).splitlines()
+    assert 90 < max(map(len, lines)) <= 100

@@ -157,7 +157,7 @@ def _measure(
     found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}
     types = tuple((CacheType(k), CacheType(v)) for k, v in product(found["type_k"], found["type_v"]))
     request = BenchRequest(
-        models=tuple(models) or (model_path(None),), texts=tuple(find_text(name) for name in texts), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
+        models=tuple(map(model_path, models or (None,))), texts=tuple(map(find_text, texts)), n_prompt=found["n_prompt"], n_gen=found["n_gen"],
         n_pg=tuple(others["n_pg"]), depths=found["depths"], modes=modes or (_MODES if kv_dir is None else _MODES_ON_DISK),
         budgets=found["budgets"],
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types, kv_bytes=found["kv_bytes"],

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import model_argument, option
+from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows, span
 from edgekv.cli.common.verdict import Mark, fact, prose, verdict
 from edgekv.common.errors import EXIT_LIBRARY
@@ -66,7 +66,7 @@ def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, output: st
     """
     from edgekv.diagnosis import diagnose
 
-    report = diagnose(model, recalibrate)
+    report = diagnose(None if model is None else model_path(model), recalibrate)
     if output == "json":
         print_json(report)
     else:

@@ -13,6 +13,7 @@ import edgekv
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import WIDEST, Formatter
 from edgekv.cli.common.lazy_group import Commands, LazyGroup
+from edgekv.cli.common.shared_options import HUB
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
 from edgekv.config.setting_table import RENAMED
 
@@ -53,7 +54,7 @@ class _Edgekv(LazyGroup):
             raise click.NoSuchOption(error.option_name, f"No such option '{error.option_name}'.{meant}", None, error.ctx) from None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, ["chat", *args] if args[0].lower().endswith(".gguf") else args)
+        return super().resolve_command(ctx, ["chat", *args] if args[0].lower().endswith(".gguf") or args[0].startswith(HUB) else args)
 
 
 def _known(ctx: click.Context, typed: str, near: Sequence[str]) -> list[str]:

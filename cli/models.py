@@ -10,7 +10,7 @@ import click
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
-from edgekv.cli.common.shared_options import model_or_name_argument, model_path, option
+from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
 from edgekv.common.units import gibibytes, parameters, size, tokens
@@ -104,7 +104,7 @@ def _row(local: LocalModel) -> dict[str, Any]:
     "edgekv models show model.gguf --full",
     "edgekv models show model.gguf --json",
 ))
-@model_or_name_argument
+@model_argument
 @option("--full", envvar="EDGEKV_SHOW_FULL", is_flag=True, help="The whole chat template, not its first lines.")
 @option("--json", "as_json", envvar="EDGEKV_SHOW_JSON", is_flag=True, help="Print everything as JSON.")
 def show(model: Path | None, full: bool, as_json: bool) -> None:
@@ -114,7 +114,7 @@ def show(model: Path | None, full: bool, as_json: bool) -> None:
     """
     from edgekv.models.geometry import open_model
 
-    file = open_model(_path_of(model), whole=False)
+    file = open_model(model_path(model), whole=False)
     facts = _facts(file)
     if as_json:
         print_json(facts)
@@ -132,7 +132,9 @@ def path(name: str | None) -> None:
 
     Without NAME, the default model. `edgekv chat "$(edgekv models path NAME)"` uses it.
     """
-    click.echo(_path_of(Path(name) if name else None, only_names=True))
+    from edgekv.models.local import find_local
+
+    click.echo(find_local(name).path if name else model_path(None))
 
 
 @models.command(epilog=examples(
@@ -150,15 +152,6 @@ def pull(address: str) -> None:
     from edgekv.models.hub import pull as fetch
 
     click.echo(fetch(Address.parse(address), lambda text: click.echo(text, err=True)))
-
-
-def _path_of(model: Path | None, only_names: bool = False) -> Path:
-    """The path of a model: an existing file first, then a name."""
-    if model is None or (not only_names and (model.exists() or model.suffix.lower() == ".gguf")):
-        return model_path(model)
-    from edgekv.models.local import find_local
-
-    return find_local(str(model)).path
 
 
 def _facts(file: ModelFile) -> dict[str, Any]:

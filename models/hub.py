@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
+from edgekv.models.local import hub_folder
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
 """Types of weights to take by default: the first one that exists."""
@@ -55,14 +56,30 @@ def choose(files: Sequence[str], quant: str | None, repo: str = "the repository"
     raise ModelError(f"{repo} has no {quant}; it has: {', '.join(models)}")
 
 
-def pull(address: Address, say: Callable[[str], None] = lambda text: None) -> Path:
-    """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; huggingface_hub shows the
-    progress. Raises ConfigError if huggingface_hub is not installed, ModelError if there is no such model, EdgeKVError if the site
-    cannot be reached."""
+def kept(address: Address) -> Path | None:
+    """The file, or the first part, of a model that was fetched before; None: it is not here, or not whole. Without a type the address names the
+    preferred one of those that are here."""
+    snapshots = hub_folder() / f"models--{address.repo.replace('/', '--')}" / "snapshots"
+    for snapshot in sorted(snapshots.glob("*"), key=lambda folder: -folder.stat().st_mtime):
+        try:
+            files = choose([path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.exists()], address.quant, address.repo)
+        except ModelError:
+            continue
+        if len(files) == int((_PART.search(Path(files[0]).stem) or ["1"])[0].rpartition("-")[2]):
+            return snapshot / files[0]
+    return None
+
+
+def pull(address: Address, say: Callable[[str], None] = lambda text: None, agree: Callable[[str, int], bool] = lambda name, n_bytes: True) -> Path:
+    """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; agree(name, bytes): called before
+    anything is fetched, and says whether to; huggingface_hub shows the progress. Raises ConfigError if huggingface_hub is not installed, ModelError if
+    there is no such model, EdgeKVError if the site cannot be reached or nobody agrees."""
     hub = _library()
     try:
         files = choose(hub.HfApi().list_repo_files(address.repo), address.quant, address.repo)
-        paths = []
+        paths: list[Path] = []
+        if not agree(files[0], sum(one.size for one in hub.HfApi().get_paths_info(address.repo, files))):
+            raise EdgeKVError("nothing was fetched")
         for i, file in enumerate(files, 1):
             say(f"{address.repo}: {file}" + (f" ({i} of {len(files)})" if len(files) > 1 else ""))
             paths.append(Path(hub.hf_hub_download(address.repo, file)))

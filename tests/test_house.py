@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 72,
-    "cli": 3_692,
+    "cli": 3_711,
     "cli/chat": 2_735,
     "edgekv": 687,
     "edgekv/_native": 2_413,
@@ -33,7 +33,7 @@ BUDGETS = {
     "edgekv/server": 4_621,
     "edgekv/tiering": 1_534,
     "findings": 107,
-    "models": 1_938,
+    "models": 1_955,
     "native": 504,
     "native/cuda": 6_558,
     "native/emulator": 2_666,
@@ -53,7 +53,7 @@ BUDGETS = {
     "tests/gpu": 466,
     "tests/gpu_command": 2_228,
     "tests/lab": 2_316,
-    "tests/models": 585,
+    "tests/models": 644,
     "tests/native": 1_469,
     "tests/planning": 1_534,
     "tests/planted": 601,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import platformdirs
 
-from edgekv.cli.common.shared_options import Parsed
+from edgekv.cli.common.shared_options import HUB, Parsed
 from edgekv.common.errors import ConfigError
 from edgekv.config.setting_table import check_renamed
 
@@ -93,7 +93,7 @@ def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter
     allowed, noun = _kind(parameter)
     if not isinstance(value, allowed) or isinstance(value, bool) and bool not in allowed:
         raise ConfigError(f"{path}: {name} is {value!r}; it must be {noun}")
-    if isinstance(parameter.type, click.Path) and value != "-":
+    if isinstance(parameter.type, click.Path) and value != "-" and not (name == "model" and _is_name(path.parent, str(value))):
         value = str(path.parent / Path(str(value)).expanduser())  # relative to the file's folder, not to where the command runs
     if bool in allowed:
         return value
@@ -102,6 +102,11 @@ def _checked(path: Path, name: str, value: Any, known: dict[str, click.Parameter
     except click.BadParameter as error:
         raise ConfigError(f"{path}: {name}: {error.message.rstrip('.')}") from None
     return str(value)
+
+
+def _is_name(folder: Path, model: str) -> bool:
+    """Whether it is a name of `edgekv models list` or an address, and no file."""
+    return model.startswith(HUB) or Path(model).suffix.lower() != ".gguf" and not (folder / Path(model).expanduser()).exists()
 
 
 def _kind(parameter: click.Parameter) -> tuple[tuple[type, ...], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.cli.common.choices import OF_OPTION, Complete, gguf_files, models
+from edgekv.cli.common.choices import OF_OPTION, models
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
+from edgekv.common.units import size
 from edgekv.config import INSTEAD_OF, KvOptions, one_of_two, parse_token_bytes
 from edgekv.config.setting_table import OF_KV, RENAMED, SETTINGS, Number, Setting, check_renamed, keyword_of, variable_of
 
@@ -48,23 +50,41 @@ def _renamed(old: str) -> Callable[[F], F]:
                         callback=refuse)
 
 
-def _model(names: Complete) -> Callable[[F], F]:
-    return click.argument("model", required=False, envvar=variable_of("model"), type=click.Path(path_type=Path), shell_complete=names)
+model_argument = click.argument("model", required=False, envvar=variable_of("model"), type=click.Path(path_type=Path), shell_complete=models)
+"""MODEL: the path of a GGUF file, a name of `edgekv models list`, or hf:USER/REPO[:QUANT]; None: the default model. Pass it to `model_path()`."""
 
-
-model_argument = _model(gguf_files)
-"""MODEL: the path of a GGUF file; None: the default model. Pass it to `model_path()`."""
-model_or_name_argument = _model(models)
-"""The same, or a name of `edgekv models list`."""
+HUB = "hf:"
 
 
 def model_path(model: Path | None) -> Path:
-    """The model to use. Raises ModelError if none is named and the default one is not installed."""
-    if model is not None:
-        return model
-    from edgekv.models import default_model
+    """The file of the model to use; one of Hugging Face's that is not here is fetched, if a person at a terminal agrees. Raises ModelError if there is
+    none of that name, ConfigError if it would have to be fetched and nobody can be asked, EdgeKVError if it cannot be."""
+    if model is None:
+        from edgekv.models import default_model
 
-    return default_model()
+        return default_model()
+    if str(model).startswith(HUB):
+        return _fetched(str(model))
+    if model.exists() or model.suffix.lower() == ".gguf":
+        return model
+    from edgekv.models.local import find_local
+
+    return find_local(str(model)).path
+
+
+def _fetched(text: str) -> Path:
+    from edgekv.models.hub import Address, kept, pull
+
+    address = Address.parse(text)
+    if (path := kept(address)) is not None:
+        return path
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{text} is not on this machine, and nobody can be asked here; `edgekv models pull {text}` fetches it")
+
+    def agree(name: str, n_bytes: int) -> bool:
+        return click.confirm(f"Fetch {name}, {size(n_bytes)}, from Hugging Face?", default=True, err=True)
+
+    return pull(address, agree=agree)
 
 
 threads_option = option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: one for each core]")

@@ -76,7 +76,7 @@ def test_each_shell_is_answered(ask, shell):
     assert {"--kv", "--kv-budget"} <= set(ask("chat --kv", shell))
     assert ask("chat --kv s", shell) == ["sparse"]
     assert ask("chat --policy ema+anch", shell) == ["ema+anchor"]
-    assert ask("chat --kv sparse ", shell) == ["gguf,"]
+    assert ask("chat --kv sparse ", shell) == ["SmolLM2-135M-Instruct.Q4_1", "gguf,"]
     assert ask("serve --cache-dir wo", shell) == ["dir,wo"]
     assert ask("serve --api-key-file wo", shell) == ["file,wo"]
     assert ask("serve -- --metr", shell) == ["file,--metr"]  # llama.cpp's own

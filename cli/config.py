@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import textwrap
 from itertools import groupby
 from typing import Any
@@ -16,6 +17,7 @@ from edgekv.cli.common.reference import values
 from edgekv.cli.common.shared_options import SettingOption, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
 from edgekv.common.errors import EXIT_OK, ConfigError
+from edgekv.common.machine import default_threads
 from edgekv.config.setting_table import SETTINGS, Setting
 
 _MODULES = {"chat": "edgekv.cli.chat.command", "serve": "edgekv.cli.serve"}
@@ -115,7 +117,7 @@ def _row(name: str, parameter: click.Parameter, context: click.Context) -> dict[
     elif source is ParameterSource.DEFAULT_MAP:
         origin = "file"
     else:
-        return {"option": name, "value": default_text(parameter), "source": "default"}
+        return {"option": name, "value": _default(parameter, str(context.command.name)), "source": "default"}
     return {"option": name, "value": _shown(name, value), "source": origin}
 
 
@@ -127,9 +129,18 @@ def _shown(name: str, value: Any) -> str:
     return without_password(str(value)) if name.endswith("url") else str(value)
 
 
-def default_text(parameter: click.Parameter) -> str | None:
-    """The default as the help shows it; None: no default."""
-    return parameter.setting.default_text if isinstance(parameter, SettingOption) else None
+def _default(parameter: click.Parameter, command: str) -> str | None:
+    """The default as one would write it; None: there is none, or it depends, as the help says."""
+    if not isinstance(parameter, SettingOption) or (text := parameter.setting.default_text) is None or re.match("[^,;]*, and ", text):
+        return None
+    setting = parameter.setting
+    if setting.name == "threads":
+        return str(default_threads())
+    here = re.search(rf"\bin {command} (\w+)", text)  # "stop; in chat roll"
+    value = here[1] if here else re.split("[,;]| in ", text)[0]
+    if value in ("none", "memory") and setting.kind is not str and not setting.words:
+        return None
+    return value if " " not in value or value[0].isdigit() else None  # "auto", "1.0 GiB", and not "the file's"
 
 
 def template() -> str:

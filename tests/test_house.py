@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 72,
-    "cli": 3_711,
+    "cli": 3_722,
     "cli/chat": 2_735,
     "edgekv": 687,
     "edgekv/_native": 2_413,
@@ -48,7 +48,7 @@ BUDGETS = {
     "tests/architectures": 786,
     "tests/arrays": 639,
     "tests/bench": 1_261,
-    "tests/cli": 3_635,
+    "tests/cli": 3_649,
     "tests/config": 278,
     "tests/gpu": 466,
     "tests/gpu_command": 2_228,

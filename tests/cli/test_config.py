@@ -12,6 +12,7 @@ from edgekv.cli.common import config_file
 from edgekv.cli.config import commands, template
 from edgekv.cli.main import cli
 from edgekv.common.errors import EXIT_USAGE, ConfigError
+from edgekv.common.machine import default_threads
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,19 @@ def test_files_that_cannot_be_read(file, kind):
     result = run("serve", **variables)
     assert isinstance(result.exception, ConfigError)
     assert {"missing": "there is no file", "folder": "cannot be read", "bytes": "is not UTF-8"}[kind] in str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_default_is_a_value_that_the_option_takes(command):
+    found = shown(command)
+    options = config_file.keys(commands()[command])
+    for name, (value, _) in found.items():
+        if value is not None:
+            options[name].type.convert(value, options[name], None)
+            assert " " not in value or value.endswith("iB"), value
+    assert (found["ctx"][0], found["kv"][0], found["when-full"][0]) == ("auto", "sparse", {"chat": "roll", "serve": "stop"}[command])
+    assert {found[name][0] for name in ("kv-dir", "target-error", "log-file", "recall")} == {None} and found["prefetch"][0] == "none"
+    assert int(found["threads"][0]) == default_threads()
 
 
 def test_secrets_are_not_shown(file):

@@ -14,7 +14,7 @@ from edgekv._native import core
 from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.config import KvOptions, option_names
+from edgekv.config import AUTO_DEVICE, KvOptions, option_names
 from edgekv.config.setting_table import OLD_KEYWORDS
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
@@ -23,6 +23,7 @@ from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
 from edgekv.planning.context import check_context
 from edgekv.planning.device_fit import device_plan
+from edgekv.planning.devices import Placement
 from edgekv.planning.home import no_home
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.prefix_cache.digests import digest_of_model
@@ -113,14 +114,19 @@ class Llama(llama_cpp.Llama):
         if cache.kv_dir is not None and not flash_attn:
             raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
         options.setdefault("swa_full", False)
-        placement = devices.place(self._kv_options)
+        if options.get("n_gpu_layers") == 0 and self._kv_options.placement.attention_device == AUTO_DEVICE:
+            self._kv_options = self._kv_options.with_(attention_device=DeviceKind.HOST.value)
+        placement = devices.place(self._kv_options, Path(model_path))
         if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
             self._kv_options = self._kv_options.with_(
                 mode=device_mode.chosen_mode(placement, Path(model_path), self._kv_options, options.get("n_ctx", 512) or None))
+        self._kv_options = placement.in_force(self._kv_options)
         if placement.warning:
             log.warning("%s", placement.warning)
         if placement.kind is DeviceKind.CUDA:
             options.setdefault("n_gpu_layers", ALL_LAYERS)
+        if not _GPUS.intersection(options) and (gpu := _only_gpu(placement, options.get("n_gpu_layers", 0))) is not None:
+            options |= {"split_mode": llama_cpp.LLAMA_SPLIT_MODE_NONE, "main_gpu": gpu}
         if placement.room is not None and (placement.kind is DeviceKind.EMULATED or options["n_gpu_layers"] == ALL_LAYERS):
             model = geometry(Path(model_path))
             n_ctx = options.get("n_ctx", 512) or model.n_ctx_train
@@ -201,6 +207,20 @@ class Llama(llama_cpp.Llama):
         if found is None:
             raise EdgeKVError("this Llama has no attached context: it was closed, or loaded with vocab_only")
         return found
+
+
+_GPUS = {"split_mode", "main_gpu", "tensor_split"}
+"""llama_cpp's options that divide a model among GPUs."""
+_NO_GPU = -1
+"""llama.cpp's main_gpu for none."""
+
+
+def _only_gpu(placement: Placement, n_gpu_layers: int) -> int | None:
+    """The one GPU that the model may use. Without layers there it is none: llama.cpp would not repack the weights for its kernels and ours, and
+    send prompts to the GPU. None: whichever there are."""
+    if placement.kind is DeviceKind.CUDA:
+        return None if placement.others else placement.index
+    return _NO_GPU if placement.kind is DeviceKind.HOST and n_gpu_layers == 0 else None
 
 
 _OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")

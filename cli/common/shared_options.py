@@ -242,12 +242,13 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     n_ctx = None if (said := settings.pop("ctx")) == AUTO else said
     placement = None
     if "mode" not in given and not os.environ.get(variable_of("kv")):
-        placement = place(kv)  # the same for mode sparse
+        placement = place(kv, model)  # the same for mode sparse
         kv = kv.with_(mode=measured_mode(placement) if model is None else chosen_mode(placement, model, kv, n_ctx, n_slots))
     # only options on the command line: a variable may have no effect
     kv.check_effect(named, spelled)
     check_names(kv.placement)
-    if (warning := (placement or place(kv)).warning) is not None:
-        click.echo(f"warning: {warning}", err=True)
-    return {"kv": kv, "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
+    placement = placement or place(kv, model)
+    if placement.warning is not None:
+        click.echo(f"warning: {placement.warning}", err=True)
+    return {"kv": placement.in_force(kv), "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
             "weights_from_disk": settings.pop("weights_from_disk")}

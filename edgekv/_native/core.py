@@ -10,7 +10,7 @@ from edgekv._native._core import ffi, lib
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
 from edgekv.common.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
 from edgekv.common.reports import LayerReport, MemoryReport
-from edgekv.config import AUTO_DEVICE, KvOptions, LayerTypes
+from edgekv.config import KvOptions, LayerTypes
 
 log = logging.getLogger("edgekv")
 
@@ -149,20 +149,16 @@ def selection(options: KvOptions) -> dict:
     }
 
 
-def _placement(options: KvOptions) -> dict:
-    """auto: a GPU if this build and this machine have one; a context whose model stays on the CPU then stays there too."""
-    kind = DeviceKind.HOST if options.placement.attention_device == AUTO_DEVICE else DeviceKind(options.placement.attention_device)
-    if options.placement.attention_device == AUTO_DEVICE and options.mode is not KvMode.EVICT and lib.edgekv_device_count(_DEVICES[DeviceKind.CUDA]):
-        kind = DeviceKind.CUDA
+def _placement(options: KvOptions, kind: DeviceKind) -> dict:
     if kind is not DeviceKind.HOST and options.mode is KvMode.SPARSE and options.selection.prompts is PromptReading.SPARSE:
         raise ConfigError("sparse prompts work on the processor only; use prompts exact, or device cpu")
     return {"kind": _DEVICES[kind], "index": 0, "vram_bytes": options.placement.kv_vram or 0}
 
 
-def _params(options: KvOptions):
+def _params(options: KvOptions, kind: DeviceKind):
     return ffi.new("edgekv_params *", {
         "mode": _MODES[options.mode], "page_tokens": options.cache.page_size, "observe": options.placement.observe,
-        "observe_prompts": options.placement.observe_prompt, "selection": selection(options), "placement": _placement(options)})
+        "observe_prompts": options.placement.observe_prompt, "selection": selection(options), "placement": _placement(options, kind)})
 
 
 def device_problem(handle: Handle) -> EdgeKVError | None:
@@ -176,9 +172,10 @@ def device_problem(handle: Handle) -> EdgeKVError | None:
     return kind(ffi.string(sentence[0]).decode())
 
 
-def set_defaults(options: KvOptions) -> None:
-    """Attach contexts that are created from now on with these options."""
-    _check(lib.edgekv_set_defaults(_params(options)))
+def set_defaults(options: KvOptions, kind: DeviceKind) -> None:
+    """Attach contexts that are created from now on with these options. kind: the device of their attention; a context whose model lies on the
+    processor stays there too."""
+    _check(lib.edgekv_set_defaults(_params(options, kind)))
 
 
 def clear_defaults() -> None:
@@ -202,10 +199,10 @@ def home_failure() -> int:
     return int(lib.edgekv_home_failure())
 
 
-def attach(address: int, options: KvOptions) -> Handle:
-    """Attach the llama_context at `address`."""
+def attach(address: int, options: KvOptions, kind: DeviceKind) -> Handle:
+    """Attach the llama_context at `address`. kind: as for `set_defaults`."""
     out = ffi.new("edgekv_context **")
-    _check(lib.edgekv_attach(ffi.cast("struct llama_context *", address), _params(options), out))
+    _check(lib.edgekv_attach(ffi.cast("struct llama_context *", address), _params(options, kind), out))
     return out[0]
 
 

@@ -1,7 +1,10 @@
 """Chooses the array operations for a context's data plane."""
 
+from functools import cache
+
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import EdgeKVError
 
 
 def choose(kind: DeviceKind = DeviceKind.HOST, index: int = 0, stream: int = 0, runtime: int = 0) -> Ops:
@@ -13,3 +16,18 @@ def choose(kind: DeviceKind = DeviceKind.HOST, index: int = 0, stream: int = 0, 
     from edgekv.arrays.cupy_ops import CupyOps
 
     return CupyOps(index, stream, runtime)
+
+
+@cache
+def problem(index: int, runtime: int) -> str | None:
+    """The reason why `choose` fails for the CUDA device `index`; None: it does not. It loads CuPy and our kernels."""
+    try:
+        choose(DeviceKind.CUDA, index, 0, runtime)
+    except EdgeKVError as error:
+        return str(error)
+    return None
+
+
+def install(runtime: int) -> str:
+    """The command that installs the CuPy for a CUDA version, and what it needs."""
+    return f'pip install "edgekv[cuda{13 if runtime >= 13000 else 12}]"'

@@ -13,11 +13,12 @@ from types import ModuleType
 import numpy as np
 
 from edgekv.arrays import move
+from edgekv.arrays.backend import install
 from edgekv.arrays.ops import Array, Ops
 from edgekv.arrays.order import Event, Later, Stream, both
 from edgekv.arrays.rank import HostRanking, ListedRanking, Ranking, Top
 from edgekv.arrays.topk import listed_largest
-from edgekv.common.errors import CudaUnavailable, NativeError
+from edgekv.common.errors import CudaUnavailable, EdgeKVError, NativeError
 from edgekv.pages.residency import Residency, State
 
 _THREADS = 256
@@ -39,13 +40,20 @@ class CupyOps(Ops):
 
     def __init__(self, index: int, stream: int, runtime: int):
         super().__init__()
-        cupy = _cupy(index, runtime)
-        self.xp = self._cupy = cupy
+        try:
+            self._load(index, stream, runtime)
+        except EdgeKVError:
+            raise
+        except Exception as error:  # cupy, its libraries and the compiler have many kinds of errors
+            raise CudaUnavailable(f"CuPy cannot load EdgeKV's kernels on GPU {index} ({_first_line(error)}); {install(runtime)}") from error
+
+    def _load(self, index: int, stream: int, runtime: int) -> None:
+        self.xp = self._cupy = cupy = _cupy(index, runtime)
         self.errors = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError, cupy.cuda.memory.OutOfMemoryError)
         self._device = cupy.cuda.Device(index)
         self._in_flight: list[tuple[Event, np.ndarray]] = []
         with self._device:
-            self._stream = cupy.cuda.ExternalStream(stream, index)
+            self._stream = cupy.cuda.Stream.from_external(_Borrowed(stream))
             self.ubatch_stream = _Stream(cupy, self._device, self._stream)
             scores, moves = (cupy.RawModule(code=source(name), options=("--std=c++17",))
                              for name in ("scores.cuh", "move_pages.cuh"))
@@ -188,6 +196,16 @@ class _Found:
 # ---- order ----------------------------------------------------------------------------------------------------------------------
 
 
+class _Borrowed:
+    """The native library's stream, by CUDA's stream protocol."""
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address  # the protocol's version, and the cudaStream_t
+
+
 class _Event:
     def __init__(self, event):
         self.cupy = event
@@ -222,17 +240,16 @@ class _Stream:
 
 
 def _cupy(index: int, runtime: int) -> ModuleType:
-    extra = "cuda13" if runtime >= 13000 else "cuda12"
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
         raise CudaUnavailable("EdgeKV needs CuPy for a context on a GPU, and CuPy cannot be loaded "
-                              f'({_first_line(error)}): pip install "edgekv[{extra}]"') from None
+                              f"({_first_line(error)}): {install(runtime)}") from None
     try:
         n_devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise CudaUnavailable(f"CuPy {cupy.__version__} finds no GPU that it can use ({error}); install the CuPy for this driver: "
-                              f'pip install "edgekv[{extra}]"') from None
+                              f"{install(runtime)}") from None
     if index >= n_devices:
         raise CudaUnavailable(f"this context runs on GPU {index}, and CuPy finds {n_devices} of them; set CUDA_VISIBLE_DEVICES "
                               "before the program starts, not later")

@@ -56,7 +56,8 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     model = open_model(path, whole=False)
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
     kv, about_types = _typed(path, model, kv)
-    placement = place(kv)
+    placement = place(kv, path)
+    kv = placement.in_force(kv)
     slots = Slots(asked.n_slots, unifies(model.geometry, kv, asked.n_slots, placement.room is not None))
     request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
                              from_disk=asked.from_disk)

@@ -21,7 +21,7 @@ log = logging.getLogger("edgekv")
 def chosen_mode(placement: Placement, model: Path, kv: KvOptions, n_ctx: int | None, n_sequences: int = 1) -> KvMode:
     """`devices.measured_mode`; on a GPU by estimate, for `n_sequences` sequences of `n_ctx` tokens. n_ctx None: as many as the memory allows.
     Measures the GPU's rates where they were not. Raises ModelError for a file that is no model."""
-    if placement.kind is not DeviceKind.CUDA or placement.room is None:
+    if placement.stock or placement.kind is not DeviceKind.CUDA or placement.room is None:
         return measured_mode(placement)
     file, available = open_model(model, whole=False), available_bytes()
     depth = _depth(file, kv, n_ctx, placement, n_sequences, available)

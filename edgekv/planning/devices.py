@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.arrays import backend
 from edgekv.common.enums import DeviceKind, KvMode
-from edgekv.common.errors import ConfigError, CudaUnavailable, NativeError
+from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, NativeError
+from edgekv.common.units import size
 from edgekv.config import AUTO_DEVICE, KvOptions
+from edgekv.models.geometry import open_model
 from edgekv.planning.device_fit import DeviceRoom
 
 if TYPE_CHECKING:
@@ -28,46 +32,82 @@ _LIBRARIES = ("libggml-cuda.so", "libedgekv-cuda.so")
 
 @dataclass(frozen=True)
 class Placement:
-    """The wanted place of a context's attention. A model with layers on the processor runs there in any case."""
+    """The place of a context's model and attention: the one decision, which everything else follows. A model with layers on the processor attends
+    there in any case."""
 
     kind: DeviceKind
+    """HOST: nothing of the model lies on a GPU, unless a person says how many layers."""
     index: int = 0
     info: DeviceInfo | None = None
     """None: the host."""
     warning: str | None = None
-    """The reason why a GPU of this machine stays unused; tell it loudly."""
+    """The reason why a GPU of this machine, or EdgeKV's attention on it, stays unused; tell it loudly."""
+    stock: bool = False
+    """Weights, K and V lie in GPU memory, and llama.cpp's own attention runs there: ours cannot."""
+    others: tuple[DeviceInfo, ...] = ()
+    """Further GPUs that hold a part of the model."""
 
     @property
     def room(self) -> DeviceRoom | None:
-        """The device's memory, for `device_fit`; None: the host."""
-        return None if self.info is None else room_of(self.info)
+        """The memory of the GPUs, for `device_fit`; None: the host."""
+        return None if self.info is None else room_of(self.info, *self.others)
+
+    def in_force(self, kv: KvOptions) -> KvOptions:
+        """These options, in mode off where stock attention runs."""
+        return kv.with_(mode=KvMode.OFF, kv_vram=None) if self.stock else kv
 
 
-def room_of(info: DeviceInfo) -> DeviceRoom:
-    """The memory of a device, for `device_fit`."""
-    return DeviceRoom(info.name, info.total_bytes, info.free_bytes, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm)
+def room_of(info: DeviceInfo, *others: DeviceInfo) -> DeviceRoom:
+    """The memory of a device, or of several together, for `device_fit`."""
+    total, free = (sum(getattr(one, name) for one in (info, *others)) for name in ("total_bytes", "free_bytes"))
+    return DeviceRoom(f"{len(others) + 1} GPUs" if others else info.name, total, free, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm)
 
 
-def place(kv: KvOptions) -> Placement:
-    """The device for a context of these options. Raises CudaUnavailable if a device was asked for and cannot be used, ConfigError if the
-    mode does not run on it."""
-    if kv.mode is KvMode.EVICT and kv.placement.attention_device not in (AUTO_DEVICE, DeviceKind.HOST.value):
-        raise ConfigError(f"mode evict runs on the processor only, and the device is {kv.placement.attention_device}; use --attention-device cpu")
-    if kv.placement.attention_device == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
+def place(kv: KvOptions, model: Path | None = None) -> Placement:
+    """The place for a context of these options. Of several GPUs it is the one with the most free memory, if that holds the model's weights. Raises
+    CudaUnavailable if a device was asked for and cannot be used, ConfigError if the mode does not run on it."""
+    asked = kv.placement.attention_device
+    if kv.mode is KvMode.EVICT and asked not in (AUTO_DEVICE, DeviceKind.HOST.value):
+        raise ConfigError(f"mode evict runs on the processor only, and the device is {asked}; use --attention-device cpu")
+    if asked == DeviceKind.HOST.value or kv.mode is KvMode.EVICT:
         return Placement(DeviceKind.HOST)
-    kind = DeviceKind.CUDA if kv.placement.attention_device == AUTO_DEVICE else DeviceKind(kv.placement.attention_device)
+    kind = DeviceKind.CUDA if asked == AUTO_DEVICE else DeviceKind(asked)
     found = devices(kind)
-    listed = nvidia_gpus() if kind is DeviceKind.CUDA and not found else ([], "")
-    why = _why_not(kind, found, listed, needs_cupy=kv.mode is not KvMode.OFF)
-    if why is None and kv.cache.kv_dir is not None:
-        raise ConfigError(f"a KV home on disk works on the processor only, and {found[0].name} can be used; add --attention-device cpu, or leave the home out")
+    if why := _why_not(kind, found):
+        seen = found[0].name if found else next(iter(nvidia_gpus()[0]), None)
+        if asked != AUTO_DEVICE:
+            raise _refused(asked, why)
+        return Placement(DeviceKind.HOST, warning=f"THE GPU IS NOT USED ({seen}): {why}; {_QUIET}" if seen else None)
+    info, *others = (one for one in found if one.usable)
+    if kv.cache.kv_dir is not None:
+        raise ConfigError(f"a KV home on disk works on the processor only, and {info.name} can be used; add --attention-device cpu, or leave the home out")
+    weights = _weights(model) if others and model is not None else 0
+    shared = tuple(others) if weights > info.free_bytes else ()
+    placed = Placement(kind, info.index, info, others=shared)
+    if kv.mode is KvMode.OFF or kind is not DeviceKind.CUDA:
+        return placed
+    why = f"the weights ({size(weights)}) fit on none of {len(shared) + 1} GPUs alone, and it serves models on one" if shared else _cupy_problem(info)
     if why is None:
-        return Placement(kind, found[0].index, found[0])
-    if kv.placement.attention_device != AUTO_DEVICE:
-        raise CudaUnavailable(f"device {kv.placement.attention_device} cannot be used: {why}; use --attention-device cpu to run without it")
-    seen = found[0].name if found else next(iter(listed[0]), None)
-    warning = f"THE GPU IS NOT USED ({seen}): {why}; --attention-device cpu runs without it and without this warning" if seen else None
-    return Placement(DeviceKind.HOST, warning=warning)
+        return placed
+    if asked != AUTO_DEVICE:
+        raise _refused(asked, why)
+    return replace(placed, stock=True, warning=f"EDGEKV'S ATTENTION DOES NOT RUN ON THE GPU ({info.name}): {why}; llama.cpp's runs there instead (mode off), "
+                   f"with K and V in GPU memory; {_QUIET}")
+
+
+_QUIET = "--attention-device cpu runs without it and without this warning"
+
+
+def _weights(model: Path) -> int:
+    """Bytes; 0 for a file that is no model, which llama.cpp judges."""
+    try:
+        return open_model(model, whole=False).geometry.tensor_bytes
+    except ModelError:
+        return 0
+
+
+def _refused(device: str, why: str) -> CudaUnavailable:
+    return CudaUnavailable(f"device {device} cannot be used: {why}; use --attention-device cpu to run without it")
 
 
 def measured_mode(placement: Placement) -> KvMode:
@@ -75,17 +115,19 @@ def measured_mode(placement: Placement) -> KvMode:
     times as fast; exact elsewhere, also with NEON, which was only emulated; but see `device_mode.chosen_mode`."""
     from edgekv import _native
 
+    if placement.stock:
+        return KvMode.OFF
     measured = _native.isa() not in ("portable", "neon")
     return KvMode.SPARSE if measured and placement.kind is DeviceKind.HOST else KvMode.EXACT
 
 
 def devices(kind: DeviceKind) -> list[DeviceInfo]:
-    """All devices of a kind that this build can see, the usable ones first."""
+    """All devices of a kind that this build can see: the usable ones first, and the one with the most free memory first of these."""
     native = native_devices()
     if native is None:
         return []
     found = [native.info(kind, index) for index in range(native.count(kind))]
-    return sorted(found, key=lambda info: not info.usable)
+    return sorted(found, key=lambda info: (not info.usable, -info.free_bytes))
 
 
 def native_devices() -> Any | None:
@@ -98,18 +140,17 @@ def native_devices() -> Any | None:
 
 def why_no_gpu() -> str | None:
     """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
-    return _why_not(DeviceKind.CUDA, devices(DeviceKind.CUDA), nvidia_gpus(), needs_cupy=True)
+    found = devices(DeviceKind.CUDA)
+    return _why_not(DeviceKind.CUDA, found) or _cupy_problem(found[0])
 
 
-def _why_not(kind: DeviceKind, found: list[DeviceInfo], listed: tuple[list[str], str], needs_cupy: bool) -> str | None:
-    """`why_no_gpu` for a kind. found: its devices; listed: `nvidia_gpus()`, which counts if none was found."""
+def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> str | None:
+    """The reason why none of these devices of a kind can be used, not even by stock llama.cpp, as a clause; None: the first one can."""
     if kind is DeviceKind.EMULATED:
         return None if found else "the emulated device is not part of the package; build native/emulator and name its libedgekv-emulated in EDGEKV_EMULATOR"
-    if found and not found[0].usable:
-        return found[0].problem
     if found:
-        return library_problem() or (_cupy_problem(found[0]) if needs_cupy else None)
-    seen, problem = listed
+        return library_problem() if found[0].usable else found[0].problem
+    seen, problem = nvidia_gpus()
     if not seen:
         return problem
     if not has_cuda_build():
@@ -141,12 +182,13 @@ def _driver_problem(seen: str) -> str:
 
 
 def _cupy_problem(info: DeviceInfo) -> str | None:
-    return None if cupy_version() else f"CuPy is not installed; {cupy_install(info)}"
+    """The reason why CuPy cannot run our kernels on this device, as a clause; None: it can."""
+    return backend.problem(info.index, info.runtime) if cupy_version() else f"CuPy is not installed; {cupy_install(info)}"
 
 
 def cupy_install(info: DeviceInfo | None) -> str:
     """The command that installs the CuPy for a device."""
-    return f"pip install \"edgekv[cuda{'12' if info is not None and info.runtime < 13000 else '13'}]\""
+    return backend.install(13000 if info is None else info.runtime)
 
 
 def cupy_version() -> str | None:

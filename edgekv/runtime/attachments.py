@@ -18,6 +18,7 @@ from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.planning import device as calibration
+from edgekv.planning import devices
 from edgekv.planning.available import available_bytes
 from edgekv.runtime.effective import effective, rates
 
@@ -57,9 +58,10 @@ def attach(address: int, options: KvOptions | None = None) -> Runtime:
     options = options or KvOptions.from_env()
     handle = core.find(address)
     if handle is None:
+        options, kind = _in_force(options)
         _attaching.options = options
         try:
-            handle = core.attach(address, effective(options))
+            handle = core.attach(address, options, kind)
         finally:
             _attaching.options = None
         raise_failure()
@@ -85,8 +87,11 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `ready`, which
     may wait, and then `began` with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
     global _options, _told, _ready
+    kind = DeviceKind.HOST
     if options is not None and options.cache.kv_dir is not None and not core.enabled():
         raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
+    if options is not None:
+        options, kind = _in_force(options)
     _options, _told, _ready = options, began, ready
     if options is None:
         core.clear_defaults()
@@ -94,7 +99,17 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     else:
         core.set_home(options.cache.kv_dir)
         core.set_layer_types(options.cache.layer_types)
-        core.set_defaults(effective(options))
+        core.set_defaults(options, kind)
+
+
+def _in_force(options: KvOptions) -> tuple[KvOptions, DeviceKind]:
+    """The options for new contexts and the device of their attention, as `devices.place` decides. Raises its errors."""
+    placement = devices.place(options)
+    if placement.stock:
+        log.warning("%s", placement.warning)
+    options = effective(placement.in_force(options))
+    in_vram = placement.kind is DeviceKind.CUDA and options.mode is KvMode.OFF  # K and V then lie there, out of our reach
+    return options, DeviceKind.HOST if in_vram else placement.kind
 
 
 @contextlib.contextmanager
@@ -117,7 +132,7 @@ def _attached(handle: core.Handle) -> None:
     given = getattr(_attaching, "options", None)
     if _ready is not None and given is None:
         _ready()
-    options = effective(given or _options or KvOptions())
+    options = given or _options or KvOptions()
     try:
         if (problem := core.device_problem(handle)) is not None:
             if options.placement.attention_device != AUTO_DEVICE:
@@ -129,7 +144,9 @@ def _attached(handle: core.Handle) -> None:
         from edgekv.runtime.runtime import Runtime
 
         made = Runtime(handle, options)
-    except EdgeKVError as error:  # the caller is native code, which cannot catch it
+    except Exception as failure:  # the caller is native code, which cannot catch it
+        error = failure if isinstance(failure, EdgeKVError) else EdgeKVError(f"EdgeKV cannot serve this context: {type(failure).__name__}: {failure}")
+        error.__cause__ = None if error is failure else failure
         core.set_mode(handle, KvMode.OFF)
         _attaching.error = error
         global _last_failure

@@ -1,15 +1,16 @@
 """A server's need for memory, and the batches that it leaves room for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from edgekv.common.enums import KvMode
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
 from edgekv.models.geometry import ModelFile
-from edgekv.planning import devices
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
+from edgekv.planning.devices import Placement
 from edgekv.planning.fit import ContextChoice, kept
 from edgekv.planning.home import no_home
 from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells
@@ -19,10 +20,13 @@ BATCH_TOKENS = 512
 once."""
 
 
-def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
-    """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends. Raises CudaUnavailable
-    if a GPU was requested and cannot be used."""
-    room, later, gpu_layers = devices.place(options.kv).room, later_bytes(options.extra), options.n_gpu_layers
+_GPUS = {"-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"}
+"""llama.cpp's options that divide a model among GPUs."""
+
+
+def memory_request(options: ServerOptions, file: ModelFile, placement: Placement) -> ContextRequest:
+    """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends."""
+    room, later, gpu_layers = placement.room, later_bytes(options.extra), options.n_gpu_layers
     if room is None:
         gpu_layers = 0
     elif gpu_layers is None or gpu_layers > file.geometry.n_layer:
@@ -33,6 +37,14 @@ def memory_request(options: ServerOptions, file: ModelFile) -> ContextRequest:
         file, options.kv, options.n_ctx, Slots(options.n_slots, shares_cells(options, file.geometry, room is not None)), available_bytes(),
         store_bytes=0 if options.store is None else options.store.ram_bytes, room=room, n_threads=options.n_threads or default_threads(),
         gpu_layers=gpu_layers or 0, later_bytes=later, from_disk=options.weights_from_disk)
+
+
+def gpu_arguments(placement: Placement, extra: Sequence[str]) -> list[str]:
+    """llama.cpp's options for the GPU that the model may use. Without one it is none: weights are repacked for the processor, and prompts read there."""
+    if placement.kind is DeviceKind.HOST:
+        return ["--device", "none"]
+    chosen = placement.kind is DeviceKind.CUDA and not placement.others and not _GPUS.intersection(extra)
+    return ["--device", f"CUDA{placement.index}"] if chosen else []
 
 
 def prompt_batch(kv: KvOptions, context: ContextChoice) -> int:

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgekv.common.enums import DeviceKind, Drafting, KvMode, WhenFull
+from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.models import Geometry
 from edgekv.models.geometry import open_model
+from edgekv.planning import devices
 from edgekv.planning.allocations import MemoryPart
 from edgekv.planning.context import choose_context
 from edgekv.planning.fit import ContextChoice, rounded
@@ -25,7 +26,7 @@ from edgekv.server import first_tokens
 from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.server.errands import Result
 from edgekv.server.log import ServerLog
-from edgekv.server.room import failed_start, memory_request, prompt_batch
+from edgekv.server.room import failed_start, gpu_arguments, memory_request, prompt_batch
 from edgekv.server.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -67,13 +68,14 @@ class Server:
         self.model: Geometry = file.geometry
         check_evict(options)
         check_recall(options, self.model)
-        self.options = with_draft_model(options)
+        self.placement = devices.place(options.kv, options.model)
+        self.options = with_draft_model(replace(options, kv=self.placement.in_force(options.kv)))
         keys = options.api_keys()
         self.options = with_measured(self.options)
         self.options = bounded(self.options, self.model)
         # An extra key of our own, for this process's requests, and because llama.cpp logs the end of a key that is the only one.
         self._keys = (secrets.token_urlsafe(), *keys) if keys or llama_has_keys() else ()
-        self.request = memory_request(self.options, file)
+        self.request = memory_request(self.options, file, self.placement)
         self.context = self._choose_context()
         self.draft = drafting(self.options, self.model, on_host=self.context.device is None)
         """Where drafts come from."""
@@ -266,7 +268,7 @@ class Server:
         ]
         argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
         argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
-        argv += ["--device", "none"] if kv.placement.attention_device == DeviceKind.HOST.value else []
+        argv += gpu_arguments(self.placement, options.extra)
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if self._keys:

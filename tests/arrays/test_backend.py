@@ -41,6 +41,20 @@ def test_cupy_without_a_device(emulated_kernels: Path, monkeypatch: pytest.Monke
         backend.choose(DeviceKind.CUDA, 0, 0, 13000)
 
 
+def test_cupy_without_its_compiler(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch):
+    """cuda.pathfinder's error is a RuntimeError, and none of CUDA's."""
+    cupy = fake_cupy.module(emulated_kernels, fake_cupy.Device())
+
+    def uncompiled(code: str, options: tuple) -> object:
+        raise RuntimeError('Failure finding "libnvrtc.so.13": No such file\n  searched in: ...')
+
+    cupy.RawModule = uncompiled
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(CudaUnavailable, match=r'libnvrtc.so.13.*pip install "edgekv\[cuda13\]"') as error:
+        backend.choose(DeviceKind.CUDA, 0, 0, 13000)
+    assert "\n" not in str(error.value)
+
+
 def test_a_kernel_source_that_is_missing():
     with pytest.raises(NativeError, match="reinstall"):
         cupy_ops.source("nothing.cuh")

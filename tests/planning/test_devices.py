@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from support.fake_gpus import CARD
 
-from edgekv.common.enums import DeviceKind
+from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.config import KvOptions
+from edgekv.models.model_writer import write_header
+from edgekv.models.shapes import SHAPES
 from edgekv.planning import devices
 
 LISTED = "GeForce RTX 4070, 12282 MiB, driver 550.54"
@@ -17,7 +19,7 @@ EMULATED = replace(CARD, kind=DeviceKind.EMULATED, name="emulated device", arch=
 @pytest.fixture
 def machine(gpus, monkeypatch):
     """`machine(infos, smi, built, cupy)`: what CUDA finds, what nvidia-smi lists, whether the build has CUDA code, CuPy's version."""
-    def set_up(*infos, smi=(LISTED,), built=True, cupy="13.6.0"):
+    def set_up(*infos, smi=(LISTED,), built=True, cupy="14.2.0"):
         monkeypatch.setattr(devices, "nvidia_gpus", lambda: (list(smi), "" if smi else "no NVIDIA driver is installed"))
         monkeypatch.setattr(devices, "has_cuda_build", lambda: built)
         monkeypatch.setattr(devices, "cupy_version", lambda: cupy)
@@ -43,6 +45,24 @@ def test_a_usable_gpu(machine):
         assert placed.room.free == CARD.free_bytes and placed.room.holds_model
     host = devices.place(KvOptions(attention_device="cpu"))
     assert host.kind is DeviceKind.HOST and host.room is None and host.warning is None
+
+
+def test_the_model_lies_on_the_gpu_with_the_most_free_memory(machine, tmp_path):
+    machine(CARD, replace(CARD, index=1, name="the freest", free_bytes=CARD.free_bytes + 1))
+    model = write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
+    placed = devices.place(KvOptions(), model)
+    assert (placed.index, placed.others, placed.stock, placed.room.name) == (1, (), False, "the freest")
+
+
+def test_weights_that_no_gpu_holds_alone_lie_on_all_with_stock_attention(machine, tmp_path):
+    small = replace(CARD, free_bytes=3 << 30)
+    machine(small, replace(small, index=1))
+    model = write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
+    placed = devices.place(KvOptions(mode="sparse"), model)
+    assert placed.stock and len(placed.others) == 1 and placed.room.free == 6 << 30 and "on none of 2 GPUs alone" in placed.warning
+    assert devices.place(KvOptions(mode="off"), model).room.free == 6 << 30
+    with pytest.raises(CudaUnavailable, match="on none of 2 GPUs alone"):
+        devices.place(KvOptions(mode="sparse", attention_device="cuda"), model)
 
 
 def test_the_first_usable_one(machine):
@@ -91,6 +111,19 @@ def test_without_cupy(machine, runtime, extra):
     assert "CuPy is not installed" in refusal() and extra in refusal()
     assert extra in devices.place(KvOptions()).warning
     assert devices.place(KvOptions(mode="off", attention_device="cuda")).kind is DeviceKind.CUDA, "stock llama.cpp does without CuPy"
+
+
+@pytest.mark.parametrize("cupy", [None, "14.2.0"], ids=["no CuPy", "no compiler"])
+def test_what_only_our_attention_lacks_leaves_the_model_on_the_gpu(machine, cupy):
+    """Stock attention over K and V in GPU memory, never over the link, and one line that says why."""
+    machine(CARD, cupy=cupy).cupy_problem = "CuPy cannot load EdgeKV's kernels"
+    kv = KvOptions(mode="sparse", kv_vram=1 << 30)
+    placed = devices.place(kv)
+    assert placed.kind is DeviceKind.CUDA and placed.room.free == CARD.free_bytes and placed.stock
+    assert (placed.in_force(kv).mode, placed.in_force(kv).placement.kv_vram) == (KvMode.OFF, None)
+    assert "CuPy" in placed.warning and "mode off" in placed.warning and "\n" not in placed.warning
+    assert devices.measured_mode(placed) is KvMode.OFF
+    assert "CuPy" in refusal()
 
 
 def test_the_emulated_device(machine):

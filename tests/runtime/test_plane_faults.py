@@ -16,7 +16,7 @@ from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.config import KvOptions
-from edgekv.runtime import effective
+from edgekv.runtime import effective, wiring
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -39,6 +39,15 @@ def test_what_is_refused_takes_no_memory(synthetic):
 def test_a_model_that_cannot_be_served_is_refused(synthetic):
     with pytest.raises(EdgeKVError, match="none of its layers can be served"):
         open_model(synthetic("mamba"))
+
+
+def test_what_fails_while_a_context_is_attached_is_raised_where_it_was_asked_for(synthetic, monkeypatch):
+    def operations(handle):
+        raise RuntimeError("a library is missing")
+
+    monkeypatch.setattr(wiring, "operations", operations)
+    with pytest.raises(EdgeKVError, match="a library is missing"):
+        open_model(synthetic("llama"), mode="exact")
 
 
 def test_two_contexts_share_a_device(synthetic):

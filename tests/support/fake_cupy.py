@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -333,6 +334,16 @@ def module(library: Path, device: Device) -> SimpleNamespace:
         Stream.now().push(lambda: memory.fill(0))
         return Array(memory, Allocation(memory))
 
+    class OwnStream(Stream):
+        def __init__(self, non_blocking: bool):
+            super().__init__(device)
+
+        @staticmethod
+        def from_external(lent: Any) -> Stream:
+            version, address = lent.__cuda_stream__()
+            assert version == 0
+            return Stream(device, address)
+
     def copyto(out: Array, value: np.generic, where: Array) -> None:
         Stream.now().push_small(lambda: np.copyto(out.memory, value, where=where.memory))
 
@@ -343,8 +354,7 @@ def module(library: Path, device: Device) -> SimpleNamespace:
             "sort", "partition", "take_along_axis")},
         RawModule=lambda code, options: SimpleNamespace(get_function=lambda name: Kernel(native, device, code, name)),
         cuda=SimpleNamespace(
-            Device=lambda index: device, Event=Event, Stream=lambda non_blocking: Stream(device),
-            ExternalStream=lambda address, index: Stream(device, address),
+            Device=lambda index: device, Event=Event, Stream=OwnStream,
             UnownedMemory=lambda address, n_bytes, owner, index: SimpleNamespace(address=address),
             MemoryPointer=lambda memory, offset: SimpleNamespace(address=memory.address + offset),
             alloc_pinned_memory=bytearray,

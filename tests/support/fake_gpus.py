@@ -7,6 +7,7 @@ import pytest
 
 from edgekv._native import device_calls
 from edgekv._native.device_calls import DeviceInfo, Rates
+from edgekv.arrays import backend
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import NativeError
 
@@ -23,6 +24,7 @@ class Gpus:
         self.infos = list(infos)
         self.rates: Rates | None = RATES
         self.n_measured = 0
+        self.cupy_problem: str | None = None
 
     def change(self, **fields: object) -> None:
         self.infos = [replace(info, **fields) for info in self.infos]
@@ -47,6 +49,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Callable[..., Gpus]:
         monkeypatch.setattr(device_calls, "count", lambda kind: len(found.of(kind)))
         monkeypatch.setattr(device_calls, "info", lambda kind, index=0: found.of(kind)[index])
         monkeypatch.setattr(device_calls, "rates", found.measure)
+        monkeypatch.setattr(backend, "problem", lambda index, runtime: found.cupy_problem)
         return found
 
     return install

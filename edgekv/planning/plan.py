@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import DoesNotFit
 from edgekv.common.machine import default_threads
+from edgekv.common.units import size
 from edgekv.config import KvOptions
 from edgekv.models.geometry import ModelFile
 from edgekv.planning.allocations import HOST, NATIVE_BYTES, ContextRequest, MemoryPart, Slots, home_bytes, total
@@ -109,6 +110,9 @@ def make_plan(request: ContextRequest, host: HostRates | None, device: Rates | N
         notes.append(f"speeds of mode sparse are those of sample budget {kv.selection.sample_budget:,.15g}: the budgets for an error are measured when the "
                      "model is first opened with it")
     parts = tuple(request.parts(n_ctx, request.with_hot_rows(n_ctx, kv)))
+    if request.room is not None and (home := sum(part.bytes for part in parts if part.name == "KV home")):
+        k, v = shape.head_row_bytes(*kv.cache.kinds)
+        notes.append(f"a conversation that rolls on (--when-full roll) waits while the processor turns its keys, {size(home * k // (k + v))} when it is full")
     place = HOST if request.room is None else request.room.name
     roofline = _roofline(request, kv, host, device)
     speeds = tuple(_speeds(roofline, n_ctx))

@@ -44,8 +44,8 @@ class _PassesOn(SettingsCommand):
 ))
 @model_argument
 @settings_of("serve")
-def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int | None, max_itl: float, when_full: str | None, spec_type: str | None,
-          model_draft: Path | None, **settings: Any) -> int:
+def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int | None, max_itl: float, strict_fields: bool, when_full: str | None,
+          spec_type: str | None, model_draft: Path | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. Arguments after -- go to llama.cpp's server unchanged. Either signal
@@ -66,9 +66,9 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     placed = split_kv_options(settings, path, parallel)
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
-        path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), limits=ServerLimits(max_itl, max_queue), store=store,
-        when_full=WhenFull(when_full or WhenFull.STOP), sampling=SAMPLING if model is None else (),
-        extra=with_projector(mmproj, extra),
+        path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), store=store,
+        limits=ServerLimits(max_itl, max_queue, strict_fields), when_full=WhenFull(when_full or WhenFull.STOP),
+        sampling=SAMPLING if model is None else (), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()
     click.echo(summary_line(server), err=True)

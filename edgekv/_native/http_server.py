@@ -106,6 +106,20 @@ def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
     lib.edgekv_server_limit(max_gap_s, n_slots, max_queue)
 
 
+def strict_fields(on: bool) -> None:
+    """Refuse requests with a field that the table of fields does not have, from now on."""
+    from edgekv._native._server import lib
+
+    lib.edgekv_server_strict(on)
+
+
+def fields() -> list[list[str]]:
+    """The table of requests' fields: of each row the letters of its endpoints, the name, "done", "refused" or "said", what is allowed, and a note."""
+    from edgekv._native._server import ffi, lib
+
+    return [line.split("\t") for line in ffi.string(lib.edgekv_server_fields()).decode().splitlines()]
+
+
 def roll(on: bool) -> None:
     """Let whole oldest exchanges leave a full context in the servers that `run` starts from now on; else answers end, and longer prompts are
     refused."""

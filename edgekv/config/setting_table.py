@@ -182,6 +182,8 @@ SETTINGS = (
          unit="N", usual="16, and 4 for each slot"),
         row("max-itl", Number(0, 3600, False), "Inter-token latency: the longest time, about, that a running answer waits for its next token while another "
                                             "prompt is read; 0 reads prompts at full speed.", unit="SECONDS", default=0.5),
+        row("strict-fields", bool, "Refuse requests with fields that the server does not know (edgekv/server/FIELDS.md), which a header of the reply names "
+                                   "otherwise."),
         row("cors", str, "Web pages that may send requests: those of localhost, of one origin such as https://example.org, of programs such as app://, "
                       "or * for any.", unit="ORIGIN", default="localhost"),
         row("allow-host", "hosts", "Host names under which clients reach the server, such as a proxy's, besides this machine's own and --host; others are "

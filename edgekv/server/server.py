@@ -286,6 +286,7 @@ class Server:
         if not core.enabled():  # otherwise the first context waits, when it is attached
             self._equipped.wait()
         native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+        native.strict_fields(limits.strict_fields)
         native.roll(options.when_full is WhenFull.ROLL)
         native.draft_from_text(self.draft is Drafting.NGRAM)
         native.admit(hosts.names, hosts.any_address)

@@ -66,13 +66,15 @@ print({_LIVES!r})
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds on the cost of one request to others."""
+    """What one request may ask for, and cost others."""
 
     max_gap_s: float = 0.5
     """Longest wait of a running answer for its next token while a prompt is read, in seconds, as far as 16 prompt tokens at a time allow;
     0: prompts are read at full speed."""
     max_queue: int | None = None
     """Most requests that wait for a slot; further ones are refused. None: `queue_for` the slots."""
+    strict_fields: bool = False
+    """Refuse fields that FIELDS.md does not have, instead of naming them in a header of the reply."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_gap_s < math.inf:

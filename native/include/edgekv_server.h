@@ -170,6 +170,12 @@ EDGEKV_API const char * edgekv_server_projector(void);
    answered and max_queue wait (below 0: any number); more get HTTP 503. */
 EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
 
+/* 1: requests with a field that the table of fields does not have get HTTP 400, from now on. */
+EDGEKV_API void edgekv_server_strict(int on);
+
+/* The table of fields, a line each: letters of endpoints, name, "done", "refused" or "said", what is allowed, a note; tabs between. */
+EDGEKV_API const char * edgekv_server_fields(void);
+
 /* Handling of a full context, for servers started from now on. 1: the oldest exchanges leave it whole; 0: the answer ends, and a longer
    prompt is refused. */
 EDGEKV_API void edgekv_server_roll(int on);

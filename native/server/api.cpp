@@ -3,6 +3,7 @@
 #include "server/prefix_cache/caches.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
+#include "server/http/fields.h"
 #include "server/http/published.h"
 #include "server/http/sites.h"
 #include "server/prefix_cache/spaces.h"
@@ -72,6 +73,15 @@ const char * edgekv_server_projector(void) {
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
     g_limits = { max_gap_s, n_slots, max_queue };
+}
+
+void edgekv_server_strict(int on) {
+    edgekv_server::strict_fields(on != 0);
+}
+
+const char * edgekv_server_fields(void) {
+    static const std::string text = edgekv_server::fields_text();
+    return text.c_str();
 }
 
 void edgekv_server_roll(int on) {

@@ -101,7 +101,7 @@ def test_more_answers_than_slots_stream(client):
 
 
 def test_too_many_answers_are_refused(chat):
-    with pytest.raises(openai.BadRequestError, match="'n' is 129; ask for 128 answers at most"):
+    with pytest.raises(openai.BadRequestError, match="'n' is 129; it must be an integer from 1 to 128"):
         chat(n=129)
 
 

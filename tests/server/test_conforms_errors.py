@@ -30,7 +30,7 @@ def test_a_prompt_that_is_too_long(endpoint):
     (CHAT, "tools", [{"type": "web_search"}], "Unsupported tool type"),
     ("/v1/completions", "suffix", "end", "'suffix' is not supported"),
     ("/v1/completions", "best_of", 4, "'best_of' is not supported above 'n'"),
-    ("/v1/responses", "previous_response_id", "x", "does not support 'previous_response_id'"),
+    ("/v1/responses", "previous_response_id", "x", "'previous_response_id' is not supported; send the whole conversation"),
     ("/v1/responses", "background", True, "'background' is not supported; ask with 'stream'"),
     ("/v1/responses", "conversation", "c1", "'conversation' is not supported; send the whole conversation"),
     ("/v1/messages", "mcp_servers", [{"url": "x"}], "'mcp_servers' is not supported"),

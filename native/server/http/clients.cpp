@@ -63,7 +63,7 @@ void drop_billing_headers(json & messages) {
 }
 
 void carry_over(const json & request, json & converted) {
-    for (const char * name : { "cache_salt", "cache_prompt" }) {
+    for (const char * name : { "cache_salt", "cache_prompt", "response_format", "continue_final_message", "add_generation_prompt", "reasoning_effort" }) {
         if (request.contains(name)) {
             converted[name] = request.at(name);
         }

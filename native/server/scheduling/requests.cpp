@@ -1,6 +1,6 @@
 #include "server/scheduling/requests.h"
 
-#include "server/http/answers.h"
+#include "server/http/fields.h"
 #include "server/scheduling/limits.h"
 
 #include <stdexcept>
@@ -9,66 +9,9 @@
 namespace edgekv_server {
 namespace {
 
-struct unserved {
-    endpoint     where;
-    const char * field;
-    const char * advice;
-};
-
-constexpr unserved UNSERVED[] = {
-    { endpoint::chat,        "functions",          "use 'tools'" },
-    { endpoint::chat,        "function_call",      "use 'tool_choice'" },
-    { endpoint::chat,        "audio",              "answers are text; leave it out" },
-    { endpoint::chat,        "web_search_options", "leave it out, or offer a search as a tool" },
-    { endpoint::completions, "suffix",             "use /infill with a model that can fill in" },
-    { endpoint::responses,   "conversation",       "send the whole conversation as 'input'" },
-    { endpoint::responses,   "background",         "ask with 'stream', or wait for the answer" },
-    { endpoint::responses,   "prompt",             "send its text as 'instructions' and 'input'" },
-    { endpoint::messages,    "mcp_servers",        "offer their tools as 'tools'" },
-    { endpoint::messages,    "container",          "leave it out" },
-};
-
-// null, false, "", [], {} ask for nothing
-bool asks(const json & value) {
-    if (value.is_null() || (value.is_boolean() && !value.get<bool>())) {
-        return false;
-    }
-    if (value.is_string()) {
-        return !value.get<std::string>().empty();
-    }
-    return !(value.is_array() || value.is_object()) || !value.empty();
-}
-
 [[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument(sentence); }
 
-bool is_count(const json & body, const char * field) { return body.contains(field) && body.at(field).is_number_integer(); }
-
 }  // namespace
-
-void check_fields(const json & body, endpoint where) {
-    if (!body.is_object()) {
-        refuse("the request must be a JSON object");
-    }
-    for (const auto & entry : UNSERVED) {
-        if (entry.where == where && body.contains(entry.field) && asks(body.at(entry.field))) {
-            refuse(std::string("the field '") + entry.field + "' is not supported; " + entry.advice);
-        }
-    }
-    if (where == endpoint::chat && body.contains("modalities") && body.at("modalities").is_array()) {
-        for (const auto & modality : body.at("modalities")) {
-            if (modality.is_string() && modality.get<std::string>() != "text") {
-                refuse("the field 'modalities' asks for " + modality.get<std::string>() + "; answers are text");
-            }
-        }
-    }
-    const int64_t n = is_count(body, "n") ? body.at("n").get<int64_t>() : 1;
-    if (n > kMostAnswers) {
-        refuse("the field 'n' is " + std::to_string(n) + "; ask for " + std::to_string(kMostAnswers) + " answers at most");
-    }
-    if (where == endpoint::completions && is_count(body, "best_of") && body.at("best_of").get<int64_t>() > n) {
-        refuse("the field 'best_of' is not supported above 'n'; ask for 'n' and choose");
-    }
-}
 
 void check_tools(const json & body, const std::map<std::string, bool> & caps) {
     if (!body.contains("tools") || !asks(body.at("tools")) || !body.contains("tool_choice")) {

@@ -1,4 +1,4 @@
-// Checks of a request: unserved fields, the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
+// Checks of a request: forced calls, the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
 // clients of both dialects read.
 #pragma once
 
@@ -13,12 +13,7 @@
 
 namespace edgekv_server {
 
-enum class endpoint { chat, completions, responses, messages };
-
-// Throws std::invalid_argument for a known field that asks for something and has no effect here.
-void check_fields(const json & body, endpoint where);
-
-// The same for a forced tool call if the chat template (`caps`: its abilities) cannot tell the model of tools.
+// Throws std::invalid_argument for a forced tool call if the chat template (`caps`: its abilities) cannot tell the model of tools.
 void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
 // `given` if it is one of the keys, else an empty string. A wrong key takes as long as a right one of its length.

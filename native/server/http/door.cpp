@@ -1,0 +1,128 @@
+#include "server/http/door.h"
+
+#include "server/chat/response_format.h"
+#include "server/dialects/dialect.h"
+#include "server/http/fields.h"
+#include "server/scheduling/requests.h"
+
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace edgekv_server {
+namespace {
+
+// An answer beside the request that it was made for, which upstream's handler keeps a pointer to.
+struct told : server_http_res {
+    server_http_req          request;
+    server_http_res_ptr      answer;
+    std::unique_ptr<dialect> by;  // null: told as it is
+
+    explicit told(const server_http_req & given) : request(given) {}
+
+    void on_complete() override {
+        if (answer) {
+            answer->on_complete();
+        }
+    }
+};
+
+struct place {
+    const char * path;  // what follows a prefix
+    endpoint     where;
+};
+
+constexpr place PLACES[] = {
+    { "/chat/completions",              endpoint::chat },
+    { "/chat/completions/input_tokens", endpoint::chat },
+    { "/v1/completions",                endpoint::completions },
+    { "/responses",                     endpoint::responses },
+    { "/responses/input_tokens",        endpoint::responses },
+    { "/v1/messages",                   endpoint::messages },
+    { "/v1/messages/count_tokens",      endpoint::messages },
+    { "/embeddings",                    endpoint::embeddings },
+    { "/rerank",                        endpoint::rerank },
+    { "/reranking",                     endpoint::rerank },
+};
+
+std::optional<endpoint> endpoint_of(const std::string & path) {
+    for (const auto & at : PLACES) {
+        const std::string end = at.path;
+        if (path.size() >= end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0) {
+            return at.where;
+        }
+    }
+    return std::nullopt;
+}
+
+std::unique_ptr<dialect> dialect_of(endpoint where) {
+    return where == endpoint::messages ? make_messages() : where == endpoint::responses ? make_responses() : nullptr;
+}
+
+bool counts_tokens(const std::string & path) { return path.find("_tokens") != std::string::npos; }
+
+void fail(told & res, const std::exception & e) {
+    const json error = format_error_response(e.what(), fault(e));
+    res.status = json_value(error, "code", 500);
+    res.data   = error_body(error);
+}
+
+// Tells the answer, or its error, as the request's API has it.
+void tell(told & res) {
+    json body = json::parse_no_throw(res.data);
+    if (!res.by || !body.is_object()) {
+        return;
+    }
+    if (res.status >= 400) {
+        res.by->tell_error(body);
+    } else if (!counts_tokens(res.request.path)) {
+        res.by->tell(body);
+    }
+    res.data = safe_json_to_str(body);
+}
+
+}  // namespace
+
+server_http_res_ptr answered(const server_http_req & request, const server_http_context::handler_t & handler) {
+    const auto where = endpoint_of(request.path);
+    if (!where) {
+        return nullptr;
+    }
+    auto res = std::make_unique<told>(request);
+    res->by  = dialect_of(*where);
+    try {
+        json body = json::parse(request.body);
+        check_fields(body, *where, *res);
+        take_form(body, *where);
+        if (res->by) {
+            res->by->take(body);
+        }
+        res->request.body = body.dump();
+        res->answer       = handler(res->request);
+    } catch (const std::exception & e) {
+        fail(*res, e);
+        tell(*res);
+        return res;
+    }
+    server_http_res & answer = *res->answer;
+    res->content_type = answer.content_type;
+    res->status       = answer.status;
+    res->data         = std::move(answer.data);
+    res->headers.insert(answer.headers.begin(), answer.headers.end());
+    if (!answer.is_stream()) {
+        tell(*res);
+        return res;
+    }
+    answer.data = std::move(res->data);  // a stream's first piece, which its next() sends
+    res->next   = [&answer, by = res->by.get()](std::string & output) {
+        const bool more = answer.next(output);
+        if (by != nullptr) {
+            output = told_events(output, *by);
+        }
+        return more;
+    };
+    return res;
+}
+
+}  // namespace edgekv_server

@@ -1,0 +1,39 @@
+// The contract of each endpoint's fields: what is done, what is refused, and what has no effect here. Threads of requests.
+#pragma once
+
+#include "server-common.h"
+#include "server-http.h"
+
+#include <string>
+
+namespace edgekv_server {
+
+enum class endpoint : char { chat = 'c', completions = 'l', responses = 'r', messages = 'm', embeddings = 'e', rerank = 'k' };
+
+enum class fate { done, refused, said };
+
+struct field_row {
+    const char * where;    // letters of endpoints
+    const char * name;     // "outer.inner": a field of an object
+    fate         what;
+    const char * allowed;  // the values, in words that the check reads; empty: any
+    const char * note;     // refused: what to do; said: why it has no effect
+};
+
+// Throws std::invalid_argument: HTTP 400 with this sentence.
+[[noreturn]] void decline(const std::string & sentence);
+
+// Whether a value asks for something: null, false, "", [] and {} do not.
+bool asks(const json & value);
+
+// Throws std::invalid_argument, which names the field and what is allowed, for a value of a wrong kind or range and for a field that is not served.
+// Fields without an effect go into the reply's header X-EdgeKV-Ignored; with strict_fields() those that no row knows are refused.
+void check_fields(const json & body, endpoint where, server_http_res & res);
+
+// for requests from now on
+void strict_fields(bool on);
+
+// all rows, each a line of cells with tabs between them: endpoints, name, fate, allowed, note
+std::string fields_text();
+
+}  // namespace edgekv_server

@@ -72,19 +72,38 @@ static bool plain_cache(const llama_hparams & hparams, int il) {
     return hparams.has_kv(il) && !hparams.is_recr(il) && !hparams.is_mla() && !hparams.is_swa(il) && !hparams.use_alibi;
 }
 
-ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
+// the device that will serve the layer; null: none
+static ggml_backend_dev_t serving_device(const llama_model & model, int il) {
     const auto * hooks   = llama_edgekv_get_hooks();
     const auto & hparams = model.hparams;
     auto *       device  = model.dev_layer(il);
-    if (!hooks || v_trans || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-        return buft;
+    if (!hooks || !plain_cache(hparams, il) || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+        return nullptr;
     }
     for (int other = 0; other < static_cast<int>(hparams.n_layer()); ++other) {
         if (plain_cache(hparams, other) && model.dev_layer(other) != device) {
-            return buft;
+            return nullptr;
         }
     }
-    if (!hooks->home_on_host(device)) {
+    return hooks->home_on_host(device) ? device : nullptr;
+}
+
+bool llama_edgekv_comes_home(const llama_context * lctx) {
+    const auto & model = *llama_get_model(lctx);
+    const auto caches = llama_edgekv_access::caches(lctx);
+    bool served = false;
+    if (model.hparams.no_alloc) {
+        return false;  // measures, and is never attached
+    }
+    for (int il = 0; il < static_cast<int>(model.hparams.n_layer()); ++il) {
+        served = served || serving_device(model, il);
+    }
+    return served && !caches.empty() && std::none_of(caches.begin(), caches.end(), [](const auto * kv) { return llama_edgekv_access::v_transposed(*kv); });
+}
+
+ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft) {
+    auto * device = v_trans ? nullptr : serving_device(model, il);
+    if (!device) {
         return buft;
     }
 

@@ -20,6 +20,11 @@ class  llama_kv_cache;
 // the buffer type for layer il's K and V; upstream's is `buft`
 ggml_backend_buffer_type_t llama_edgekv_home(const llama_model & model, int il, bool v_trans, ggml_backend_buffer_type_t buft);
 
+// Whether layers of a context that is being made will be served on their device.
+bool llama_edgekv_comes_home(const llama_context * lctx);
+// The same while it is not attached: stock graphs would reserve copies of K and V on the device for nothing.
+bool llama_edgekv_reserves_later(const llama_context * lctx);
+
 // The same for a layer whose rows lie in host memory and are not pinned: they take memory as tokens come, in huge pages. Or they lie in a file.
 ggml_backend_buffer_type_t llama_edgekv_growing(ggml_backend_buffer_type_t buft);
 

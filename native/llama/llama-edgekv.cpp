@@ -188,7 +188,17 @@ ggml_backend_t llama_edgekv_backend(llama_context * lctx, ggml_backend_dev_t dev
 
 void llama_edgekv_release(llama_context * lctx) { llama_edgekv_access::release(lctx); }
 
+static thread_local bool t_reserves = false;  // for a context that is attached
+
+bool llama_edgekv_reserves_later(const llama_context * lctx) {
+    return !t_reserves && llama_edgekv_comes_home(lctx) && !llama_edgekv_get_hooks()->plans(const_cast<llama_context *>(lctx));
+}
+
 bool llama_edgekv_reserve(llama_context * lctx) {
+    struct Reserving {
+        Reserving() { t_reserves = true; }
+        ~Reserving() { t_reserves = false; }
+    } reserving;
     try {
         llama_edgekv_access::reserve(lctx);
     } catch (const std::exception &) {

@@ -1,6 +1,7 @@
 """A model and its attention lie in one place, as `devices.place` decides: in Llama and in a server."""
 
 import logging
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -67,3 +68,16 @@ def test_weights_that_stay_off_the_gpu_are_repacked(emulated_backend, tmp_path):
 ])
 def test_a_server_is_told_the_same_place(placement, extra, arguments):
     assert gpu_arguments(placement, extra) == arguments
+
+
+def test_a_context_reserves_nothing_before_it_is_attached(emulator, emulated_backend, synthetic):
+    """Stock nodes would copy K and V of a layer to the device: buffers for that lie in no plan."""
+    code = (f"import sys; sys.path.insert(0, {str(backend_process.SCRIPT.parents[1])!r})\n"
+            f"from pathlib import Path; from support.backend_process import _load; _load(Path({str(emulated_backend)!r}))\n"
+            "from support.contexts import attached; from edgekv.config import KvOptions\n"
+            f"with attached(Path({str(synthetic('llama', n_ctx_train=32768))!r}), KvOptions(attention_device='emulated', mode='exact'), n_ctx=32768,\n"
+            "              n_seq=1, n_threads=1, model_params={'n_gpu_layers': -1}) as (context, run):\n"
+            "    assert run is not None; context.decode([261] * 20, range(20), [0] * 20)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    reserved = [float(size) for size in re.findall(r"EMULATED0 compute buffer size = +([\d.]+) MiB", done.stderr)]
+    assert done.returncode == 0 and len(reserved) == 1, done.stderr[-3000:]

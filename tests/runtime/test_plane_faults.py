@@ -41,6 +41,12 @@ def test_a_model_that_cannot_be_served_is_refused(synthetic):
         open_model(synthetic("mamba"))
 
 
+@pytest.mark.parametrize(("kind", "why"), [("deepseek2", "compressed KV"), ("mamba", "recurrent")])
+def test_a_model_without_layers_to_serve_is_refused_with_their_reason(synthetic, kind: str, why: str):
+    with pytest.raises(EdgeKVError, match=f"none of its layers can be served: {why}"):
+        open_model(synthetic(kind))
+
+
 def test_what_fails_while_a_context_is_attached_is_raised_where_it_was_asked_for(synthetic, monkeypatch):
     def operations(handle):
         raise RuntimeError("a library is missing")

@@ -11,6 +11,16 @@ namespace {
 
 bool on_gpu(const Layer & layer) { return ggml_backend_dev_type(layer.llama.device) != GGML_BACKEND_DEVICE_TYPE_CPU; }
 
+// why a layer with attention is not served
+std::string why_none(const State & ctx) {
+    for (const auto & layer : ctx.layers) {
+        if (layer->info.state != EDGEKV_LAYER_RECURRENT && layer->info.state != EDGEKV_LAYER_IDLE) {
+            return std::string(": ") + edgekv_layer_state_text(layer->info.state);
+        }
+    }
+    return ": recurrent layers have no KV cache";
+}
+
 std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 20) - 1) >> 20) + " MiB"; }
 
 }  // namespace
@@ -56,7 +66,7 @@ EngineShape DevicePlane::engine_shape() const {
 Failure DevicePlane::why_not() const {
     const auto refuse = [](const char * why) { return Failure{ EDGEKV_UNSUPPORTED, why }; };
     if (ctx.hooked.empty()) {
-        return refuse("none of its layers can be served");
+        return { EDGEKV_UNSUPPORTED, std::string("none of its layers can be served") + why_none(ctx) };
     }
 
     ggml_backend_dev_t device = nullptr;

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from queue import Full, Queue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +25,8 @@ from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 if TYPE_CHECKING:
     from edgekv.server.server import Server
 
+_WIDTH = 80
+_MOST_LINES = 1000
 _HELP = ("-h", "--help", "--usage")
 _EXTRA = "edgekv.serve.extra"
 _CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
@@ -71,7 +77,7 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
         sampling=SAMPLING if model is None else (), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()
-    click.echo(summary_line(server), err=True)
+    click.echo(_title(server), err=True)
     if cost := told_cost(server):
         click.echo(cost, err=True)
     try:
@@ -79,6 +85,7 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
         if server.runtime is not None:
             server.note(summary_line(server, server.runtime))
         _announce(server, how_to_stop)
+        _tell_requests()
         server.wait()
     except KeyboardInterrupt as interrupt:
         if not server.ready and not server.answers("/health"):  # a load cannot be stopped; ending the process loses nothing
@@ -105,7 +112,7 @@ def _stop_on_signals() -> str:
 
     for number in _CODES:
         signal.signal(number, interrupt)
-    return f"kill {os.getpid()} (SIGTERM) stops it" if in_background else "Ctrl-C stops it"
+    return f"kill {os.getpid()} (SIGTERM) to stop" if in_background else "Ctrl-C to stop"
 
 
 def _leave_at_once(number: int, meanwhile: str) -> NoReturn:
@@ -123,22 +130,46 @@ def _say(text: str) -> None:
 
 
 def _announce(server: Server, how_to_stop: str) -> None:
+    from edgekv.cli.chat.kv_status import mode_summary
+    from edgekv.cli.common.config_file import file_read
+
     if server.context.note:
         click.echo(f"note: {server.context.note}", err=True)
     options = server.options
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
-    from edgekv.cli.chat.kv_status import mode_summary
-    from edgekv.cli.common.config_file import file_read
+    store = options.store
+    rows = [("KV", mode_summary(server)), ("API", f"{server.url}/v1" + (" (with a key)" if server.needs_key else "")), ("Live", f"{server.url}/edgekv"),
+            ("Cache", caches_text(store) if store is not None and (store.folder or store.url) else None), ("Options", file_read())]
+    for name, text in rows:
+        if text is not None:
+            click.echo(f"  {name:<8}{text}", err=True)
+    click.echo(how_to_stop, err=True)
 
-    context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n} slots" if (n := options.n_slots) > 1 else "")
-    config = f"; options from {path}" if (path := file_read()) else ""
-    click.echo(f"serving {server.alias} at {server.url}/v1 ({context}, KV {mode_summary(server)}, cache {caches_text(options.store)}"
-               f"{config}); {how_to_stop}", err=True)
-    key = "..." if server.needs_key else "none"
-    click.echo(
-        f"try: {Path(sys.executable).name} -c 'from openai import OpenAI; "
-        f'print(OpenAI(base_url="{server.url}/v1", api_key="{key}").chat.completions.create('
-        f'model="{server.alias}", messages=[{{"role": "user", "content": "Hello"}}]).choices[0].message.content)\'',
-        err=True,
-    )
+
+def _title(server: Server) -> str:
+    """The model and its context, within a screen's width."""
+    context = f"{server.context.n_ctx:,} tokens of context" + (f" for each of {n} slots" if (n := server.options.n_slots) > 1 else "")
+    room = _WIDTH - len(context) - len(": ")
+    return f"{server.alias if len(server.alias) <= room else f'{server.alias[:room - 3]}...'}: {context}"
+
+
+def _tell_requests() -> None:
+    """A line for each request that ends. A thread of its own writes: where nobody reads what this process says, answers go on."""
+    lines: Queue[logging.LogRecord] = Queue(_MOST_LINES)
+    log = logging.getLogger("edgekv.requests")
+    log.addHandler(_Queued(lines))
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    logging.handlers.QueueListener(lines, _Dim()).start()
+
+
+class _Queued(logging.handlers.QueueHandler):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(Full):
+            super().enqueue(record)
+
+
+class _Dim(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(click.style(record.getMessage(), dim=True), err=True)

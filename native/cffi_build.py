@@ -31,11 +31,11 @@ extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *)
 extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_start(void *);
 extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
-extern "Python" void edgekv_py_prefix_lost(void *, char const *);
 extern "Python" void edgekv_py_recall_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
 extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
 extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_refresh(int);
+extern "Python" void edgekv_py_request(edgekv_server_request const *);
 extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
 extern "Python" int edgekv_py_media(char const *, void *);
 """

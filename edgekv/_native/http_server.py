@@ -201,6 +201,56 @@ def prefix_counts() -> PrefixCounts:
     return PrefixCounts(found.queries, dict(zip(TIERS, found.hits, strict=True)), dict(zip(MissReason, found.misses[1 : 1 + len(MissReason)])))
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a slot's request has done so far."""
+
+    slot: int
+    n_prompt: int
+    """Tokens of its prompt."""
+    n_found: int
+    """Tokens of its prompt that were not computed."""
+    by_tier: dict[str, int]
+    """These, by tier; only those that gave any."""
+    n_read: int
+    """Tokens of its prompt computed so far."""
+    n_answer: int
+    read_s: float
+    """Seconds so far: of the prompt."""
+    answer_s: float
+    """Of the answer, from its first token on."""
+    n_lost: int = 0
+    """Tokens that were read before and are read again, if they are many; else 0."""
+    missed: tuple[MissReason, int] | None = None
+    """Why not more was found, and the first token that it is about; None: all was found."""
+
+
+def requests(n_slots: int) -> list[Request | None]:
+    """Each slot's when the newest batch began; None: it has none, or its prompt has not begun. From any thread."""
+    from edgekv._native._server import ffi, lib
+
+    found = ffi.new("edgekv_server_request []", n_slots)
+    n = lib.edgekv_server_requests(found, n_slots)
+    return [_request(one) if one.n_prompt else None for one in found[0:n]] + [None] * (n_slots - n)
+
+
+def _request(of) -> Request:
+    tiers = {tier: n for tier, n in zip(TIERS, of.by_tier, strict=True) if n}
+    return Request(of.slot, of.n_prompt, of.n_found, tiers, of.n_read, of.n_answer, of.read_s, of.answer_s, of.n_lost,
+                   (tuple(MissReason)[of.missed - 1], of.missed_at) if of.missed else None)
+
+
+def on_request(function: Callable[[Request], None]) -> None:
+    """Let the thread that decodes call a function with each request that ends."""
+    from edgekv._native._server import ffi, lib
+
+    @ffi.def_extern("edgekv_py_request", onerror=lambda *raised: log.error("a request's line could not be written", exc_info=raised))
+    def ended(request):
+        function(_request(request))
+
+    lib.edgekv_server_on_request(lib.edgekv_py_request)
+
+
 # ---- kept prompts ---------------------------------------------------------------------------------------------------------------
 
 _caches: object = None

@@ -110,9 +110,6 @@ class KeepsPrefixes(Protocol):
     def start(self) -> None:
         """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
 
-    def lost(self, line: str) -> None:
-        """A sentence for people: many tokens of a prompt that were read before are read again."""
-
     def settle(self) -> tuple[int, CachedTokens]:
         """Wait for the rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within a medium, and
         the number of these that were put in."""
@@ -136,8 +133,7 @@ def set_prefixes(keeps: KeepsPrefixes | None) -> None:
     lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
         "expect": lib.edgekv_py_prefix_expect, "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave,
         "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot,
-        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle,
-        "lost": lib.edgekv_py_prefix_lost, "user": _handle}))
+        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
 
 
 def tokens_of(native) -> SequenceTokens:
@@ -201,10 +197,6 @@ def _define_callbacks() -> None:
     def edgekv_py_prefix_start(user):
         keeps_of(user).start()
         return 1
-
-    @callback("what was lost could not be told")
-    def edgekv_py_prefix_lost(user, line):
-        keeps_of(user).lost(ffi.string(line).decode())
 
     @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
     def edgekv_py_prefix_settle(user, out):

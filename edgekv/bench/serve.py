@@ -27,7 +27,7 @@ SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
 ENDPOINT = "endpoint"
 """The name of a server that runs elsewhere, in its rows."""
 
-_READY = re.compile(r"serving .* at (http://\S+)/v1 ")
+_READY = re.compile(r"^ +API +(http://\S+)/v1")
 Progress = Callable[[str, int, int], None]
 
 

@@ -245,9 +245,6 @@ class Prefixes:
         first = whole_media(media, loading.pieces[n_good].first)
         return first, count(pieces_up_to(loading.pieces[:n_good], first))
 
-    def lost(self, line: str) -> None:
-        log.warning("%s %s", time.strftime("%H:%M:%S"), line)
-
     def snapshot(self, held: SequenceTokens) -> None:
         """Keep a snapshot of a sequence with exactly these tokens."""
         runtime, store = self._open(held)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekv._native import http_server as native
-from edgekv.server import metrics, page, shown
+from edgekv.server import metrics, page, requests, shown
 from edgekv.server.errands import Errands
 from edgekv.server.figures import Figures, collect
 from edgekv.server.history import History
@@ -66,6 +66,7 @@ class Publisher:
         self._publish_history()
         self._publish(self.shown)
         native.on_refresh(self.refresh)
+        native.on_request(requests.ended)
         if (runtime := self._runtime()) is not None:
             self.follow(runtime)
 

@@ -122,8 +122,6 @@ typedef struct {
     /* Waits for the expected rows. Returns the number of tokens before the first one whose rows are lost, never within a medium; -1: none
        is lost. out: the tokens that were put in, by their source. */
     int (*settle)(void * user, edgekv_cached_tokens * out);
-    /* A line for people: many tokens that were read before are read again. */
-    void (*lost)(void * user, const char * line);
     void * user;
 } edgekv_prefixes;
 
@@ -236,6 +234,29 @@ typedef enum { EDGEKV_WAIT_QUEUE, EDGEKV_WAIT_FIRST_TOKEN, EDGEKV_WAIT_NEXT_TOKE
 
 /* waits for a slot; from the request to the answer's first token; between two tokens of an answer. From any thread */
 EDGEKV_API void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits);
+
+/* A slot's request. Tokens of its prompt: all of them, those found, and those computed so far; tokens of its answer; seconds of both so far.
+   n_lost: many tokens were read before, and are read again because of `missed`, an edgekv_miss_reason about token missed_at; else 0.
+   n_prompt 0: the slot has no request, or its prompt has not begun. */
+typedef struct {
+    int32_t slot;
+    int32_t task;
+    int32_t n_prompt;
+    int32_t n_found;
+    int32_t by_tier[EDGEKV_TIERS];
+    int32_t n_read;
+    int32_t n_answer;
+    int32_t n_lost;
+    int32_t missed;
+    int32_t missed_at;
+    double  read_s;
+    double  answer_s;
+} edgekv_server_request;
+
+/* Those of the first n slots when the newest batch began; returns their number. From any thread */
+EDGEKV_API int32_t edgekv_server_requests(edgekv_server_request * requests, int32_t n);
+/* The decoding thread calls the function with each request that ends. null: no calls */
+EDGEKV_API void edgekv_server_on_request(void (*function)(const edgekv_server_request * request));
 
 /* Publishes a document about the KV hierarchy. The server shows it under its path, such as "/edgekv/state"; the paths "props", "slots" and
    "metrics" add to the answers of upstream's routes of these names. Any thread may publish at any time: the text is copied and replaces

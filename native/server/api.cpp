@@ -4,6 +4,7 @@
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
 #include "server/http/fields.h"
+#include "server/scheduling/progress.h"
 #include "server/http/published.h"
 #include "server/http/sites.h"
 #include "server/prefix_cache/spaces.h"
@@ -131,6 +132,17 @@ void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits) {
 
 void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
     *counts = edgekv_server::prefix_counts();
+}
+
+int32_t edgekv_server_requests(edgekv_server_request * requests, int32_t n) {
+    const auto found = edgekv_server::progress();
+    n = std::min(n, static_cast<int32_t>(found.size()));
+    std::copy_n(found.begin(), n, requests);
+    return n;
+}
+
+void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) {
+    edgekv_server::on_request(function);
 }
 
 void edgekv_server_publish(const char * path, const char * type, const char * text) {

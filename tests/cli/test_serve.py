@@ -3,7 +3,6 @@
 import re
 import signal
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from support.clients import post
 from support.program import EDGEKV
 from support.serve_process import serving
 
@@ -113,10 +113,11 @@ def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):
 def test_a_server_for_everybody_warns(synthetic, capsys, public, needs_key, warns):
     _announce(SimpleNamespace(
         context=SimpleNamespace(n_ctx=1024, note=None), options=ServerOptions(synthetic("llama"), n_slots=3, store=StoreSettings()),
-        model=geometry(synthetic("llama")), is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C stops it")
+        model=geometry(synthetic("llama")), is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C to stop")
     out, err = capsys.readouterr()
     assert ("warning: ANYBODY who reaches this machine can use the server" in err) is warns and not out
-    assert "serving a at http://h:1/v1 (1,024 tokens of context for each of 3 slots, KV off, cache 1.0 GiB of RAM); Ctrl-C stops it" in err
+    key = " (with a key)" if needs_key else ""
+    assert err.endswith(f"  KV      off\n  API     http://h:1/v1{key}\n  Live    http://h:1/edgekv\nCtrl-C to stop\n"), "a cache in RAM is no news"
 
 
 def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
@@ -147,14 +148,15 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
     )
     try:
-        needed, announced, example = (server.stderr.readline() for _ in range(3))
-        assert re.match(r"needs \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", needed), needed
+        said = [server.stderr.readline() for _ in range(5)]
+        assert said[0] == "smol: 512 tokens of context\n" and re.match(r"  KV      exact|  KV      sparse: sample budget 2,000", said[1])
+        assert all(len(line) <= 81 for line in said) and said[3] == said[2].replace("API ", "Live").replace("/v1", "/edgekv")
         assert re.search(r"^edgekv: takes \S+ \S+ \(weights 92.1 MiB, KV home 11.2 MiB.*\), \S+ GiB are free$", log.read_text(), re.M)
-        url = re.search(r"serving smol at (http://127.0.0.1:\d+/v1) \(512 tokens of context, KV (?:exact|sparse: sample budget 2,000, .*)\)", announced)[1]
-        python = re.match(r"try: \S+ -c '(.*)'$", example)[1]
-        assert url in python
-        answer = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, timeout=120, check=True)
-        assert answer.stdout.strip()
+        url = re.fullmatch(r"  API     (http://127.0.0.1:\d+/v1)\n", said[2])[1]
+        post(url.removesuffix("/v1"), "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8})
+        line = server.stderr.readline()
+        assert re.match(r"\d\d:\d\d:\d\d slot 0: prompt \d+ tokens, \d+\.\d s; answer \d tokens", line), "a line for a request, and no colours"
+        assert "\x1b" not in line
         port = url.split(":")[2].split("/")[0]
         second = edgekv("serve", "--port", port)
         assert second.returncode == EXIT_USAGE and f"port {port} on 127.0.0.1 is in use" in second.stderr
@@ -171,8 +173,8 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
                               env={**environment, "EDGEKV_KV": "sparse", "EDGEKV_SAMPLE_BUDGET": "16000"}, stderr=subprocess.PIPE,
                               text=True)
     try:
-        announced = list(islice(server.stderr, 2))[-1]
-        assert "(1,024 tokens of context for each of 2 slots, KV sparse: sample budget 16,000, no arena, cache 1.0 GiB of RAM)" in announced
+        said = list(islice(server.stderr, 2))
+        assert said[0].endswith(": 1,024 tokens of context for each of 2 slots\n") and said[1] == "  KV      sparse: sample budget 16,000, no arena\n"
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK
     finally:
@@ -186,7 +188,8 @@ def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, def
     try:
         said = list(islice(server.stderr, 4))
         assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"
-        assert said[2].startswith("serving ") and said[3].startswith("try: ")
+        assert said[2].startswith("  KV ") and said[3].startswith("  API ")
+        assert list(islice(server.stderr, 2))[-1] == "Ctrl-C to stop\n"
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == EXIT_OK and server.stderr.read() == "stopping\n"
     finally:

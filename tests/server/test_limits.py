@@ -225,6 +225,6 @@ def test_out_of_reach_of_ctrl_c_it_names_the_signal(synthetic, tmp_path):
     old = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with serving(tmp_path, str(synthetic("llama")), "--ctx", "256") as served:
-            assert f"kill {served.process.pid} (SIGTERM) stops it" in served.lines[-1]
+            assert f"kill {served.process.pid} (SIGTERM) to stop" in served.lines[-1]
     finally:
         signal.signal(signal.SIGINT, old)

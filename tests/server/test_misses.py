@@ -45,7 +45,7 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
     """One server: new, whole in its slot, from RAM, a date that changed, `cache_prompt: false`, another salt."""
     log, first = tmp_path / "log", conversation(1, 820)
     dated = [*first[:5], 330, *first[5:]]
-    with caplog.at_level(logging.WARNING, "edgekv"), serve(tiny, store=STORE, log_file=log) as server:
+    with caplog.at_level(logging.INFO, "edgekv"), serve(tiny, store=STORE, log_file=log) as server:
         rows = [
             (first, {"max_tokens": 4}, (0, None, "cold", 0)),
             (first, {}, (819, "slot", None, None)),
@@ -65,9 +65,15 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
     assert misses == {"cold": 819 + 298 + 819, "diverged": 815, "disabled": 819}
     said = log.read_text(errors="replace")
     assert len(set(re.findall(r"slot \d, task (\d+) has \d+ tokens of its prompt of \d+", said))) == len(rows)
-    (line,) = [record.getMessage() for record in caplog.records if "tokens of its prompt" in record.getMessage()]
-    told = re.fullmatch(r"\d\d:\d\d:\d\d (slot \d, task \d+ has .*diverged.* at token 5; 815 tokens.*)", line)
-    assert told and told[1] in said
+    assert re.search(r"slot \d, task \d+ has .*diverged.* at token 5; 815 tokens", said)
+    lines = [record for record in caplog.records if record.name == "edgekv.requests"]
+    answers = [4 if i == 0 else 1 for i in range(len(rows))]
+    for record, (tokens, _, (found, tier, reason, _)), n_answer in zip(lines, rows, answers, strict=True):
+        reused, lost = (rf", {found} reused \((slot, )?{tier}\)" if found else ""), reason == "diverged"
+        again = r", 815 read again \(diverged at token 5\)" if lost else ""
+        answer = rf"answer {n_answer} tokens?, \d+\.\d s(, [\d.]+ tok/s)?"
+        assert re.fullmatch(rf"\d\d:\d\d:\d\d slot \d: prompt {len(tokens)} tokens{reused}, \d+\.\d s{again}; {answer}", record.getMessage())
+        assert record.levelno == (logging.WARNING if lost else logging.INFO), "one line says both, and the loud one is seen everywhere"
 
 
 def test_every_interface_says_it(default_model):

@@ -44,10 +44,10 @@ def serving(home: Path, *arguments: str, key: str | None = None, **variables: st
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         lines: list[str] = []
-        while not (ready := re.search(r" at (http://\S+)/v1 ", lines[-1] if lines else "")):
+        while not (lines and lines[-1].endswith("to stop\n")):
             lines.append(process.stderr.readline())
             assert lines[-1], f"no server: {''.join(lines)}"
-        yield Served(process, ready[1], key, lines)
+        yield Served(process, re.search(r"^ +API +(http://\S+)/v1", "".join(lines), re.M)[1], key, lines)
     finally:
         process.kill()
         process.wait()

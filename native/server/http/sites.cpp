@@ -190,6 +190,9 @@ void explain(const httplib::Request & req, httplib::Response & res) {
 void explain_errors(httplib::Server & server) {
     if (g_checks) {
         server.set_error_handler(explain);
+        server.set_default_headers({ { "Server", "EdgeKV" } });
+        // a browser at the address itself finds the page
+        server.Get("/", [](const httplib::Request &, httplib::Response & res) { res.set_redirect("/edgekv"); });
     }
 }
 

@@ -29,7 +29,8 @@ void admit(const admitted & hosts);
 // Whether or not, `res` tells a browser what its page may do.
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
-// Gives each error a sentence that has none: llama.cpp's server tells its own, httplib's come without. Call it behind admit().
+// Gives each error a sentence that has none: llama.cpp's server tells its own, httplib's come without. The server gets our name, and leads from
+// `/` to the page. Call it behind admit().
 void explain_errors(httplib::Server & server);
 
 }  // namespace edgekv_sites

@@ -3,6 +3,7 @@
 #include "server/prefix_cache/prefixes.h"
 #include "server/prefix_cache/rolling.h"
 #include "server/prefix_cache/tasks.h"
+#include "server/scheduling/progress.h"
 
 #include <algorithm>
 #include <mutex>
@@ -58,7 +59,7 @@ found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens &
     return found;
 }
 
-std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) {
+void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found) {
     const int n_missed = std::max(0, n_prompt - 1 - found.n);
     {
         auto & s = the_counts();
@@ -87,8 +88,7 @@ std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & 
     } else {
         SRV_INF("%s\n", line.c_str());
     }
-
-    return loud ? line : "";
+    prompt_begun(seq_id, task, n_prompt, found, loud ? n_missed : 0);
 }
 
 json prefix_cache_json(const found_prefix & found) {

@@ -17,9 +17,8 @@ struct found_prefix {
 // A prompt of n_prompt tokens begins behind its first n_past; `cached`: their sources, and why there are no more.
 found_prefix prefix_found(int n_prompt, int n_past, const edgekv_cached_tokens & cached);
 
-// Counts it, notes it for the task's reply, and writes a line into the log. Returns the line if many tokens are read again that were read before;
-// else an empty text. On the decoding thread.
-std::string tell_found(int seq_id, int task, int n_prompt, const found_prefix & found);
+// Counts it, notes it for the task's reply and its line to people, and writes a line into the log. On the decoding thread.
+void tell_found(int seq_id, int task, int n_prompt, const found_prefix & found);
 
 json prefix_cache_json(const found_prefix & found);
 

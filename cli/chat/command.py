@@ -83,7 +83,7 @@ def chat(
     from edgekv.cli.common.summary import summary_line, told_cost
     from edgekv.common.machine import n_cores
     from edgekv.measure.busy import Others
-    from edgekv.models.default import SAMPLING
+    from edgekv.models.default import sampling as sampling_of
     from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server, ServerOptions
 
@@ -98,7 +98,7 @@ def chat(
     server = Server(ServerOptions(
         path, **placed, when_full=WhenFull(when_full), store=_store(talk.keeping), api_key=secrets.token_urlsafe(), log_file=log_file,
         cache_shared=True,  # each chat has another key
-        draft=chosen_draft(spec_type, model_draft), recall=recall, sampling=SAMPLING if model is None else (),
+        draft=chosen_draft(spec_type, model_draft), recall=recall, sampling=sampling_of(path),
     ))
     cost, others = told_cost(server), Others()
     server.begin()

@@ -268,7 +268,6 @@ class Server:
         ]
         argv += one_cache(rounded(self.context.n_ctx)) if self.request.slots.unified else ()
         argv += ["--no-repack"] if options.weights_from_disk else []  # otherwise repacked weights would be a copy in memory
-        argv += gpu_arguments(self.placement, options.extra)
         if options.n_gpu_layers is not None:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if self._keys:
@@ -276,7 +275,7 @@ class Server:
         if kv.mode is KvMode.EVICT or self.context.device is not None:
             argv += ["--ubatch-size", n_batch]
         argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
-        return [*argv, *options.sampling, *options.extra]
+        return [*argv, *gpu_arguments(self.placement, options.extra), *options.sampling, *options.extra]
 
     def _run(self, argv: list[str], hosts: Admitted) -> None:
         from edgekv._native import core

@@ -1,6 +1,7 @@
 """`edgekv serve`: its options become settings, mistakes get a sentence, and the program says its first lines and ends as it should."""
 
 import re
+import shutil
 import signal
 import subprocess
 from itertools import islice
@@ -127,8 +128,11 @@ def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
 
 
 def test_the_default_model_samples_as_its_card_says(default_model, tmp_path):
-    """A request that says nothing gets the card's temperature; another model's, or llama.cpp's own, is not touched."""
-    for model, temperature in (((), 0.2), ((str(default_model),), 0.8)):
+    """By its path too. A request that says nothing gets the card's temperature; that of another file is llama.cpp's own."""
+    other = tmp_path / "other.gguf"
+    other.symlink_to(default_model)
+    shutil.copy(default_model, tmp_path / "copy.gguf")
+    for model, temperature in (((), 0.2), ((str(other),), 0.2), ((str(tmp_path / "copy.gguf"),), 0.8)):
         with serving(tmp_path, *model, "--ctx", "512") as served:
             params = served.ask("/props").body["default_generation_settings"]["params"]
             assert round(params["temperature"], 3) == temperature

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -198,7 +199,11 @@ def test_command(synthetic, tmp_path):
     assert len({tuple(row) for row in rows}) == 1, "CSV has one header"
     tables = invoke(*arguments).stdout
     head, first, second = tables.split("\n\n")
-    assert head.startswith(cpu_family()) and all(row["cpu"] == cpu_family() and row["date"] for row in rows)
+    verdict, where = head.splitlines()
+    ours, noise = re.fullmatch(rf"{re.escape(SPARSE)} is [\d.]+ times as far from full attention as llama.cpp's own kernels: "
+                               r"divergence (\S+) against (\S+)", verdict).groups()
+    assert [ours in line and SPARSE in line or noise in line and " off " in line for line in first.splitlines()[1:]] == [True, False, True], "as in the table"
+    assert where.startswith(cpu_family()) and all(row["cpu"] == cpu_family() and row["date"] for row in rows)
     assert first.split()[:3] == ["text", "mode", "depth"] and len(first.splitlines()) == 4
     assert second.split()[:3] == ["task", "mode", "asked"] and len(second.splitlines()) == 10 and "says nothing" in second
     assert "note" not in first.splitlines()[0]

@@ -1,7 +1,9 @@
 """`edgekv lab quality`: what a KV mode costs in predictions and answers, against full attention."""
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
@@ -13,6 +15,8 @@ from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option, token_bounds
 from edgekv.cli.common.tables import NAME, Column, measured_on, output_option, print_rows
+from edgekv.cli.common.verdict import prose
+from edgekv.common.enums import KvMode
 from edgekv.common.units import duration, percent, signed_percent
 
 _COUNTS = CommaList(click.IntRange(1), "N,N,...")
@@ -178,10 +182,25 @@ def quality(
     tables = [([row for row in shown if row["kind"] == "text"], TEXT_COLUMNS),
               ([row for row in shown if row["kind"] == "task" and row["length"] is None], TASK_COLUMNS),
               _grid([row for row in rows if row["kind"] == "grid"])]
-    click.echo(measured_on(rows))
+    for sentence in _sentences(rows):
+        prose(sentence, "bold")
+    prose(measured_on(rows))
     for part, columns in (table for table in tables if table[0]):
         click.echo()
         print_rows(part, [column for column in columns if column.key != "note" or any(row["note"] for row in part)], output, groups=("text", "task"))
+
+
+def _sentences(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What each mode costs beside llama.cpp's own two kernels, on average over the texts."""
+    kld: dict[str, list[float]] = {}
+    for row in rows:
+        if row["kind"] == "text" and row["kld_exact"] is not None:
+            kld.setdefault(row["mode"], []).append(row["kld_exact"])
+    noise = fmean(kld.pop(KvMode.OFF.value, [0.0]))
+    for mode, values in kld.items():
+        if noise > 0:
+            yield (f"{mode} is {fmean(values) / noise:.1f} times as far from full attention as llama.cpp's own kernels: divergence {fmean(values):.1e} "
+                   f"against {noise:.1e}")
 
 
 def _types(model: Path, bounds: tuple[int, ...], threads: int | None, again: bool, output: str) -> None:

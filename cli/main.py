@@ -28,6 +28,7 @@ COMMANDS: Commands = {
     "config": ("edgekv.cli.config", "config", "The file of options, and where each value comes from."),
     "cache": ("edgekv.cli.cache", "cache", "Conversations that a server keeps on disk."),
     "policies": ("edgekv.cli.policies", "policies", "The policies, prefetchers and budgets, with sources."),
+    "run": ("edgekv.cli.run", "run", "A Python program whose llama_cpp.Llama is edgekv.Llama."),
     "completion": ("edgekv.cli.completion", "completion", "The script for completion in bash, zsh or fish."),
 }
 

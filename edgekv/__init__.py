@@ -5,6 +5,7 @@ imported after this package runs on our libraries.
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 # in an editable install the libraries lie in another folder of the package than this file
 lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
@@ -35,7 +36,18 @@ if lib_folder is None:
 else:
     os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
-__all__ = ["KvOptions", "Llama", "Runtime", "__version__", "runtime", "with_head_errors", "with_layer_types"]
+if TYPE_CHECKING:
+    from edgekv import runtime
+    from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
+    from edgekv.config import KvOptions
+    from edgekv.installing import install
+    from edgekv.llama import Llama, with_head_errors, with_layer_types
+    from edgekv.runtime.runtime import Runtime
+
+    __version__: str
+
+__all__ = ["ConfigError", "DoesNotFit", "EdgeKVError", "KvOptions", "Llama", "ModelError", "Runtime", "__version__", "install", "runtime",
+           "with_head_errors", "with_layer_types"]
 
 owns_process = False
 """This process is our command line, which may handle signals: it says in a sentence how native code ended it. A library leaves signals alone."""
@@ -43,11 +55,16 @@ owns_process = False
 
 _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.runtime.runtime", "Runtime"),
            "runtime": ("edgekv.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
-           "with_layer_types": ("edgekv.llama", "with_layer_types")}
+           "with_layer_types": ("edgekv.llama", "with_layer_types"), "install": ("edgekv.installing", "install"),
+           **{name: ("edgekv.common.errors", name) for name in ("EdgeKVError", "ConfigError", "ModelError", "DoesNotFit")}}
 """Module and attribute of each public name; None: the module itself."""
 
 
-def __getattr__(name: str):
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 

@@ -1,21 +1,27 @@
 """`Llama`: llama_cpp.Llama with KV options. Same methods, same results."""
 
+from __future__ import annotations
+
 import ctypes
 import logging
 import os
 import sys
+import time
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import edgekv
 from edgekv import _native
 from edgekv._native import core
 from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
+from edgekv.common.reports import AnswerReport
 from edgekv.config import AUTO_DEVICE, KvOptions, option_names
 from edgekv.config.setting_table import OLD_KEYWORDS
+from edgekv.llama_keywords import LlamaKeywords, check_names, in_python, signature_of
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import device_mode, devices, fit
@@ -32,6 +38,9 @@ from edgekv.runtime.runtime import Runtime
 from edgekv.tiering import eviction
 
 import llama_cpp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
 log = logging.getLogger("edgekv")
 
@@ -71,7 +80,7 @@ class Llama(llama_cpp.Llama):
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", sample_budget=2000). None: the EDGEKV_* variables,
             then the defaults.
-        Each option of KvOptions can also be named, e.g. sample_budget=2000, page_size=32, observe=False; it overrides kv_options.
+        Each option of KvOptions can also be named, e.g. sample_budget=2000, page_size=32, kv_vram="2GiB"; it overrides kv_options.
         type_k, type_v: cache types, "f16", "q8_0", "q4_0" or an `enum ggml_type` number. kv_bytes chooses them by layer instead.
         kv_dir: a folder on a disk (KvOptions): K and V lie in a file there, whose space is taken at once, for contexts larger than memory. kv_budget is
             then memory for copies of the rows that are read most lately (None: three quarters of what is free, or none where all fit).
@@ -93,13 +102,30 @@ class Llama(llama_cpp.Llama):
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
                  type_k: CacheType | str | int | None = None, type_v: CacheType | str | int | None = None, flash_attn: bool = True,
-                 weights_from_disk: bool = False, **options: Any):
+                 weights_from_disk: bool = False, **options: Unpack[LlamaKeywords]):
+        try:
+            check_names(options)
+            self._open(model_path, kv, kv_options, type_k, type_v, flash_attn, weights_from_disk, dict(options))
+        except EdgeKVError as error:
+            if not edgekv.owns_process:  # whose options are those of the command line
+                error.args = (in_python(str(error)), *error.args[1:])
+            raise
+
+    def _open(self, model_path: str, kv: KvMode | str | None, kv_options: KvOptions | None,
+              type_k: CacheType | str | int | None, type_v: CacheType | str | int | None, flash_attn: bool, weights_from_disk: bool,
+              options: dict[str, Any]) -> None:
+        if not isinstance(kv_options, KvOptions | None):
+            raise ConfigError(f"kv_options is {kv_options!r}; give KvOptions(...), or each option by its own name")
+        kv = options.pop("mode", kv) if kv is None else kv
         named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
         named |= {name: options.pop(name) for name in (*option_names(), *OLD_KEYWORDS) if name in options}
         if kv_options is None:
             self._kv_options = KvOptions.from_env(**named)
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
+        given, self._weights_from_disk = [name for name, value in named.items() if value is not None], weights_from_disk
+        if options.get("draft_model") is not None:
+            options.setdefault("logits_all", True)  # llama_cpp asks for all logits then, but makes room for those of one batch
         if not options.get("vocab_only"):
             self._kv_options = with_layer_types(Path(model_path), self._kv_options, n_threads=options.get("n_threads"))
         cache = self._kv_options.cache
@@ -120,6 +146,9 @@ class Llama(llama_cpp.Llama):
         if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
             self._kv_options = self._kv_options.with_(
                 mode=device_mode.chosen_mode(placement, Path(model_path), self._kv_options, options.get("n_ctx", 512) or None))
+        self._kv_options.check_effect(given, lambda name: "kv" if name == "mode" else name)
+        if self._kv_options.mode is KvMode.EVICT and options.get("embedding"):
+            raise ConfigError('an embedding is of all tokens, and mode evict drops some; use kv="exact", or leave embedding out')
         self._kv_options = placement.in_force(self._kv_options)
         if placement.warning:
             log.warning("%s", placement.warning)
@@ -138,8 +167,10 @@ class Llama(llama_cpp.Llama):
             self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
             self._kv_options = _checked(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
         try:
-            with attachments.defaults(self._kv_options):
+            with core.raising(), attachments.defaults(self._kv_options):
                 super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
+        except EdgeKVError:
+            raise
         except ValueError as error:
             if (home := self._kv_options.cache.kv_dir) is not None and (why := core.home_failure()):
                 raise no_home(why, home) from error
@@ -156,41 +187,85 @@ class Llama(llama_cpp.Llama):
     def eval(self, tokens: Sequence[int]) -> None:
         """As in llama_cpp. Raises CudaUnavailable if the GPU failed, now or in an earlier call, and NativeError if the disk of a KV home
         did: this Llama is then of no use. Raises DoesNotFit if there is no memory for K and V of more tokens; the tokens before stay, and the
-        rest can follow when there is memory."""
+        rest can follow when there is memory. A signal that comes meanwhile ends it with what its handler raises, after the present ubatch."""
         try:
-            super().eval(tokens)
-        except RuntimeError as error:
-            self.kv.raise_failure()
+            with self._raising():
+                super().eval(tokens)
+        except BaseException as error:
+            self._requires_eval = True  # the newest logits may be those of a token that does not count
+            if not isinstance(error, RuntimeError):
+                if self._is_recurrent or self._is_hybrid:
+                    self.reset()  # states cannot go back to the tokens that count
+                raise
+            if (found := self._runtime()) is not None:
+                found.raise_failure()
             if core.refused():
                 raise DoesNotFit(f"there is no memory for K and V of more than these {self.n_tokens:,} tokens; end other programs or "
                                  "conversations, or read a shorter text") from error
-            raise error
+            raise
 
-    def generate(self, *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
+    def embed(self, *arguments: Any, **options: Any) -> Any:
+        """As in llama_cpp, and raises as `eval` does where a signal comes."""
+        with self._raising():
+            return super().embed(*arguments, **options)
+
+    def _raising(self) -> AbstractContextManager[None]:
+        found = self._runtime()
+        return nullcontext() if found is None else found.raising()
+
+    def generate(self, tokens: Sequence[int], *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
         unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
-        prompt = arguments[0] if arguments else options["tokens"]
-        if self.n_tokens and options.get("reset", True) and not self._in_reach(prompt):
-            log.info("the prompt goes back beyond the window of sliding layers, and is read from its start; swa_full=True avoids that")
+        prompt = list(tokens)
+        if self.n_tokens and options.get("reset", True) and (why := self._out_of_reach(prompt)):
+            log.info("the prompt goes back %s, and is read from its start", why)
             self.reset()
-        tokens = super().generate(*arguments, **options)
+        answer = super().generate(prompt, *arguments, **options)
         found = self._runtime()
+        began, n_before = time.perf_counter(), 0 if found is None else found.n_tokens
         try:
             with found.reading_prompt() if found is not None else nullcontext():
-                token = next(tokens)
+                token = next(answer)
+            now = time.perf_counter()
+            last = None if found is None else AnswerReport(max(0, len(prompt) - found.n_tokens + n_before), found.n_tokens - n_before, 1, now - began)
+            if found is not None:
+                found.last = last
             while True:
-                token = tokens.send((yield token))
+                more = yield token
+                began = time.perf_counter()
+                token = answer.send(more)
+                if last is not None:
+                    last.n_generated += 1
+                    last.decode_seconds += time.perf_counter() - began
         except StopIteration:
             return
 
-    def _in_reach(self, prompt: Sequence[int]) -> bool:
-        """Whether the windows of sliding layers still hold the tokens that the prompt's first new token attends."""
-        if not llama_cpp.llama_model_n_swa(self.model):
-            return True
+    def _out_of_reach(self, prompt: Sequence[int]) -> str | None:
+        """Why the cache no longer holds what the prompt's first new token attends; None: it does."""
+        found = self._runtime()
+        drops = found is not None and found.mode is KvMode.EVICT and self.n_tokens > found.options.keep_tokens
+        if not drops and not llama_cpp.llama_model_n_swa(self.model):
+            return None
         n = next((i for i, (a, b) in enumerate(zip(self._input_ids, prompt)) if a != b), min(self.n_tokens, len(prompt)))
         if n == len(prompt) < self.n_tokens:
             n -= 1
-        return windows_reach(self.model, self.ctx, n)
+        if drops and n < self.n_tokens:
+            return "behind tokens that mode evict chose by those after it"
+        return None if windows_reach(self.model, self.ctx, n) else "beyond the window of sliding layers (swa_full=True avoids that)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        found, state = self._runtime(), super().__getstate__()
+        kv = self._kv_options if found is None else found.options
+        for name in ("type_k", "type_v"):
+            if _cache_name(state[name]) is not None:  # not a type that runs stock
+                del state[name]
+        return {**state, "kv_options": kv, "weights_from_disk": self._weights_from_disk}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         # __del__ calls this too, also where an option was refused before anything was opened
@@ -209,6 +284,8 @@ class Llama(llama_cpp.Llama):
         return found
 
 
+Llama.__init__.__signature__ = signature_of(Llama.__init__, llama_cpp.Llama.__init__)  # type: ignore[attr-defined]
+
 _GPUS = {"split_mode", "main_gpu", "tensor_split"}
 """llama_cpp's options that divide a model among GPUs."""
 _NO_GPU = -1
@@ -221,6 +298,7 @@ def _only_gpu(placement: Placement, n_gpu_layers: int) -> int | None:
     if placement.kind is DeviceKind.CUDA:
         return None if placement.others else placement.index
     return _NO_GPU if placement.kind is DeviceKind.HOST and n_gpu_layers == 0 else None
+
 
 
 _OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")

@@ -174,6 +174,8 @@ def open_model(path: str | Path, whole: bool = True) -> ModelFile:
     _check_kind(path, reader)
     try:
         return ModelFile(_describe(path, readers), tuple(tensor for part in readers for tensor in part.tensor_infos), reader)
+    except ModelError:
+        raise
     except (TypeError, ValueError, KeyError, OverflowError):
         raise ModelError(f"{path} is damaged: it does not say what layers, heads and positions its model has") from None
 

@@ -16,7 +16,7 @@ HEADERS = Path(__file__).resolve().parent / "include"
 CALLBACKS = """
 extern "Python" void edgekv_py_attached(edgekv_context *, void *);
 extern "Python" void edgekv_py_detached(edgekv_context *, void *);
-extern "Python" void edgekv_py_ubatch(edgekv_context *, void *);
+extern "Python" bool edgekv_py_ubatch(edgekv_context *, void *);
 extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """

@@ -1,6 +1,7 @@
 """The installed package: its requirements and its contents."""
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -82,3 +83,27 @@ def test_the_wheel_leaves_the_tables_out():
     assert "edgekv/lab/**" in excluded
     others = [path.relative_to(ROOT) for path in (ROOT / "edgekv").rglob("*.py") if not path.is_relative_to(ROOT / "edgekv" / "lab")]
     assert not any(path.match(pattern) for path in others for pattern in excluded)
+
+
+def test_public_names_are_all_that_dir_shows():
+    """Types come with them: the wheel is marked as typed."""
+    import edgekv
+
+    assert dir(edgekv) == sorted(edgekv.__all__) and all(getattr(edgekv, name) is not None for name in edgekv.__all__)
+    assert "Llama" in edgekv.__all__ and (Path(edgekv.__file__).parent / "py.typed").is_file()
+
+
+PROGRAM = "import llama_cpp; llama = llama_cpp.Llama({!r}, n_ctx=512, flash_attn=False, verbose=False); print(llama.kv.mode.value, llama.kv.layers[0].hooked)"
+
+
+def test_a_program_whose_llama_is_ours(synthetic, tmp_path):
+    """By a call, and by the command: the program itself knows nothing of EdgeKV."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(str(synthetic("llama"))))
+    (tmp_path / "package.py").write_text(program.read_text() + "; import sys; print(sys.argv[1:])")
+    own = f"import edgekv; edgekv.install(kv='exact'); exec(open({str(program)!r}).read())"
+    environment = {**os.environ, "EDGEKV_KV": "exact", "PYTHONPATH": str(tmp_path)}
+    for arguments, more in ((["-c", own], ""), (["-m", "edgekv", "run", str(program)], ""),
+                            (["-m", "edgekv", "run", "-m", "package", "--port", "1"], "['--port', '1']\n")):
+        done = subprocess.run([sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout == f"exact True\n{more}" and done.returncode == 0, done.stderr

@@ -2,7 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +87,8 @@ _on_ubatch: Callable[[Handle], None] | None = None
 
 
 def set_callbacks(attached: Callable[[Handle], None], detached: Callable[[Handle], None], ubatch: Callable[[Handle], None]) -> None:
-    """Functions that are called with a handle, on the thread that creates, frees or decodes a context. Their exceptions are logged, because no
-    caller above them could catch one."""
+    """Functions that are called with a handle, on the thread that creates, frees or decodes a context. Their exceptions are logged, but for those
+    that `raising` waits for: no other caller above them could catch one."""
     global _on_attached, _on_detached, _on_ubatch
     _on_attached, _on_detached, _on_ubatch = attached, detached, ubatch
 
@@ -106,30 +108,64 @@ def refused() -> bool:
     return bool(lib.edgekv_refused())
 
 
-def _call(function: Callable[[Handle], None] | None, handle: Handle) -> None:
-    if function is not None:
-        try:
-            function(handle)
-        except Exception:
-            log.exception("an EdgeKV callback failed")
+class _Caller(threading.local):
+    """Of each thread: whether `raising` waits, and the first exception of a callback."""
+
+    waits = False
+    raised: BaseException | None = None
 
 
-@ffi.def_extern()
+_caller = _Caller()
+
+
+@contextmanager
+def raising(handle: Handle | None = None) -> Iterator[None]:
+    """What a callback raises on this thread inside the block ends llama_decode, if `handle` decodes, and is raised at the block's end. Python runs
+    the handlers of signals inside callbacks too."""
+    _caller.waits = True
+    try:
+        yield
+    finally:
+        _caller.waits = False
+        error, _caller.raised = _caller.raised, None
+        if error is not None:
+            if handle is not None:
+                lib.edgekv_stop(handle, False)
+            raise error from None
+
+
+def _keep(_kind, error, _trace) -> None:
+    if not _caller.waits:
+        log.error("an EdgeKV callback failed", exc_info=error)
+    elif _caller.raised is None:
+        _caller.raised = error
+
+
+def _stop(*failure) -> bool:
+    _keep(*failure)
+    return _caller.raised is not None
+
+
+@ffi.def_extern(onerror=_keep)
 def edgekv_py_attached(handle, _user):
-    _call(_on_attached, handle)
+    if _on_attached is not None:
+        _on_attached(handle)
 
 
-@ffi.def_extern()
+@ffi.def_extern(onerror=_keep)
 def edgekv_py_detached(handle, _user):
-    _call(_on_detached, handle)
+    if _on_detached is not None:
+        _on_detached(handle)
 
 
-@ffi.def_extern()
+@ffi.def_extern(error=False, onerror=_stop)
 def edgekv_py_ubatch(handle, _user):
-    _call(_on_ubatch, handle)
+    if _on_ubatch is not None:
+        _on_ubatch(handle)
+    return _caller.raised is not None
 
 
-@ffi.def_extern(error=-1)
+@ffi.def_extern(error=-1, onerror=_keep)
 def edgekv_py_free_bytes(_user):
     return -1 if _free_bytes is None else _free_bytes()
 
@@ -173,9 +209,19 @@ def device_problem(handle: Handle) -> EdgeKVError | None:
 
 
 def set_defaults(options: KvOptions, kind: DeviceKind) -> None:
-    """Attach contexts that are created from now on with these options. kind: the device of their attention; a context whose model lies on the
-    processor stays there too."""
+    """Attach contexts that are created from now on with these options: by any thread that has no `own_defaults`, or by this one if it has. kind: the
+    device of their attention; a context whose model lies on the processor stays there too."""
     _check(lib.edgekv_set_defaults(_params(options, kind)))
+
+
+@contextmanager
+def own_defaults() -> Iterator[None]:
+    """Inside the block `set_defaults`, `set_layer_types` and `set_home` concern this thread alone; it begins with none."""
+    lib.edgekv_own_defaults(True)
+    try:
+        yield
+    finally:
+        lib.edgekv_own_defaults(False)
 
 
 def clear_defaults() -> None:
@@ -234,6 +280,7 @@ def rope(handle: Handle) -> tuple[int, float, float] | None:
 
 
 def set_run_every(handle: Handle, n_ubatches: int) -> None:
+    """0: no run ends."""
     _check(lib.edgekv_set_run_every(handle, n_ubatches))
 
 

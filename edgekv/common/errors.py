@@ -19,13 +19,13 @@ class EdgeKVError(Exception):
     exit_code = EXIT_RUNTIME
 
 
-class ConfigError(EdgeKVError):
+class ConfigError(EdgeKVError, ValueError):
     """An option, environment variable or argument has a value that is not allowed."""
 
     exit_code = EXIT_USAGE
 
 
-class ModelError(EdgeKVError):
+class ModelError(EdgeKVError, ValueError):
     """The model file is missing, damaged, or of a kind that cannot do what was asked."""
 
     exit_code = EXIT_MODEL
@@ -44,7 +44,7 @@ class BrokenOff(EdgeKVError):
     """The stream of an answer ended before the server said that the answer had."""
 
 
-class DoesNotFit(EdgeKVError):
+class DoesNotFit(EdgeKVError, MemoryError):
     """The request needs more memory than the machine or the budget has."""
 
     exit_code = EXIT_DOES_NOT_FIT

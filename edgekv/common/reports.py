@@ -5,6 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 
+@dataclass
+class AnswerReport:
+    """An answer, up to its newest token."""
+
+    n_reused: int
+    """Tokens of the prompt that were in the cache."""
+    n_prefilled: int = 0
+    """Tokens of the prompt that were read."""
+    n_generated: int = 0
+    prefill_seconds: float = 0.0
+    """Until the first token came."""
+    decode_seconds: float = 0.0
+    """Until the newest one came; the caller's own time is left out."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens after the first, by the second; 0 without any."""
+        return (self.n_generated - 1) / self.decode_seconds if self.n_generated > 1 and self.decode_seconds else 0.0
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """One layer's attention."""

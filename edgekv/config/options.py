@@ -57,6 +57,8 @@ class KvOptions:
             if name not in _GROUP_OF:
                 check_renamed([name], keyword_of)
                 raise ConfigError(f"there is no KV option {name!r}; the options are: {', '.join(option_names())}")
+            if isinstance(value, str) and name in OF_KV:
+                value = OF_KV[name].read(value, name)  # noqa: PLW2901 - a text is read as on the command line
             in_groups.setdefault(_GROUP_OF[name], {})[name] = value
         if named.get("sample_budget") is not None:
             in_groups[_GROUP_OF["target_error"]]["target_error"] = None  # the newer of the two counts

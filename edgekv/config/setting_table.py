@@ -97,18 +97,19 @@ class Setting:
             return self.usual or "false"
         return self.usual if self.default is None else f"{self.default:g}" if isinstance(self.default, float) else str(self.default).lower()
 
-    def read(self, text: str) -> Any:
-        """The value of the variable's text, for KvOptions. Raises ConfigError."""
+    def read(self, text: str, noun: str | None = None) -> Any:
+        """The value of a text, for KvOptions. noun: what had it; None: the variable. Raises ConfigError."""
+        noun = noun or self.variable
         if isinstance(self.kind, Number):
             try:
                 return int(text)
             except ValueError:
-                raise ConfigError(f"{self.variable}={text} is not a whole number") from None
+                raise ConfigError(f"{noun}={text} is not a whole number") from None
         if self.kind is bool:
             if text.lower() not in SWITCH:
-                raise ConfigError(f"{self.variable}={text} is neither on nor off")
+                raise ConfigError(f"{noun}={text} is neither on nor off")
             return SWITCH[text.lower()]
-        return text if isinstance(self.kind, (type, tuple)) else self.kind(text, self.variable)
+        return text if isinstance(self.kind, (type, tuple)) else self.kind(text, noun)
 
 
 def _described(kind: Any) -> str:

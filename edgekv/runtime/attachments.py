@@ -1,8 +1,8 @@
 """The contexts of this process that have a Runtime, and the defaults that attach new ones.
 
-The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force
-(`set_defaults`, `defaults`). `attach` takes a context that exists already. Nothing here needs NumPy: a server's model begins to load before
-`runtime.runtime` is imported.
+The native context hook attaches each context that this process creates, the in-process server's included, with the defaults in force:
+those of `set_defaults`, or of the creating thread (`defaults`). `attach` takes a context that exists already. Nothing here needs NumPy: a
+server's model begins to load before `runtime.runtime` is imported.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("edgekv")
 
+_GUEST = "reads the cache of another layer"
+
 _lock = threading.Lock()
 _live: dict[core.Handle, Runtime] = {}
 _options: KvOptions | None = None
@@ -37,7 +39,7 @@ _ready: Callable[[], object] | None = None
 """Called before it is made."""
 _last_failure: EdgeKVError | None = None
 _attaching = threading.local()
-"""Per thread: `options` of the context being attached, `error` of the newest one that failed."""
+"""Per thread: `options` of the contexts that it creates or attaches itself, `error` of the newest one that failed."""
 
 
 def live() -> list[Runtime]:
@@ -59,11 +61,8 @@ def attach(address: int, options: KvOptions | None = None) -> Runtime:
     handle = core.find(address)
     if handle is None:
         options, kind = _in_force(options)
-        _attaching.options = options
-        try:
+        with _own(options):
             handle = core.attach(address, options, kind)
-        finally:
-            _attaching.options = None
         raise_failure()
         return _of(handle)
     found = _of(handle)
@@ -88,8 +87,7 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
     may wait, and then `began` with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
     global _options, _told, _ready
     kind = DeviceKind.HOST
-    if options is not None and options.cache.kv_dir is not None and not core.enabled():
-        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
+    _check_home(options)
     if options is not None:
         options, kind = _in_force(options)
     _options, _told, _ready = options, began, ready
@@ -97,9 +95,18 @@ def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | N
         core.clear_defaults()
         core.set_home(None)
     else:
-        core.set_home(options.cache.kv_dir)
-        core.set_layer_types(options.cache.layer_types)
-        core.set_defaults(options, kind)
+        _set(options, kind)
+
+
+def _check_home(options: KvOptions | None) -> None:
+    if options is not None and options.cache.kv_dir is not None and not core.enabled():
+        raise ConfigError("EDGEKV=0 is set, and stock llama.cpp keeps K and V in memory; unset it, or leave the KV home out")
+
+
+def _set(options: KvOptions, kind: DeviceKind) -> None:
+    core.set_home(options.cache.kv_dir)
+    core.set_layer_types(options.cache.layer_types)
+    core.set_defaults(options, kind)
 
 
 def _in_force(options: KvOptions) -> tuple[KvOptions, DeviceKind]:
@@ -114,12 +121,21 @@ def _in_force(options: KvOptions) -> tuple[KvOptions, DeviceKind]:
 
 @contextlib.contextmanager
 def defaults(options: KvOptions) -> Iterator[None]:
-    """Attach the contexts that any thread creates inside the block."""
-    set_defaults(options)
+    """Attach the contexts that this thread creates inside the block with `options`, whatever other threads create."""
+    _check_home(options)
+    options, kind = _in_force(options)
+    with core.own_defaults(), _own(options):
+        _set(options, kind)
+        yield
+
+
+@contextlib.contextmanager
+def _own(options: KvOptions) -> Iterator[None]:
+    before, _attaching.options = getattr(_attaching, "options", None), options
     try:
         yield
     finally:
-        set_defaults(None)
+        _attaching.options = before
 
 
 def _of(handle: core.Handle) -> Runtime:
@@ -155,8 +171,19 @@ def _attached(handle: core.Handle) -> None:
         return
     with _lock:
         _live[handle] = made
+    if (given is not None or _told is None) and core.enabled():
+        _warn_unserved(made)
     if _told is not None and given is None:
         _told(made)
+
+
+def _warn_unserved(made: Runtime) -> None:
+    """Say why no layer is served, if that is so. Layers that read another context's cache, as a draft model's do, are served there."""
+    layers, mode = made.layers, made.mode
+    reasons = {layer.reason for layer in layers}
+    if mode is not KvMode.OFF and layers and not any(layer.hooked for layer in layers) and reasons != {_GUEST}:
+        log.warning("mode %s serves none of the %d layers of this context (%s): stock llama.cpp attends them; flash_attn=True avoids that where V is "
+                    "stored transposed", mode.value, len(layers), "; ".join(sorted(map(str, reasons))))
 
 
 def _detached(handle: core.Handle) -> None:

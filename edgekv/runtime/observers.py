@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,8 @@ class UbatchReport:
     """The tokens whose mass this is: all of a decode step, the last 16 of each stream of a prompt (option `observe_prompt`). 0: nothing was
     observed, and the mass is zero."""
 
+
+log = logging.getLogger("edgekv")
 
 Observer = Callable[[UbatchReport], None]
 
@@ -76,11 +80,28 @@ class Observers(list[Observer]):
         ubatch = UbatchReport(self._layers, mass_max, mass_sum, n_tokens, n_tokens_hooked > 0, seen.page_tokens, seen.pages_per_stream,
                         n_observed)
         for observer in list(self):
-            observer(ubatch)
+            try:
+                observer(ubatch)
+            except Exception as error:
+                if _of_signal(error):
+                    raise
+                self.remove(observer)
+                log.exception("the observer %r failed, and is called no more", observer)
 
     def _sums(self, seen: RunSums) -> tuple:
         return (self._download(seen.mass_max), self._download(seen.mass_sum), seen.n_tokens, seen.n_tokens_hooked,
                 seen.n_tokens_observed)
+
+
+def _of_signal(error: Exception) -> bool:
+    """Whether a signal's handler raised it, such as one for `signal.alarm`: that is meant for the caller, wherever it came up."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _kept(sums: tuple) -> tuple:

@@ -15,7 +15,7 @@ import numpy as np
 from edgekv._native import core, device_calls, native_arrays, paging, token_rows, weight_kernels
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
-from edgekv.common.reports import LayerReport, MemoryReport, SelectionReport, TierReport
+from edgekv.common.reports import AnswerReport, LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
 from edgekv.pages.residency import Residency
 from edgekv.runtime import effective, wiring
@@ -24,7 +24,6 @@ from edgekv.runtime.observers import Observers
 from edgekv.runtime.sampling import sparse_with
 from edgekv.runtime.tokens import Tokens
 from edgekv.runtime.wiring import Tiering, has_tiers
-from edgekv.tiering import eviction
 from edgekv.tiering.stats import Stats
 
 log = logging.getLogger("edgekv")
@@ -46,17 +45,19 @@ class Runtime:
         self.tokens = Tokens(self._native_handle, self.cells)
         self.observers = Observers(self._hooked, self._observation.read, self._ops.download, self._watch)
         self.stats = Stats()
-        self.after_step: Callable[[], None] | None = None
-        """Called on the decoding thread after each step: at the end of each run of the policy, or of each ubatch (`follow`)."""
+        self.last: AnswerReport | None = None
+        """The newest answer of `Llama.generate`; None: there is none yet."""
+        self._after_step: Callable[[], None] | None = None
         self._follows = False
         self._pins: list[tuple[int, int, int]] = []  # sequence, first and last position
         self._n_refused = 0
         self._tiering: Tiering | None = None
+        self._alone = False  # no run ends
         self._overdue = False  # mode evict is in force and has dropped nothing yet
-        self._check_evict(options)
+        wiring.check_evict(self._native_handle(), options, self.cells)
         self._check_errors(options)
         weight_kernels.prepare(handle, self.mode)
-        self._set_resolutions(handle, options)
+        wiring.set_resolutions(handle, options, self._n_heads)
         self._rows_bytes: int | None = core.memory(handle).arena_bytes  # with K and V in a file
         if has_tiers(handle, self.options):
             self._tiering = self._make_tiering(handle, options)
@@ -73,6 +74,9 @@ class Runtime:
         if self._handle is None:
             raise EdgeKVError("this context has been freed; its cells and counters are gone")
         return self._handle
+
+    def __repr__(self) -> str:
+        return f"<edgekv.Runtime: {'closed' if self._handle is None else wiring.described(self._handle)}>"
 
     @property
     def closed(self) -> bool:
@@ -93,7 +97,7 @@ class Runtime:
     @mode.setter
     def mode(self, mode: KvMode | str) -> None:
         mode = choice(KvMode, mode, "KV mode")
-        self._check_evict(self._options.with_(mode=mode))
+        wiring.check_evict(self._native_handle(), self._options.with_(mode=mode), self.cells)
         self._check_errors(self._options.with_(mode=mode))
         self._label_earlier(self._options.with_(mode=mode))
         self._leave_arena(mode)
@@ -157,13 +161,13 @@ class Runtime:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
                               f"{options.cache.page_size}")
         chosen = effective.effective(options)
-        self._check_evict(chosen)
+        wiring.check_evict(self._native_handle(), chosen, self.cells)
         self._check_errors(chosen)
         self._label_earlier(chosen)
         self._leave_arena(chosen.mode)
         weight_kernels.prepare(handle, chosen.mode)
         paging.set_selection(handle, options)
-        self._set_resolutions(handle, options)
+        wiring.set_resolutions(handle, options, self._n_heads)
         core.set_mode(handle, chosen.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
@@ -188,37 +192,11 @@ class Runtime:
             core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
             self.tokens.settings_change(unlabelled)
 
-    def _check_evict(self, options: KvOptions) -> None:
-        """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
-        if options.mode is not KvMode.EVICT:
-            return
-        handle = self._native_handle()
-        limits = core.limits(handle)
-        if not self._hooked:
-            raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
-        if self.cells.n_stream < limits.n_seq_max:
-            raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
-        always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_size  # whole pages
-        eviction.check_keep(options.keep_tokens, limits.n_kept or self.cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
-
     def _check_errors(self, options: KvOptions) -> None:
         """Raise ConfigError if the resolutions for the wanted error are unknown."""
         if options.mode is KvMode.SPARSE and options.selection.lacks_head_errors:
             raise ConfigError("the errors of this model's heads were not measured, so no sample budget follows from an error; open the model by "
                               "edgekv.Llama with an error, or use options of edgekv.with_head_errors")
-
-    def _set_resolutions(self, handle: core.Handle, options: KvOptions) -> None:
-        """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one,
-        samples at `sample_budget`."""
-        table = options.selection.resolutions
-        hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
-        if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
-            paging.set_resolutions(handle, None)
-            return
-        own = np.zeros((len(hooked), self._n_heads), np.float32)
-        for layer in hooked:
-            own[layer.index, : layer.n_head_kv] = table[layer.il]
-        paging.set_resolutions(handle, own)
 
     @contextmanager
     def reading_prompt(self, seq_id: int = 0) -> Iterator[None]:
@@ -347,14 +325,31 @@ class Runtime:
             self._record(seen)
         self.observers.tell(seen)
         self.stats.python_seconds += time.perf_counter() - began
-        if self.after_step is not None:
-            self.after_step()
+        if self._after_step is not None:
+            self._after_step()
 
     def _tell_refused(self, n_layers: int) -> None:
         if n_layers > self._n_refused:
             log.warning("there is no memory for the nodes of %d of %d layers: stock llama.cpp attends their whole cache until there is",
                         n_layers, len(self._hooked))
         self._n_refused = n_layers
+
+    @property
+    def after_step(self) -> Callable[[], None] | None:
+        """Called on the decoding thread after each step: at the end of each run of the policy, or of each ubatch (`follow`)."""
+        return self._after_step
+
+    @after_step.setter
+    def after_step(self, call: Callable[[], None] | None) -> None:
+        self._after_step = call
+        if self.mode is KvMode.OFF:
+            self._set_run_every()
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """What a callback raises inside the block, on the decoding thread, ends the decode and is raised at the block's end; elsewhere it is logged."""
+        with core.raising(self._native_handle()):
+            yield
 
     def follow(self, closely: bool) -> None:
         """closely: step after each ubatch, not only at the end of a run of the policy. Call it on the decoding thread only."""
@@ -375,7 +370,12 @@ class Runtime:
             mode = self.mode
             self._overdue = overdue and mode is KvMode.EVICT
             each = self._overdue or self._tiering is None and mode is not KvMode.SPARSE
-            core.set_run_every(self._handle, 1 if each else self._options.placement.plan_every // wiring.runs_per_plan(self._options))
+            every = 1 if each else self._options.placement.plan_every // wiring.runs_per_plan(self._options)
+            if self._alone and not (seen := self._observation.read()).ends_run:
+                self._record(seen)
+            # mode off needs no run, and so no callback
+            self._alone = mode is KvMode.OFF and self._after_step is None
+            core.set_run_every(self._handle, 0 if self._alone else every)
 
     def _watch(self, on: bool) -> None:
         if self._handle is not None:
@@ -393,5 +393,5 @@ class Runtime:
         if self._tiering is not None:
             self._tiering.close()
         self._handle = None
-        self.after_step = None
+        self._after_step = None
         self.observers.clear()

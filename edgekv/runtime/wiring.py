@@ -18,9 +18,11 @@ from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.planning.device import ColdPage, ship_or_read
+from edgekv.runtime.cells import Cells
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor
+from edgekv.tiering import eviction
 from edgekv.tiering.device_arena import DeviceArena
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import Rope
@@ -266,3 +268,37 @@ def selection_report(handle: core.Handle, n_layers: int, n_heads: int, sequence:
         n_selections=count["n_tokens"], n_visible=count["n_visible"], n_read=count["n_read"], n_certain=count["n_certain"], n_hits=count["n_hits"],
         mass=total["mass"], mass_hits=total["mass_hits"], error_sum=total["error"], n_errors=count["n_errors"], covered=total["covered"],
         n_covered=count["n_covered"])
+
+
+def check_evict(handle: core.Handle, options: KvOptions, cells: Cells) -> None:
+    """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
+    if options.mode is not KvMode.EVICT:
+        return
+    limits = core.limits(handle)
+    if not any(layer.index >= 0 for layer in core.layers(handle)):
+        raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
+    if cells.n_stream < limits.n_seq_max:
+        raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
+    always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_size  # whole pages
+    eviction.check_keep(options.keep_tokens, limits.n_kept or cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
+
+
+def set_resolutions(handle: core.Handle, options: KvOptions, n_heads: int) -> None:
+    """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one, samples at
+    `sample_budget`. n_heads: columns of the native table."""
+    table = options.selection.resolutions
+    hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
+    if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
+        native.set_resolutions(handle, None)
+        return
+    own = np.zeros((len(hooked), n_heads), np.float32)
+    for layer in hooked:
+        own[layer.index, : layer.n_head_kv] = table[layer.il]
+    native.set_resolutions(handle, own)
+
+
+def described(handle: core.Handle) -> str:
+    """A context in one line."""
+    memory, layers = core.memory(handle), core.layers(handle)
+    return (f"mode {core.get_params(handle)[0].value}, {sum(layer.index >= 0 for layer in layers)} of {len(layers)} layers served, "
+            f"{memory.n_cells_used:,} of {memory.n_cells:,} cells used")

@@ -66,11 +66,16 @@ extern "C" {
 typedef struct {
     void (*attached)(edgekv_context * ctx, void * user);
     void (*detached)(edgekv_context * ctx, void * user); /* the handle is gone when this returns */
-    void (*ubatch)(edgekv_context * ctx, void * user);   /* after a completely computed ubatch: at the end of a run, or after each */
+    bool (*ubatch)(edgekv_context * ctx, void * user);   /* after a completely computed ubatch: at the end of a run, or after each. true: as
+                                                            edgekv_stop() with true */
     int64_t (*free_bytes)(void * user);                  /* host memory that can be taken now, asked before a cache takes more; below 0: not known */
     void * user;
 } edgekv_callbacks;
 EDGEKV_API edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks);
+
+/* stop: llama_decode() computes no further ubatch and returns 2, as where an abort callback of llama.cpp returns true, until the call with false.
+   It then has the abort callback again that it had before. Decoding thread. */
+EDGEKV_API void edgekv_stop(edgekv_context * ctx, bool stop);
 
 EDGEKV_API const char * edgekv_version(void);
 EDGEKV_API const char * edgekv_upstream(void); /* version of the loaded libllama */

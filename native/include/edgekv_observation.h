@@ -43,7 +43,7 @@ typedef struct {
 } edgekv_observation;
 EDGEKV_API edgekv_status edgekv_get_observation(const edgekv_context * ctx, edgekv_observation * out);
 
-/* A run ends after n_ubatches ubatches that the hook attended (at first 1). It also ends after each other ubatch, after each prompt-sized
+/* A run ends after n_ubatches ubatches that the hook attended (at first 1); 0: never, until the next call. It also ends after each other ubatch, after each prompt-sized
    one and, if a context has fewer cells than tokens, after each that leaves less room than the largest batch needs. The ubatch callback
    comes at the end of a run. This call restarts counts and sums. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches);

@@ -77,6 +77,10 @@ EDGEKV_API edgekv_status edgekv_set_home(const char * folder);
 /* Why the newest such file could not be made, an errno: its context was not created. 0: every one since a folder was set could. */
 EDGEKV_API int edgekv_home_failure(void);
 
+/* begin: what the three functions above set is this thread's own, for contexts that it creates, until the call with false; none are attached
+   before they are called. Pairs of calls nest. */
+EDGEKV_API void edgekv_own_defaults(bool begin);
+
 /* Sets the mode from the next ubatch on. Decoding thread. */
 EDGEKV_API edgekv_status edgekv_set_mode(edgekv_context * ctx, edgekv_mode mode);
 /* Takes effect at the next ubatch. Any thread. */

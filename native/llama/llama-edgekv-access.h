@@ -248,6 +248,19 @@ struct llama_edgekv_access {
         return n_freed;
     }
 
+    // The callback that stops is the backends' alone: the context still knows its own.
+    static void stop(llama_context * lctx, bool stop) {
+        const auto  callback = lctx->abort_callback;
+        auto * const data    = lctx->abort_callback_data;
+        if (stop) {
+            lctx->set_abort_callback([](void *) { return true; }, nullptr);
+            lctx->abort_callback      = callback;
+            lctx->abort_callback_data = data;
+        } else {
+            lctx->set_abort_callback(callback, data);
+        }
+    }
+
     static void invalidate_graph(llama_context * lctx) { lctx->gf_res_prev_active = nullptr; }
 
     static ggml_backend_t backend(llama_context * lctx, ggml_backend_dev_t device) {

@@ -37,12 +37,26 @@ place & home() {
     return *one;
 }
 
+thread_local const char * t_own = nullptr;  // this thread's folder, instead of that of the process; the hooks' side keeps the text
+
+std::string home_folder() {
+    if (t_own) {
+        return t_own;
+    }
+    std::lock_guard<std::mutex> lock(home().mutex);
+    return home().folder;
+}
+
 }  // namespace
 
-void llama_edgekv_set_home(const char * folder) {
+void llama_edgekv_set_home(const char * folder, bool own) {
     std::lock_guard<std::mutex> lock(home().mutex);
-    home().folder = folder ? folder : "";
-    if (!home().folder.empty()) {  // who takes the folder away still asks why there was no file
+    if (own) {
+        t_own = folder;
+    } else {
+        home().folder = folder;
+    }
+    if (folder && *folder) {  // who takes the folder away still asks why there was no file
         home().failure = 0;
     }
 }
@@ -190,12 +204,8 @@ void has_no_file(size_t n_bytes, const std::string & folder, int why) {
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t n_bytes) {
-    std::string folder;
-    if (type == in_file()) {
-        std::lock_guard<std::mutex> lock(home().mutex);
-        folder = home().folder;
-    }
-    mapping * made = map(llama_edgekv_huge(n_bytes), folder);
+    const std::string folder = type == in_file() ? home_folder() : "";
+    mapping *         made   = map(llama_edgekv_huge(n_bytes), folder);
     if (!made && !folder.empty()) {
         has_no_file(n_bytes, folder, errno);
     } else if (!made) {
@@ -220,8 +230,7 @@ bool lies(const ggml_tensor * rows, ggml_backend_buffer_type_t type) { return ro
 }  // namespace
 
 ggml_backend_buffer_type_t llama_edgekv_mapped(void) {
-    std::lock_guard<std::mutex> lock(home().mutex);
-    return home().folder.empty() ? in_memory() : in_file();
+    return home_folder().empty() ? in_memory() : in_file();
 }
 
 bool llama_edgekv_grows(const ggml_tensor * rows) { return lies(rows, in_memory()); }

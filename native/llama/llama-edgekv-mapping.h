@@ -11,8 +11,9 @@
 // exports of libllama, for libedgekv
 //
 
-// Sets the folder in whose files caches lie that are made from now on; null or empty: they lie in memory. Any thread.
-LLAMA_API void llama_edgekv_set_home(const char * folder);
+// Sets the folder in whose files caches lie that are made from now on; empty: they lie in memory. own: of this thread's caches, and the text stays
+// where it is until the next call; null: they lie where those of the process do. Any thread.
+LLAMA_API void llama_edgekv_set_home(const char * folder, bool own);
 // why the newest such file could not be made, an errno; 0: every one since a folder was set could
 LLAMA_API int  llama_edgekv_home_failure(void);
 LLAMA_API bool llama_edgekv_on_disk(const struct ggml_tensor * rows);  // whether they lie in such a file

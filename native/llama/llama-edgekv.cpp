@@ -178,6 +178,8 @@ void llama_edgekv_set_hooks(const llama_edgekv_hooks * hooks) { g_hooks.store(ho
 
 void llama_edgekv_invalidate_graph(llama_context * lctx) { llama_edgekv_access::invalidate_graph(lctx); }
 
+void llama_edgekv_stop(llama_context * lctx, bool stop) { llama_edgekv_access::stop(lctx, stop); }
+
 void llama_edgekv_set_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
     if (const auto * hooks = llama_edgekv_get_hooks()) {
         hooks->prompts(lctx, seq_ids, n);

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 // Raise it with every change of a struct or function of this header; both sides compare it before any other call.
-#define LLAMA_EDGEKV_ABI 23
+#define LLAMA_EDGEKV_ABI 24
 
 #ifdef __cplusplus
 extern "C" {
@@ -225,6 +225,9 @@ LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, const i
 LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
 // whether the newest llama_decode() of this thread failed for want of such memory
 LLAMA_API bool llama_edgekv_refused(void);
+
+// stop: the context computes nothing until the call with false; its abort callback stays what it was. Decoding thread.
+LLAMA_API void llama_edgekv_stop(struct llama_context * lctx, bool stop);
 
 // Holds cells of a stream, so that another thread can read their K/V rows while ubatches are computed: a call that would move or remove the
 // cells, or free the context, waits for their release. Call it on the decoding thread, between two ubatches. Null: the context has no plain

@@ -77,7 +77,7 @@ edgekv_status edgekv_set_prompts(edgekv_context * ctx, const int32_t * seq_ids, 
 }
 
 edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
-    if (n_ubatches < 1) {
+    if (n_ubatches < 0) {
         return fail(EDGEKV_INVALID, "a run cannot end after every " + std::to_string(n_ubatches) + " ubatches");
     }
     ctx->ubatches.count_runs(n_ubatches);

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 
 using namespace edgekv;
 
@@ -22,14 +23,22 @@ namespace {
 
 thread_local std::string t_error;
 
+// What contexts get that are created from now on.
+struct Defaults {
+    bool attach = false;
+    edgekv_params params = {};
+    std::vector<int32_t> k_types, v_types;  // by layer; empty: all layers have the context's types
+    std::string home;
+};
+
+thread_local std::vector<Defaults> t_own;  // those of this thread; the newest count
+
 // The library's state. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
 struct Library {
     std::mutex mutex;
     std::map<const llama_context *, std::unique_ptr<edgekv_context>> contexts;
     bool initialised = false;
-    bool have_defaults = false;
-    edgekv_params defaults = {};
-    std::vector<int32_t> k_types, v_types;  // by layer; empty: all layers have the context's types
+    Defaults defaults;  // where a thread has none of its own
     edgekv_callbacks callbacks = {};
 };
 
@@ -52,6 +61,16 @@ edgekv_context * find(const llama_context * lctx) {
 // null also with EDGEKV=0: then hooks around and inside a ubatch do nothing
 edgekv_context * find_active(const llama_context * lctx) { return hooks_enabled() ? find(lctx) : nullptr; }
 
+// the result of use(defaults of this thread)
+template <typename Use> auto with_defaults(Use && use) {
+    if (!t_own.empty()) {
+        return use(t_own.back());
+    }
+    auto & lib = library();
+    std::lock_guard<std::mutex> lock(lib.mutex);
+    return use(lib.defaults);
+}
+
 edgekv_callbacks current_callbacks() {
     auto & lib = library();
     std::lock_guard<std::mutex> lock(lib.mutex);
@@ -61,18 +80,11 @@ edgekv_callbacks current_callbacks() {
 // ---- hooks: called by libllama -----------------------------------------------------------------------------------------------
 
 void on_created(llama_context * lctx) {
-    edgekv_params params;
-    {
-        auto & lib = library();
-        std::lock_guard<std::mutex> lock(lib.mutex);
-        if (!lib.have_defaults) {
-            return;
-        }
-        params = lib.defaults;
+    const auto [attach, params] = with_defaults([](const Defaults & defaults) { return std::pair(defaults.attach, defaults.params); });
+    if (attach) {
+        edgekv_context * ctx;
+        edgekv_attach(lctx, &params, &ctx);  // on failure the context runs stock, and edgekv_find() finds none
     }
-
-    edgekv_context * ctx;
-    edgekv_attach(lctx, &params, &ctx);  // on failure the context runs stock, and edgekv_find() finds none
 }
 
 void on_freed(llama_context * lctx) {
@@ -96,7 +108,9 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
 
     if (guarded_hook(ctx, false, [&] { return ctx->end_ubatch(ok); })) {
         if (const auto callbacks = current_callbacks(); callbacks.ubatch) {
-            callbacks.ubatch(ctx, callbacks.user);
+            if (callbacks.ubatch(ctx, callbacks.user)) {
+                llama_edgekv_stop(lctx, true);
+            }
         }
     }
     ctx->decoder.store(nullptr, std::memory_order_release);
@@ -131,10 +145,10 @@ ggml_tensor * on_build_product(llama_context * lctx, const llama_edgekv_product 
 
 // libllama asks while it makes a context's cache. The context has no handle yet, so the defaults answer.
 bool on_home(ggml_backend_dev_t device) {
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    return hooks_enabled() && lib.have_defaults && lib.defaults.mode != EDGEKV_MODE_OFF &&
-           runs_nodes(lib.defaults.placement.kind, device);
+    return with_defaults([&](const Defaults & defaults) {
+        return hooks_enabled() && defaults.attach && defaults.params.mode != EDGEKV_MODE_OFF &&
+               runs_nodes(defaults.params.placement.kind, device);
+    });
 }
 
 bool on_plans(llama_context * lctx) {
@@ -144,24 +158,23 @@ bool on_plans(llama_context * lctx) {
 
 // asked at the same time as on_home()
 uint32_t on_kv_cells(uint32_t n_cells, bool by_layer, uint32_t n_trained) {
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    const auto & defaults = lib.defaults;
-    if (!hooks_enabled() || !lib.have_defaults || defaults.mode != EDGEKV_MODE_EVICT || defaults.selection.keep_tokens == 0) {
-        return n_cells;
-    }
-    return static_cast<uint32_t>(
-        kept_cells(static_cast<int>(n_cells), defaults.selection.keep_tokens, by_layer, static_cast<int>(n_trained)));
+    return with_defaults([&](const Defaults & defaults) {
+        const int keep = defaults.params.selection.keep_tokens;
+        if (!hooks_enabled() || !defaults.attach || defaults.params.mode != EDGEKV_MODE_EVICT || keep == 0) {
+            return n_cells;
+        }
+        return static_cast<uint32_t>(kept_cells(static_cast<int>(n_cells), keep, by_layer, static_cast<int>(n_trained)));
+    });
 }
 
 // asked at the same time. A draft model's cache has parameters of its own: another number of layers, or types that are not quantised.
 void on_layer_types(int il, int n_layer, int32_t * k, int32_t * v) {
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    if (hooks_enabled() && lib.have_defaults && lib.k_types.size() == static_cast<size_t>(n_layer)) {
-        *k = lib.k_types[il];
-        *v = lib.v_types[il];
-    }
+    with_defaults([&](const Defaults & defaults) {
+        if (hooks_enabled() && defaults.attach && defaults.k_types.size() == static_cast<size_t>(n_layer)) {
+            *k = defaults.k_types[il];
+            *v = defaults.v_types[il];
+        }
+    });
 }
 
 void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
@@ -274,13 +287,22 @@ edgekv_status edgekv_set_defaults(const edgekv_params * params) {
         }
     }
 
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    lib.have_defaults = params != nullptr;
-    if (params) {
-        lib.defaults = *params;
-    }
+    with_defaults([&](Defaults & defaults) {
+        defaults.attach = params != nullptr;
+        if (params) {
+            defaults.params = *params;
+        }
+    });
     return EDGEKV_OK;
+}
+
+void edgekv_own_defaults(bool begin) {
+    if (begin) {
+        t_own.emplace_back();
+    } else if (!t_own.empty()) {
+        t_own.pop_back();
+    }
+    llama_edgekv_set_home(t_own.empty() ? nullptr : t_own.back().home.c_str(), true);
 }
 
 edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n_layers) {
@@ -291,23 +313,19 @@ edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n
             }
         }
     }
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    lib.k_types.clear();
-    lib.v_types.clear();
-    for (int il = 0; il < n_layers; ++il) {
-        lib.k_types.push_back(k[il]);
-        lib.v_types.push_back(v[il]);
-    }
+    with_defaults([&](Defaults & defaults) {
+        defaults.k_types.assign(k, k + n_layers);
+        defaults.v_types.assign(v, v + n_layers);
+    });
     return EDGEKV_OK;
 }
 
 edgekv_status edgekv_set_home(const char * folder) {
 #ifdef __linux__
-    llama_edgekv_set_home(folder);
+    with_defaults([&](Defaults & defaults) { defaults.home = folder ? folder : ""; });
+    llama_edgekv_set_home(folder ? folder : "", !t_own.empty());
     return EDGEKV_OK;
 #else
-    llama_edgekv_set_home(nullptr);
     return folder && *folder ? fail(EDGEKV_UNSUPPORTED, "a KV home on disk needs Linux; leave it out") : EDGEKV_OK;
 #endif
 }
@@ -320,6 +338,8 @@ edgekv_status edgekv_set_callbacks(const edgekv_callbacks * callbacks) {
     lib.callbacks = callbacks ? *callbacks : edgekv_callbacks{};
     return EDGEKV_OK;
 }
+
+void edgekv_stop(edgekv_context * ctx, bool stop) { llama_edgekv_stop(ctx->lctx, stop); }
 
 // ---- contexts ----------------------------------------------------------------------------------------------------------------
 

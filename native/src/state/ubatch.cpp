@@ -39,7 +39,7 @@ void Ubatches::end(bool ok, const UbatchDone & done, bool prompt, bool observes,
         count_streams(n_observed, done.by == Attended::prompt);
     }
     // a ubatch of a prompt ends the run
-    delivered = ok && (done.by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room);
+    delivered = ok && run_every > 0 && (done.by != Attended::decode || n_last > 0 || pending.n_ubatches_hooked >= run_every || lacks_room);
 }
 
 // A ubatch has equally many tokens of each of its streams.
@@ -53,7 +53,7 @@ void Ubatches::count_streams(int n_observed, bool by_length) {
 }
 
 void Ubatches::count_runs(int every) {
-    assert(every > 0);
+    assert(every >= 0);
     run_every = every;
     delivered = true;  // drops the sums so far
 }

@@ -40,7 +40,7 @@ public:
     // next ubatch may find no cells.
     void end(bool ok, const UbatchDone & done, bool prompt, bool observes, bool lacks_room);
 
-    void count_runs(int every);  // a run has so many ubatches from now on
+    void count_runs(int every);  // a run has so many ubatches from now on; 0: it does not end
     bool run_ended() const { return delivered; }  // the last ubatch ended the run
     const RunCounts & run() const { return pending; }
 

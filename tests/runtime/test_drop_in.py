@@ -1,0 +1,120 @@
+"""What a program does with edgekv.Llama beside asking it: copies it, catches its errors, misspells its keywords."""
+
+import copy
+import inspect
+import pickle
+from itertools import islice
+
+import pytest
+
+from edgekv import ConfigError, DoesNotFit, EdgeKVError, KvOptions, Llama, ModelError
+from edgekv.common.enums import KvMode
+from edgekv.config import option_names
+from edgekv.llama_keywords import KvKeywords, LlamaKeywords
+
+import llama_cpp
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+PROMPT = [260 + i % 40 for i in range(512)]
+
+
+@pytest.fixture
+def opened(synthetic):
+    """opened(**options): a Llama of a tiny model, closed in the end."""
+    made = []
+
+    def open_one(kind: str = "llama", **options) -> Llama:
+        made.append(Llama(synthetic(kind), **{"n_ctx": 1024, "verbose": False, **options}))
+        return made[-1]
+
+    yield open_one
+    for llama in made:
+        llama.close()
+
+
+def answer(llama: Llama, prompt: list[int]) -> list[int]:
+    return list(islice(llama.generate(prompt, temp=0), 6))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda llama: pickle.loads(pickle.dumps(llama))], ids=["deepcopy", "pickle"])
+def test_a_copy_keeps_all_options(opened, copied):
+    llama = opened(kv="sparse", sample_budget=300, type_k="q8_0", sink_tokens=32)
+    llama.kv.mode = "exact"
+    with copied(llama) as other:
+        assert other.kv.options == llama.kv.options and other.kv.mode is KvMode.EXACT
+        assert other.kv.options.selection.sample_budget == 300 and other.n_ctx() == 1024
+
+
+def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
+    for path, kind in ((tmp_path / "none.gguf", ModelError), (synthetic("llama"), ConfigError)):
+        with pytest.raises(ValueError) as caught:
+            Llama(path, kv="exact", n_ctx=512, page_size=17 if kind is ConfigError else 16, verbose=False)
+        assert isinstance(caught.value, kind) and isinstance(caught.value, EdgeKVError)
+    with pytest.raises(MemoryError, match=r"use n_ctx=\d+ or less") as caught:
+        Llama(synthetic("llama"), kv="exact", n_ctx=1 << 30, verbose=False)
+    assert isinstance(caught.value, DoesNotFit) and "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options, sentence", [
+    ({"sample_bugdet": 5}, "did you mean 'sample_budget'"),
+    ({"kv": "off", "sample_budget": 5}, "sample_budget works in modes sparse and evict only, and the mode is off"),
+    ({"kv_options": {"mode": "exact"}}, r"give KvOptions\(...\)"),
+    ({"kv": "sparse", "kv_budget": "64 potatoes"}, "kv_budget is '64 potatoes'"),
+    ({"kv": "evict", "embedding": True}, "leave embedding out"),
+])
+def test_what_would_have_no_effect_is_refused(opened, options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        opened(**options)
+
+
+def test_texts_are_read_as_on_the_command_line():
+    options = KvOptions(mode="sparse", kv_vram="64M", observe="off", target_error="2%")
+    assert options.placement.kv_vram == 64 << 20 and options.placement.observe is False and options.selection.target_error == 0.02
+
+
+def test_a_context_without_a_served_layer_says_so_once(opened, synthetic, caplog):
+    llama = opened(kv="sparse", flash_attn=False)
+    llama.eval(PROMPT)
+    assert caplog.text.count("serves none of the 2 layers") == 1 and "flash_attn=True" in caplog.text
+    caplog.clear()
+    opened(kv="sparse")
+    assert "serves none" not in caplog.text
+
+
+def test_mode_evict_reads_again_where_it_goes_back(opened):
+    """The cache then holds what was chosen by the earlier question."""
+    llama = opened(kv="evict", evict_to=64)
+    answer(llama, [*PROMPT, 270, 271])
+    again, fresh = answer(llama, [*PROMPT, 280, 281]), opened(kv="evict", evict_to=64)
+    assert llama.kv.last.n_prefilled == len(PROMPT) + 2 and llama.kv.last.n_reused == 0
+    assert again == answer(fresh, [*PROMPT, 280, 281])
+
+
+def test_mode_evict_takes_a_draft_model(opened):
+    llama = opened(kv="evict", evict_to=128, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=2))
+    assert len(answer(llama, PROMPT)) == 6
+
+
+def test_a_prompt_may_be_an_iterator(opened):
+    llama = opened("gemma2", kv="exact")
+    first = answer(llama, PROMPT)
+    assert answer(llama, iter(PROMPT)) == first
+
+
+def test_it_says_what_happened(opened):
+    llama = opened(kv="exact")
+    assert llama.kv.last is None and repr(llama.kv) == "<edgekv.Runtime: mode exact, 2 of 2 layers served, 0 of 1,024 cells used>"
+    answer(llama, PROMPT)
+    answer(llama, [*PROMPT, 270])
+    last = llama.kv.last
+    assert (last.n_reused, last.n_prefilled, last.n_generated) == (len(PROMPT), 1, 6) and last.tokens_per_second > 0
+
+
+def test_keywords_are_those_that_are_read():
+    """Types, the signature, and what llama_cpp and KvOptions take."""
+    stock = set(inspect.signature(llama_cpp.Llama.__init__).parameters) - {"self", "kwargs"}
+    shown = set(inspect.signature(Llama).parameters)
+    assert set(KvKeywords.__annotations__) | {"type_k", "type_v"} == set(option_names())
+    assert set(LlamaKeywords.__annotations__) | {"model_path", "flash_attn", "type_k", "type_v"} == stock | set(option_names())
+    assert shown == stock | set(option_names()) | {"kv", "kv_options", "weights_from_disk"}
+    assert inspect.signature(Llama).parameters["n_ctx"].default == 512

@@ -27,7 +27,7 @@ __device__ inline float reciprocal(float a) {
     return x;
 }
 #else
-inline float without_subnormal(float x) { return fabsf(x) < 0x1p-126f ? 0.0f : x; }
+inline float without_subnormal(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 inline float quotient(float a, float b) { return without_subnormal(without_subnormal(a) / b); }
 inline float by_minus_eighth(float a) { return without_subnormal(without_subnormal(a) * -0.125f); }
 inline float reciprocal(float a) { return without_subnormal(1.0f / a); }

@@ -29,6 +29,8 @@ struct Case {
 
 bool emulated = true;
 
+float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
 // Writes one head of one token as set_rows does.
 void expected_row(CellType type, const float * x, int dim, char * row) {
     if (type == CellType::f16) {
@@ -40,7 +42,7 @@ void expected_row(CellType type, const float * x, int dim, char * row) {
     }
     for (int b = 0; type == CellType::q4_0 && b < dim / 32; ++b, x += 32, row += 18) {
         const float most = *std::max_element(x, x + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });  // the first
-        const float d = std::fabs(most) < 0x1p-126f || std::fabs(most / 8.0f) < 0x1p-126f ? 0.0f : most / -8.0f;
+        const float d = flushed(flushed(most) / -8.0f);
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         const uint16_t h = to_half(d);
         std::memcpy(row, &h, 2);
@@ -54,7 +56,7 @@ void expected_row(CellType type, const float * x, int dim, char * row) {
         for (int i = 0; i < 32; ++i) {
             amax = std::fmax(amax, std::fabs(x[i]));
         }
-        const float d = std::fabs(amax) < 0x1p-126f || amax / 127.0f < 0x1p-126f ? 0.0f : amax / 127.0f;
+        const float d = flushed(flushed(amax) / 127.0f);
         const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
         const uint16_t h = to_half(d);
         std::memcpy(row, &h, 2);

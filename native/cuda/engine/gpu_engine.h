@@ -98,7 +98,7 @@ public:
     void end() override {}
     bool selected(edgekv_selected * out, int first_layer, int n_layers) override;
 
-    bool begin_node() override;
+    bool begin_node(void * stream) override;
     void end_node(const char * name, void * stream, bool waits) override;
     bool records() const override { return !syncs; }
     const char * failure() const override { return failed.empty() ? nullptr : failed.c_str(); }
@@ -147,6 +147,7 @@ private:
     bool upload_step(const EngineStep & step);
     bool upload_updates(const EngineStep & step);
     bool wait_for(Stream stream);
+    bool join(Stream stream);
     void keep_failure(const char * where);
 
     SketchArray sketch_array(int layer, int first_stream) const;

@@ -41,9 +41,13 @@ void GpuEngine::keep_failure(const char * where) {
     }
 }
 
-bool GpuEngine::begin_node() {
+bool GpuEngine::begin_node(void * stream) {
     take_failure();  // drops an older failure, which is no node's
-    return failed.empty() && !error_stands() && use_device(index);
+    if (failed.empty() && !error_stands() && use_device(index)) {
+        return true;
+    }
+    join(stream);  // a recording cannot end while the side stream is forked from it
+    return false;
 }
 
 void GpuEngine::end_node(const char * name, void * stream, bool waits) {
@@ -64,22 +68,25 @@ bool GpuEngine::begin(const EngineStep & step) {
     return failed.empty() || fail_with(failed);
 }
 
+// Waits for the copies that were announced and that no node took.
+bool GpuEngine::join(Stream stream) {
+    bool all = announced.layer < 0 || event_wait(stream, staged);
+    for (const auto & [fill, half] : filling) {
+        all = event_wait(stream, half_filled[half]) && all;
+    }
+    announced = kNoPiece;
+    filling.clear();
+    return all;
+}
+
 bool GpuEngine::upload_step(const EngineStep & step) {
     if (!use_device(index) || !check()) {
         return false;
     }
 
-    // an abandoned ubatch may have left its copies
-    if (announced.layer >= 0 && !event_wait(main, staged)) {
+    if (!join(main)) {  // an abandoned ubatch may have left its copies
         return false;
     }
-    for (const auto & [fill, half] : filling) {
-        if (!event_wait(main, half_filled[half])) {
-            return false;
-        }
-    }
-    announced = kNoPiece;
-    filling.clear();
     forget_ring();
     graph = {};
 

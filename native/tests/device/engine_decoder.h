@@ -146,7 +146,7 @@ public:
     // as libedgekv runs each
     template <class F>
     void node(const char * name, int layer, F && enqueue) {
-        if (plane->begin_node()) {
+        if (plane->begin_node(stream)) {
             enqueue();
             plane->end_node((name + std::to_string(layer)).c_str(), stream, false);
         }

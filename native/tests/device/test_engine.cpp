@@ -285,6 +285,20 @@ void check_failures() {
     expect(failed("a launch is refused", narrow), refused.c_str());
     unsetenv("EDGEKV_DEVICE_SYNC");
 
+    // the layer before it has begun to fill the ring: a recording ends only if that is joined, and ggml ends the process otherwise
+    {
+        Decoder decoder({ false, 0, false, "a node fails while a graph is recorded" });
+        decoder.set_inputs(0);
+        test::must(decoder.begin(0));
+        decoder.begin_split(0);
+        Recording recording(decoder.plane->stream());
+        decoder.nodes(0, 1);
+        gpu::emulator::set_limits(narrow);
+        decoder.nodes(1, kLayers);
+        gpu::emulator::set_limits({});
+        CHECK(decoder.plane->failure() && recording.end(), "a node fails while a graph is recorded: %s", gpu::last_error());
+    }
+
     // ggml asks for the last error behind each of its nodes: what one of its own left is neither taken nor made ours
     Decoder decoder({ false, 0, false, "ggml's error" });
     decoder.set_inputs(0);

@@ -18,7 +18,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 10;
+constexpr int kEngineAbi = 11;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -187,7 +187,7 @@ public:
     // ---- failures ----
     // Around each node. begin_node: the node may run; false after a failure, or while ggml has yet to see a pending error. end_node
     // keeps the first failure with the node's name. `waits`: the node waits for its kernels, as every node does with EDGEKV_DEVICE_SYNC=1.
-    virtual bool begin_node() = 0;
+    virtual bool begin_node(void * stream) = 0;
     virtual void end_node(const char * name, void * stream, bool waits) = 0;
     virtual bool records() const = 0;       // false: nodes are waited for, which a recording forbids
     virtual const char * failure() const = 0;  // the first failure, in a node or around a ubatch, which is final; null: none

@@ -140,7 +140,7 @@ using Run = void (*)(const DeviceLayer &, const ggml_tensor *, void *);
 
 void run_node(Run run, const DeviceLayer & layer, const ggml_tensor * node, void * stream, bool waits) {
     Engine & engine = *layer.plane->engine;
-    if (engine.begin_node()) {
+    if (engine.begin_node(stream)) {
         char name[64];  // llama.cpp renames the last node of a layer's attention
         std::snprintf(name, sizeof(name), "edgekv_%s-%d", run == run_store_on ? "store" : run == run_stage_on ? "stage" : "attend", layer.layer->il);
         run(layer, node, stream);

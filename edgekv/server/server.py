@@ -282,15 +282,15 @@ class Server:
         from edgekv._native import http_server as native
 
         options, limits = self.options, self.options.limits
-        if not core.enabled():  # otherwise the first context waits, when it is attached
-            self._equipped.wait()
-        native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
-        native.strict_fields(limits.strict_fields)
-        native.roll(options.when_full is WhenFull.ROLL)
-        native.draft_from_text(self.draft is Drafting.NGRAM)
-        native.admit(hosts.names, hosts.any_address)
-        native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
         try:
+            if not core.enabled():  # otherwise the first context waits, when it is attached
+                self._equipped.wait()
+            native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+            native.strict_fields(limits.strict_fields)
+            native.roll(options.when_full is WhenFull.ROLL)
+            native.draft_from_text(self.draft is Drafting.NGRAM)
+            native.admit(hosts.names, hosts.any_address)
+            native.set_spaces(spaces_of(self._keys) if self._keys and not options.cache_shared else {})
             self._exit = native.run(argv)
         except BaseException as error:  # why_stopped() reports it
             self._exit = error

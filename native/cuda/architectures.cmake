@@ -1,11 +1,11 @@
 # The architectures of a CUDA build, in CMake's numbers: 89 is compute capability 8.9.
-set(EDGEKV_SERVED_ARCHITECTURES 80 86 89 90 120) # CI compiles our kernels for these
+set(EDGEKV_SERVED_ARCHITECTURES 75 80 86 89 90 120) # CI compiles our kernels for these
 
 # edgekv_cuda_architectures(WANTED CARDS KNOWN GGML OURS)
 #   wanted  EDGEKV_CUDA_ARCHITECTURES: numbers, optionally with CMake's suffixes; native or empty: the cards of this machine
 #   cards   this machine's compute capabilities, as nvidia-smi gives them (8.9); empty: no card
 #   known   the toolkit's targets, as `nvcc --list-gpu-arch` gives them (compute_89)
-# sets GGML (for ggml-cuda) and OURS (for our kernels) in the caller. Our kernels need 8.0: an older card keeps stock attention, and a new
+# sets GGML (for ggml-cuda) and OURS (for our kernels) in the caller. Our kernels need 7.5: an older card keeps stock attention, and a new
 # context says so. A card newer than the toolkit gets the newest known architecture; the driver compiles its PTX for the card.
 function(edgekv_cuda_architectures wanted cards known ggml ours)
     string(REGEX MATCHALL "[0-9]+" known "${known}")
@@ -51,7 +51,7 @@ function(edgekv_cuda_architectures wanted cards known ggml ours)
     foreach(arch IN LISTS all)
         if(NOT arch MATCHES "^[0-9]+")
             list(APPEND new ${served}) # "all" or "all-major"
-        elseif(CMAKE_MATCH_0 GREATER_EQUAL 80)
+        elseif(CMAKE_MATCH_0 GREATER_EQUAL 75)
             list(APPEND new ${arch})
         endif()
     endforeach()

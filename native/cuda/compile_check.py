@@ -26,7 +26,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parent
-ARCHITECTURES = "80,86,89,90,120"
+ARCHITECTURES = "75,80,86,89,90,120"
 # One release of the toolkit, so that its parts fit each other; cuBLAS is only read for its headers.
 RELEASE = "13.0.*"
 TOOLKIT = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-cuda-runtime", "nvidia-nvvm", "nvidia-cuda-cccl")

@@ -128,7 +128,7 @@ void clear_not_ready();      // clears the answer of a query that another librar
 bool alloc(void ** out, size_t n_bytes);         // device memory, zeroed
 void free_device(void * p);
 bool alloc_pinned(void ** out, size_t n_bytes);  // host memory that copies and kernels reach
-void free_pinned(void * p);
+void free_pinned(void * p);  // the caller has waited for its users: waiting for the whole device would end a recording of another context
 bool is_pinned(const void * host);               // kernels may use the pointer as it stands
 
 bool copy(void * dst, const void * src, size_t n_bytes);  // in any direction; waits

@@ -55,7 +55,7 @@ constexpr long kNever = -1;
 // The device's resources, and when it begins to fail. Counts run down with each call; kNever: it never fails.
 struct Limits {
     size_t device_bytes = size_t(8) << 30;
-    size_t shared_bytes = 99 * 1024;  // of a block, as on the smallest card that we build for
+    size_t shared_bytes = 64 * 1024;  // of a block, as on the smallest card that we build for
     bool pins = true;     // alloc_pinned() succeeds
     long allocs_left = kNever;   // so many alloc() calls succeed
     long copies_left = kNever;   // so many copies succeed; later ones refuse at once

@@ -102,19 +102,20 @@ KNOWN_12_4 = "50 52 53 60 61 62 70 72 75 80 86 87 89 90"
 
 
 @pytest.mark.parametrize(("wanted", "cards", "known", "ggml", "ours"), [
-    ("", "", KNOWN_13, "80;86;89;90;120", "80;86;89;90;120"),
-    ("", "", KNOWN_12_4, "80;86;89;90", "80;86;89;90"),  # 12.0 came with CUDA 12.8
+    ("", "", KNOWN_13, "75;80;86;89;90;120", "75;80;86;89;90;120"),
+    ("", "", KNOWN_12_4, "75;80;86;89;90", "75;80;86;89;90"),  # 12.0 came with CUDA 12.8
     ("", "8.9", KNOWN_13, "89-real", "89-real"),
     ("native", "8.9;8.9", KNOWN_13, "89-real", "89-real"),
-    ("", "7.5", KNOWN_13, "75-real", "80"),  # stock attention there; ours is compiled to say why
+    ("", "7.5", KNOWN_13, "75-real", "75-real"),
+    ("", "6.1", KNOWN_12_4, "61-real", "75"),  # stock attention there; ours is compiled to say why
     ("", "6.1;8.6", KNOWN_12_4, "61-real;86-real", "86-real"),
     ("", "12.0", KNOWN_12_4, "90", "90"),  # no suffix: its PTX is compiled again by the driver
     ("", "7.0;9.0", KNOWN_13, "90-real", "90-real"),
-    ("", "7.0", KNOWN_13, "80;86;89;90;120", "80;86;89;90;120"),
-    ("", "", "", "80;86;89;90;120", "80;86;89;90;120"),
-    ("75,90-real", "8.9", KNOWN_13, "75;90-real", "90-real"),
+    ("", "7.0", KNOWN_13, "75;80;86;89;90;120", "75;80;86;89;90;120"),
+    ("", "", "", "75;80;86;89;90;120", "75;80;86;89;90;120"),
+    ("75,90-real", "8.9", KNOWN_13, "75;90-real", "75;90-real"),
     ("120a", "", KNOWN_13, "120a", "120a"),
-    ("all-major", "", KNOWN_12_4, "all-major", "80;86;89;90"),
+    ("all-major", "", KNOWN_12_4, "all-major", "75;80;86;89;90"),
 ])
 def test_cuda_architectures(tmp_path: Path, wanted: str, cards: str, known: str, ggml: str, ours: str):
     script = tmp_path / "ask.cmake"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.contexts import Context, attached
 
-from edgekv._native import core, testing, token_rows
+from edgekv._native import core, paging, testing, token_rows
 from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
 
@@ -52,9 +52,10 @@ def test_a_hook_that_finds_none_fails_its_ubatch(synthetic, mode):
 def test_a_call_that_finds_none_says_so(synthetic):
     with attached(synthetic("llama"), KvOptions(mode="exact"), n_ctx=256, n_seq=4) as (context, _):
         handle = core.find(context.address)
-        testing.throw_in(1)
-        with pytest.raises(EdgeKVError, match="no memory"):
-            token_rows.set_prompts(handle, [1, 2])
+        for call, given in ((token_rows.set_prompts, [1, 2]), (paging.limit_arena, 0)):
+            testing.throw_in(1)
+            with pytest.raises(EdgeKVError, match="there is no memory"):
+                call(handle, given)
         token_rows.set_prompts(handle, [1, 2])
         context.decode([5], [0], [0])
 

@@ -168,6 +168,7 @@ bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
         }
         wait();
         s.data.release();
+        renew();
         s.kind         = SketchKind::none;
         s.stream_bytes = engine_sketch_stream_bytes(shape, static_cast<int>(r), kind);
         if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
@@ -209,8 +210,8 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     if (slots_memory.size()) {
         wait();
         slots_memory.release();
-        renew();
     }
+    renew();
     n_slots = n_slots_max = n_tail_slots = 0;
     rows = {};
     if (!use_device(index) || !device(index, now)) {

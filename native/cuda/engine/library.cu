@@ -16,7 +16,7 @@ constexpr edgekv_device_kind kKind = EDGEKV_DEVICE_CUDA;
 constexpr edgekv_device_kind kKind = EDGEKV_DEVICE_EMULATED;
 #endif
 
-constexpr int kLeastArch = 80;
+constexpr int kLeastArch = 75;
 
 bool info(int index, edgekv_device_info * out) {
     Device found;
@@ -39,7 +39,7 @@ bool info(int index, edgekv_device_info * out) {
     std::string problem;
     if (kKind == EDGEKV_DEVICE_CUDA && found.arch < kLeastArch) {
         problem = "the card has compute capability " + std::to_string(found.arch/10) + "." + std::to_string(found.arch%10) +
-                  "; EdgeKV's kernels need 8.0 or newer";
+                  "; EdgeKV's kernels need 7.5 or newer";
     } else if (!found.has_kernels) {
         problem = "this build has no code for compute capability " + std::to_string(found.arch/10) + "." + std::to_string(found.arch%10) +
                   "; build again on this machine with EDGEKV_CUDA=on";

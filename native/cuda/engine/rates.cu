@@ -99,6 +99,11 @@ double read_host(const char * data, size_t n_bytes) {
 // The buffers of one measurement, as large as memory allows.
 class Bench {
 public:
+    ~Bench() {
+        if (stream) {
+            stream_sync(stream.get());  // a measurement that failed may have left work
+        }
+    }
     bool init(const Device & card, size_t host_bytes) {
         Stream s = nullptr;
         Event a = nullptr, b = nullptr;

@@ -85,17 +85,33 @@ __device__ inline void observe_view(const AttendProblem & p, const AttendWorkspa
     }
 }
 
-// In thread 0; zero in all others.
-__device__ inline double sum_of_block(double x, double * sums) {
-    __syncthreads();
-    sums[threadIdx.x] = x;
-    for (int n = kMergeThreads/2; n >= 1; n /= 2) {
-        __syncthreads();
-        if (static_cast<int>(threadIdx.x) < n) {
-            sums[threadIdx.x] += sums[threadIdx.x + n];
-        }
+// What a launch adds to AttendHits. Consumer cards add doubles at a 64th of their rate for floats.
+struct ListSums {
+    int n_read, n_hits;
+    float mass, mass_hits;
+
+    __device__ void add(const ListSums & other) {
+        n_read += other.n_read;
+        n_hits += other.n_hits;
+        mass += other.mass;
+        mass_hits += other.mass_hits;
     }
-    return threadIdx.x == 0 ? sums[0] : 0.0;  // other threads would read it while thread 0 adds
+};
+
+// In thread 0.
+__device__ inline ListSums sum_of_block(ListSums x, ListSums * warps) {
+    for (int step = kWarp/2; step > 0; step /= 2) {
+        const auto of_lane = [&](auto y) { return __shfl_xor_sync(0xffffffffu, y, step); };
+        x.add({of_lane(x.n_read), of_lane(x.n_hits), of_lane(x.mass), of_lane(x.mass_hits)});
+    }
+    if (threadIdx.x%kWarp == 0) {
+        warps[threadIdx.x/kWarp] = x;
+    }
+    __syncthreads();
+    for (int w = 1; w < kMergeThreads/kWarp && threadIdx.x == 0; ++w) {
+        x.add(warps[w]);
+    }
+    return x;
 }
 
 // A token's list of one KV head.
@@ -142,10 +158,10 @@ __device__ inline RowMass mass_of_rows(const AttendProblem & p, const AttendWork
 }
 
 __device__ inline void observe_lists(const AttendProblem & p, const AttendWorkspace & workspace, const Final * finals, int kv,
-                                     double * sums) {
+                                     ListSums * warps) {
     const int32_t * slots = p.arena.data != nullptr ? p.arena.slots + static_cast<size_t>(kv)*p.arena.slots_stride : nullptr;
     const bool observed = observes(p);
-    double n_read = 0.0, n_hits = 0.0, mass = 0.0, mass_hits = 0.0;
+    ListSums sums = {0, 0, 0.0f, 0.0f};
     for (int token = 0; token < p.n_tokens; ++token) {
         const List list = list_of(p, kv, token);
         for (int i = threadIdx.x; i < list.n; i += kMergeThreads) {
@@ -156,14 +172,14 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
             const bool hit = slots != nullptr && slots[page] >= 0;
             int end = i;
             for (; end < list.n && list.cells[end]/p.page_tokens == page; ++end) {
-                n_hits += hit || list.had_copy(end) ? 1.0 : 0.0;
+                sums.n_hits += hit || list.had_copy(end) ? 1 : 0;
             }
-            n_read += end - i;
+            sums.n_read += end - i;
             if (observed) {
                 const RowMass of_page = mass_of_rows(p, workspace, finals, kv, list, i, end);
                 add_mass(p, kv, page, of_page.all);
-                mass += of_page.all.sum;
-                mass_hits += hit ? of_page.all.sum : of_page.of_copies;
+                sums.mass += of_page.all.sum;
+                sums.mass_hits += hit ? of_page.all.sum : of_page.of_copies;
             }
         }
         __syncthreads();  // the next token's list gives the same page to another thread
@@ -171,16 +187,13 @@ __device__ inline void observe_lists(const AttendProblem & p, const AttendWorksp
     if (p.hits == nullptr) {
         return;
     }
-    n_read = sum_of_block(n_read, sums);
-    n_hits = sum_of_block(n_hits, sums);
-    mass = sum_of_block(mass, sums);
-    mass_hits = sum_of_block(mass_hits, sums);
+    sums = sum_of_block(sums, warps);
     if (threadIdx.x == 0) {
         AttendHits & hits = p.hits[kv];
-        hits.n_read += n_read;
-        hits.n_hits += n_hits;
-        hits.mass += mass;
-        hits.mass_hits += mass_hits;
+        hits.n_read += sums.n_read;
+        hits.n_hits += sums.n_hits;
+        hits.mass += sums.mass;
+        hits.mass_hits += sums.mass_hits;
     }
 }
 
@@ -188,7 +201,7 @@ static_assert(kMergeThreads == kErrorWarps*kWarp, "error_of() takes the block's 
 
 union MergeSums {
     float4 rows[kMergeThreads];
-    double hits[kMergeThreads];
+    ListSums hits[kMergeThreads/kWarp];
     ErrorShared error;
 };
 

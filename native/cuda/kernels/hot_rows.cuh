@@ -28,8 +28,14 @@ __device__ inline int32_t place_hot_row(const HotRows & hot, uint64_t row, uint3
         unsigned most = 0;
         int at = -1;
         bool there = false;
+        unsigned long long words[kHotRowWays];
+#pragma unroll
+        for (int i = 0; i < kHotRowWays; ++i) {
+            words[i] = look(places + i);  // all under way at once
+        }
+#pragma unroll
         for (int i = 0; i < kHotRowWays && !there; ++i) {
-            const unsigned long long found = look(places + i);
+            const unsigned long long found = words[i];
             there = found >> kLaunchBits == row + 1;
             const unsigned age = found == 0 ? kLaunches + 1 : (now - static_cast<unsigned>(found)) & kLaunches;
             if (there || age > most) {

@@ -71,7 +71,13 @@ __device__ inline float most_of_warp(float x) {
     return x;
 }
 
-__device__ inline float sum_of_warp(float x) {
+template <class T>
+__device__ inline T sum_of_warp(T x) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    if constexpr (std::is_integral_v<T>) {
+        return __reduce_add_sync(kAll, x);
+    }
+#endif
     for (int step = kWarp / 2; step > 0; step /= 2) {
         x += __shfl_xor_sync(kAll, x, step);
     }
@@ -105,7 +111,7 @@ __device__ inline void find_norms(const SampleBatch & b, int list, const Words &
         const uint64_t seen = sight[i].visible;
         n_seen += __popc(static_cast<unsigned>(seen)) + __popc(static_cast<unsigned>(seen >> 32));
     }
-    n_seen = __reduce_add_sync(kAll, n_seen);
+    n_seen = sum_of_warp(n_seen);
     if (lane == 0) {
         seen_of[warp] = n_seen;
     }
@@ -191,9 +197,9 @@ struct Chunk {
         float x[kEach] = {};
         for (int g = 0; g < b.group; ++g) {
             const float factor = factors[g * kChunkGroups + (group - first_group)];
-            if (factor > 0.0f) {
-                const uint2 pairs = *reinterpret_cast<const uint2 *>(
-                    b.shares.cells + (static_cast<int64_t>(list) * b.group + g) * b.shares.cell_stride + cell);
+            const uint2 pairs = *reinterpret_cast<const uint2 *>(
+                b.shares.cells + (static_cast<int64_t>(list) * b.group + g) * b.shares.cell_stride + cell);
+            if (factor > 0.0f) {  // else they may hold anything; the loads of all heads are under way at once
                 x[0] = fmaf(factor, __uint_as_float(pairs.x << 16), x[0]);
                 x[1] = fmaf(factor, __uint_as_float(pairs.x & 0xffff0000u), x[1]);
                 x[2] = fmaf(factor, __uint_as_float(pairs.y << 16), x[2]);
@@ -262,9 +268,10 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         n_brought = 0;
     }
     __syncthreads();
-    const int n_chunks = sample_chunks(b.n_groups), list = static_cast<int>(begun) / n_chunks, number = static_cast<int>(begun) % n_chunks;
+    const int n_chunks = sample_chunks(b.n_groups), n_lists = static_cast<int>(gridDim.x) / n_chunks;
+    const int list = static_cast<int>(begun) % n_lists, number = static_cast<int>(begun) / n_lists;  // the blocks that find norms begin first
     const Words words = {b.words, of_launch};
-    const size_t first_word = sample_words(gridDim.x / n_chunks, b.n_groups, b.group).norms + list * (2 * static_cast<size_t>(b.group) + 1);
+    const size_t first_word = sample_words(n_lists, b.n_groups, b.group).norms + list * (2 * static_cast<size_t>(b.group) + 1);
     if (number == 0) {
         find_norms(b, list, words, first_word, norms);
     } else if (static_cast<int>(threadIdx.x) < 2 * b.group + 1) {
@@ -287,9 +294,9 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         n_certain += chance[i] == kOne ? 1u : 0u;
         missed += (drawn >> i & 1) != 0 ? 0u : by_share[i];
     }
-    n_visible = __reduce_add_sync(kAll, n_visible);
-    n_certain = __reduce_add_sync(kAll, n_certain);
-    missed = __reduce_add_sync(kAll, missed);  // of a warp at most 2^27
+    n_visible = sum_of_warp(n_visible);
+    n_certain = sum_of_warp(n_certain);
+    missed = sum_of_warp(missed);  // of a warp at most 2^27
     if (lane == kWarp - 1) {
         warps[warp] = {through, n_visible, n_certain, missed};
     }
@@ -308,7 +315,7 @@ __global__ void __launch_bounds__(kThreads) sample_emit(const SampleBatch b) {
         for (int i = lane; i < number; i += kWarp) {
             before += words.hear(counts + i);
         }
-        before = __reduce_add_sync(kAll, before);
+        before = sum_of_warp(before);
         if (lane == 0) {
             before_block = before;
             if (last) {

@@ -22,6 +22,20 @@ private:
     cudaError_t set;
 };
 
+// Asks once: all properties together take milliseconds.
+bool name_of(int index, std::string & out) {
+    static std::mutex mutex;
+    static std::map<int, std::string> names;
+    std::lock_guard<std::mutex> guard(mutex);
+    std::string & name = names[index];
+    cudaDeviceProp properties;
+    if (name.empty() && ok(cudaGetDeviceProperties(&properties, index), "the GPU cannot be asked")) {
+        name = properties.name;
+    }
+    out = name;
+    return !name.empty();
+}
+
 }  // namespace
 
 int attribute(cudaDeviceAttr which, int index) {
@@ -72,14 +86,11 @@ bool device(int index, Device & out) {
         return refuse("there is no GPU " + std::to_string(index) + "; there are 0 to " + std::to_string(n - 1));
     }
     const Call call;
-    cudaDeviceProp properties;
     const OnDevice on(index);
-    if (!ok(on.status(), "the GPU cannot be used") ||
-        !ok(cudaGetDeviceProperties(&properties, index), "the GPU cannot be asked") ||
+    if (!ok(on.status(), "the GPU cannot be used") || !name_of(index, out.name) ||
         !ok(cudaMemGetInfo(&out.free_bytes, &out.total_bytes), "the GPU's memory cannot be asked")) {
         return false;
     }
-    out.name = properties.name;
     out.arch = arch_of(index);
     out.n_sm = attribute(cudaDevAttrMultiProcessorCount, index);
     cudaDriverGetVersion(&out.driver);

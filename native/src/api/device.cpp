@@ -1,5 +1,5 @@
 // The C functions of edgekv.h about devices.
-#include "api/internal.h"
+#include "api/guard.h"
 #include "context/context.h"
 #include "attention/cuda/library.h"
 
@@ -11,7 +11,7 @@ edgekv_status edgekv_limit_arena(edgekv_context * ctx, int n_slots) {
     if (n_slots < 0) {
         return fail(EDGEKV_INVALID, "an arena cannot have " + std::to_string(n_slots) + " slots");
     }
-    return told(ctx->plane->limit_slots(n_slots));
+    return guarded([&] { return told(ctx->plane->limit_slots(n_slots)); });
 }
 
 edgekv_status edgekv_device_problem(const edgekv_context * ctx, const char ** sentence) {

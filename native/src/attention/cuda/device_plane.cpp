@@ -60,7 +60,6 @@ void DevicePlane::release_arena() {
     ctx.pages.table.set_tail(0);
     ctx.pages.table.set_slots(0);  // no page is in a slot
     engine->reserve_arena(0, 0);
-    llama_edgekv_invalidate_graph(ctx.lctx);
 }
 
 Failure DevicePlane::do_set_slots(int n_slots) { return engine->set_slots(n_slots) ? Failure{} : no_memory(); }
@@ -141,6 +140,9 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
     }
     graph.built        = false;
     graph.leader_built = false;
+    if (engine->generation() != generation) {
+        llama_edgekv_invalidate_graph(ctx.lctx);  // a recording of it has what changed since
+    }
 
     mirror_pages();
     mirror_resolutions();
@@ -162,6 +164,7 @@ void DevicePlane::do_begin(const UbatchBegin & ubatch) {
 
 UbatchDone DevicePlane::do_end(bool ok) {
     engine->end();
+    generation = engine->generation();
     if (on_backend && ctx.params.placement.kind == EDGEKV_DEVICE_EMULATED) {
         engine->wait_for_step();  // Python's arrays are NumPy's there, which know no stream; failure() reports an error
     }

@@ -89,6 +89,7 @@ private:
     std::vector<std::unique_ptr<DeviceLayer>> layers;  // by index
     int most_slots = INT_MAX;
     int n_tokens   = 0;  // in the ubatch
+    int generation = 0;  // the engine's at the end of the previous ubatch
     std::vector<MirrorUpdate> updates;
     std::vector<EngineStale> stale;
     std::vector<float> resolutions;  // as the engine knows them; empty: it knows none

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from pathlib import Path
 
 import click
 
@@ -15,17 +16,20 @@ from edgekv.cli.common.examples import examples
     "edgekv run -m llama_cpp.server --model model.gguf",
     "EDGEKV_KV=exact edgekv run program.py",
 ))
-@click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as for python -m.")
-@click.argument("program")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(is_module: bool, program: str, arguments: tuple[str, ...]) -> None:
-    """Run a Python program in which llama_cpp.Llama is edgekv.Llama. Its KV options are the EDGEKV_* variables."""
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True, metavar="PROGRAM|-m MODULE [ARGUMENTS]...")
+def run(program: tuple[str, ...]) -> None:
+    """Run a Python program, a file or as `python -m` a module, in which llama_cpp.Llama is edgekv.Llama. Its KV options are the EDGEKV_* variables."""
+    is_module = program[0] == "-m"
+    if is_module and len(program) == 1:
+        raise click.UsageError("-m wants the name of a module, as for python -m")
+    if not is_module and not Path(program[0]).exists():
+        raise click.UsageError(f"there is no program {program[0]}; name a file, or -m and a module")
     edgekv.owns_process = False  # the program's errors and signals are its own
     from edgekv import install
 
     install()
-    sys.argv = [program, *arguments]
+    sys.argv = list(program[is_module:])
     if is_module:
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(program, run_name="__main__")
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -4,8 +4,9 @@
 imported after this package runs on our libraries.
 """
 
+from __future__ import annotations
+
 import os
-from typing import TYPE_CHECKING, Any
 
 # in an editable install the libraries lie in another folder of the package than this file
 lib_folder = next((folder for folder in (os.path.join(part, "lib") for part in __path__) if os.path.isdir(folder)), None)
@@ -36,7 +37,10 @@ if lib_folder is None:
 else:
     os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
 
+TYPE_CHECKING = False  # as typing has it, which takes longer to import than this package
 if TYPE_CHECKING:
+    from typing import Any
+
     from edgekv import runtime
     from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
     from edgekv.config import KvOptions

@@ -2,8 +2,8 @@
 //
 //   libllama (patched call sites) --> this glue --> the hook table --> libedgekv
 //
-// libllama does not know libedgekv: until llama_edgekv_set_hooks() registers a table, every call below is a
-// no-op and the stock path runs. Hooks run on the thread that calls llama_decode(), or creates or frees the context.
+// libllama does not know libedgekv: until llama_edgekv_set_hooks() registers a table, every call below does nothing. Hooks run on the thread that
+// calls llama_decode(), or creates or frees the context.
 #pragma once
 
 #include "ggml-backend.h"
@@ -225,13 +225,10 @@ LLAMA_API int64_t llama_edgekv_growth(const struct llama_context * lctx, const i
 LLAMA_API bool llama_edgekv_may_take(int64_t n_bytes, bool early);
 // whether the newest llama_decode() of this thread failed for want of such memory
 LLAMA_API bool llama_edgekv_refused(void);
-
 // stop: the context computes nothing until the call with false; its abort callback stays what it was. Decoding thread.
 LLAMA_API void llama_edgekv_stop(struct llama_context * lctx, bool stop);
-
-// Holds cells of a stream, so that another thread can read their K/V rows while ubatches are computed: a call that would move or remove the
-// cells, or free the context, waits for their release. Call it on the decoding thread, between two ubatches. Null: the context has no plain
-// cache of its own, or no such stream. Any thread may release cells, in order: the first n, or all with the handle.
+// Holds cells of a stream for a thread that reads their K/V rows beside ubatches: a call that would move or remove them, or free the context, waits
+// for their release. Decoding thread, between two ubatches. Null: no plain cache, or no such stream. Any thread may release the first n, or all.
 struct llama_edgekv_hold;
 LLAMA_API struct llama_edgekv_hold * llama_edgekv_hold_cells(struct llama_context * lctx, uint32_t stream, const uint32_t * cells, int n);
 LLAMA_API void llama_edgekv_release_cells(struct llama_edgekv_hold * hold, int n);

@@ -1,4 +1,5 @@
 // The library: its start, its contexts, and its hooks in libllama.
+#include "api/defaults.h"
 #include "api/guard.h"
 #include "attention/backends.h"
 #include "context/context.h"
@@ -23,22 +24,11 @@ namespace {
 
 thread_local std::string t_error;
 
-// What contexts get that are created from now on.
-struct Defaults {
-    bool attach = false;
-    edgekv_params params = {};
-    std::vector<int32_t> k_types, v_types;  // by layer; empty: all layers have the context's types
-    std::string home;
-};
-
-thread_local std::vector<Defaults> t_own;  // those of this thread; the newest count
-
 // The library's state. Contexts come and go on any thread; a context's own state belongs to its decoding thread.
 struct Library {
     std::mutex mutex;
     std::map<const llama_context *, std::unique_ptr<edgekv_context>> contexts;
     bool initialised = false;
-    Defaults defaults;  // where a thread has none of its own
     edgekv_callbacks callbacks = {};
 };
 
@@ -60,16 +50,6 @@ edgekv_context * find(const llama_context * lctx) {
 
 // null also with EDGEKV=0: then hooks around and inside a ubatch do nothing
 edgekv_context * find_active(const llama_context * lctx) { return hooks_enabled() ? find(lctx) : nullptr; }
-
-// the result of use(defaults of this thread)
-template <typename Use> auto with_defaults(Use && use) {
-    if (!t_own.empty()) {
-        return use(t_own.back());
-    }
-    auto & lib = library();
-    std::lock_guard<std::mutex> lock(lib.mutex);
-    return use(lib.defaults);
-}
 
 edgekv_callbacks current_callbacks() {
     auto & lib = library();
@@ -297,12 +277,13 @@ edgekv_status edgekv_set_defaults(const edgekv_params * params) {
 }
 
 void edgekv_own_defaults(bool begin) {
+    auto & own = own_defaults();
     if (begin) {
-        t_own.emplace_back();
-    } else if (!t_own.empty()) {
-        t_own.pop_back();
+        own.emplace_back();
+    } else if (!own.empty()) {
+        own.pop_back();
     }
-    llama_edgekv_set_home(t_own.empty() ? nullptr : t_own.back().home.c_str(), true);
+    llama_edgekv_set_home(own.empty() ? nullptr : own.back().home.c_str(), true);
 }
 
 edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n_layers) {
@@ -323,7 +304,7 @@ edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n
 edgekv_status edgekv_set_home(const char * folder) {
 #ifdef __linux__
     with_defaults([&](Defaults & defaults) { defaults.home = folder ? folder : ""; });
-    llama_edgekv_set_home(folder ? folder : "", !t_own.empty());
+    llama_edgekv_set_home(folder ? folder : "", !own_defaults().empty());
     return EDGEKV_OK;
 #else
     return folder && *folder ? fail(EDGEKV_UNSUPPORTED, "a KV home on disk needs Linux; leave it out") : EDGEKV_OK;

@@ -8,8 +8,9 @@ import click
 
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, model_path, option
-from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows, span
+from edgekv.cli.common.tables import NAME, Column, layer_runs, print_json, print_rows, span
 from edgekv.cli.common.verdict import Mark, fact, prose, verdict
+from edgekv.cli.doctor_gpu import STEPS, Output, prove_gpu
 from edgekv.common.errors import EXIT_LIBRARY
 from edgekv.common.units import gibibytes, parameters, size, tokens
 
@@ -52,18 +53,31 @@ PLAN_COLUMNS = [
     "edgekv doctor",
     "edgekv doctor model.gguf",
     "edgekv doctor model.gguf -o json",
+    "edgekv doctor --gpu",
+    "edgekv doctor --gpu model.gguf -o card.json",
 ))
 @model_argument
 @option("--recalibrate", is_flag=True, help="Measure the rates of the GPU again; they are kept after the first time.")
-@output_option("json")
+@option("--gpu", is_flag=True, help="Test EdgeKV's attention on the GPU, for three minutes at most.")
+@option("--quick", is_flag=True, help="With --gpu: 40 seconds at most.")
+@option("--only", type=click.Choice(STEPS), multiple=True, help="With --gpu: this step alone. Can be given several times.")
+@option("-o", "--output", type=Output(("table", "json")), metavar="[table|json|FILE]", default="table", show_default=True,
+        help="How to print; with --gpu also the file of the report.")
 @click.pass_context
-def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, output: str) -> None:
+def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, gpu: bool, quick: bool, only: tuple[str, ...], output: str | Path) -> None:
     """Tell what is installed, which libraries and instructions are used, whether there is a GPU, and how fast it is.
 
     With MODEL (a GGUF file) also its shape, the bytes of its KV cache, the layers that EdgeKV's attention serves (by opening a small
     context), and with a GPU the use of its memory, at the context the model was trained for and at four times that.
     The exit code is 5 if the libraries cannot be used.
+
+    With --gpu EdgeKV's attention is tested on the GPU, with a tiny model of MODEL's head shape: its kernels, and whole answers, against the
+    processor's. The exit code is 0 if all is right, 1 if something is wrong, 5 if there is no GPU to test.
     """
+    if gpu:
+        ctx.exit(prove_gpu(model, output, only, quick))
+    if quick or only or isinstance(output, Path):
+        raise click.UsageError("--quick, --only and -o FILE go with --gpu")
     from edgekv.diagnosis import diagnose
 
     report = diagnose(None if model is None else model_path(model), recalibrate)

@@ -106,11 +106,11 @@ def _gpu(backends: list[str] | None) -> dict[str, Any]:
         "reason": f"not used: {problem}" if problem else "in use",
         "device_library": backends is not None and devices.has_cuda_build(),
         "cupy": devices.cupy_version(),
-        "pinned": _pinned(),
+        "pinned": pinned(),
     }
 
 
-def _pinned() -> dict[str, int | None]:
+def pinned() -> dict[str, int | None]:
     """Bytes that could be pinned: free host memory, and the limit of locked memory (None: no limit)."""
     from edgekv.planning.available import available_bytes
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
 ORDER = ["common", "config", "pages", "arrays", "policies", "tiering", "prefix_cache", "_native", "models", "planning", "runtime", "cache_types",
-         "llama_keywords", "llama", "installing", "measure", "diagnosis", "server", "bench", "lab", "cli", "__main__", "lab.commands"]
+         "llama_keywords", "llama", "installing", "measure", "diagnosis", "proof", "server", "bench", "lab", "cli", "__main__", "lab.commands"]
 
 PURE = ("policies", "tiering", "prefix_cache", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
 """These modules see arrays and a read-only view: the same file runs live and in `sim`."""

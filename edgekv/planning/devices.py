@@ -138,10 +138,10 @@ def native_devices() -> Any | None:
         return None
 
 
-def why_no_gpu() -> str | None:
+def why_no_gpu(kind: DeviceKind = DeviceKind.CUDA) -> str | None:
     """The reason why attention cannot run on a GPU here, as a clause; None: it can."""
-    found = devices(DeviceKind.CUDA)
-    return _why_not(DeviceKind.CUDA, found) or _cupy_problem(found[0])
+    found = devices(kind)
+    return _why_not(kind, found) or (_cupy_problem(found[0]) if kind is DeviceKind.CUDA else None)
 
 
 def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> str | None:

@@ -1,0 +1,20 @@
+"""One part in a process of its own: child.py PART FILE writes its rows, one JSON object in a line each, into an open file."""
+
+import json
+import os
+import sys
+from importlib import import_module
+
+from edgekv.proof.steps import HeadShape, Part
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    part = Part(**{**given, "shape": HeadShape(**given["shape"])})
+    with os.fdopen(int(sys.argv[2]), "w") as out:
+        for case, outcome, said in import_module(f"edgekv.proof.{part.step}").run(part):
+            print(json.dumps({"step": part.step, "case": case, "outcome": outcome.value, "said": said}), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

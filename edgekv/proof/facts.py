@@ -1,0 +1,69 @@
+"""What this machine has: card, driver, link, libraries by their paths, CuPy, and memory that can be pinned."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import import_module
+
+from edgekv import _native
+from edgekv._native import device_calls
+from edgekv.common.enums import DeviceKind
+from edgekv.common.units import size
+from edgekv.diagnosis import pinned
+from edgekv.planning import devices
+from edgekv.proof.steps import Outcome, Part
+
+Told = tuple[str, Outcome, str]
+
+_OF_DEVICES = ("cuda", "cublas", "nvrtc", "nccl", "edgekv-emulated")
+
+
+def run(part: Part) -> Iterator[Told]:
+    info = device_calls.info(DeviceKind(part.kind), part.index)
+    free = f"{size(info.free_bytes)} of {size(info.total_bytes)} free"
+    code = f", compute capability {info.arch // 10}.{info.arch % 10}, {info.n_sm} multiprocessors" if info.arch else ""
+    yield "card", Outcome.TOLD, f"{info.name}{code}; {free}"
+    if info.kind is DeviceKind.CUDA:
+        yield "driver", Outcome.TOLD, f"for CUDA {_version(info.driver)}; this build is of CUDA {_version(info.runtime)}"
+        yield "PCIe", Outcome.TOLD, _pcie()
+        yield _cupy(info)
+    for path in _opened():
+        yield "library", Outcome.TOLD, path
+    kept = pinned()
+    limit = "no limit" if kept["limit"] is None else size(kept["limit"])
+    yield "pinned memory", Outcome.TOLD, f"up to {size(kept['available'] or 0)}, what is free; locked memory (ulimit -l): {limit}"
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _pcie() -> str:
+    """As nvidia-smi tells it; an idle card's link may run slower than it can."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "nvidia-smi is not there, which tells it"
+    fields = "pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max"
+    done = subprocess.run([command, f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=False)
+    return "; ".join(f"generation {now} of {most}, {wide} of {widest} lanes" for now, most, wide, widest in (
+        line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3)) or "nvidia-smi does not tell it"
+
+
+def _cupy(info: device_calls.DeviceInfo) -> Told:
+    """CuPy compiles two of our sources when they are first used, with NVRTC."""
+    try:
+        cupy = import_module("cupy")
+        compiler = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+    except Exception as error:  # CuPy's libraries fail in many ways
+        return "CuPy", Outcome.WRONG, f"{type(error).__name__}: {error}; {devices.cupy_install(info)}"
+    return "CuPy", Outcome.TOLD, f"{cupy.__version__}, NVRTC {compiler}, {cupy.__file__}"
+
+
+def _opened() -> list[str]:
+    """Paths of the libraries of devices that this process has opened, and of ours."""
+    ours = [path for name, path in _native.info()["libraries"].items() if "edgekv" in name]
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        seen = {line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}
+    return sorted({*ours, *(path for path in seen if any(f"lib{name}" in path or f"lib{name}" in path.replace("ggml-", "") for name in _OF_DEVICES))})

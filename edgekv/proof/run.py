@@ -1,0 +1,89 @@
+"""Runs the parts, each in a process of its own with a limit of time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from edgekv._native.device_calls import DeviceInfo
+from edgekv.common.enums import DeviceKind
+from edgekv.common.errors import CudaUnavailable
+from edgekv.models import geometry
+from edgekv.planning import devices
+from edgekv.proof.report import Report
+from edgekv.proof.steps import STEPS, HeadShape, Outcome, Part, Row, parts
+
+
+def find_device() -> DeviceInfo:
+    """The card to prove, or with EDGEKV_ATTENTION_DEVICE=emulated the emulated device. Raises CudaUnavailable if there is none."""
+    kind = DeviceKind.CUDA
+    if os.environ.get("EDGEKV_ATTENTION_DEVICE") == DeviceKind.EMULATED.value:
+        kind = DeviceKind.EMULATED
+    if (why := devices.why_no_gpu(kind)) is not None:
+        raise CudaUnavailable(f"there is no card to test: {why}")
+    return devices.devices(kind)[0]
+
+
+def head_shape(model: Path | None) -> HeadShape:
+    """Of the model's first layer that attends everything; without a model, of a common one. Raises ModelError."""
+    if model is None:
+        return HeadShape()
+    g = geometry(model)
+    il = next((il for il in range(g.n_layer) if g.n_head_kv[il] and not g.swa[il]), None)
+    return HeadShape() if il is None else HeadShape(g.n_head[il], g.n_head_kv[il], g.head_dim_k)
+
+
+def prove(device: DeviceInfo, model: Path | None, path: Path, steps: tuple[str, ...] = STEPS, quick: bool = False,
+          begins: Callable[[Part], None] = lambda part: None) -> tuple[list[Row], str]:
+    """Run the steps and keep the report in `path`; returns its rows and its sentence. begins: called before each part."""
+    report = Report(path, asdict(device) | {"kind": device.kind.value}, steps, quick)
+    for part in parts(steps, quick, device.kind.value, device.index, head_shape(model)):
+        begins(part)
+        rows, seconds, log = run_part(part)
+        report.add(part, rows, seconds, log)
+    return report.rows, report.finish()
+
+
+def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
+    """(rows, seconds, what it wrote). The last row says so where the process did not end well. variables: of its environment."""
+    begin, rows = time.monotonic(), list[Row]()
+    with tempfile.TemporaryFile() as log:
+        from_child, to_parent = os.pipe()
+        with os.fdopen(from_child) as lines:
+            try:
+                child = subprocess.Popen([sys.executable, "-m", "edgekv.proof.child", json.dumps(asdict(part)), str(to_parent)],
+                                         pass_fds=(to_parent,), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | variables)
+            finally:
+                os.close(to_parent)
+            late = threading.Timer(part.limit, child.kill)
+            late.start()
+            try:
+                rows += [json.loads(line) for line in lines if line.endswith("\n")]
+                status = child.wait()
+            finally:
+                late.cancel()
+                child.kill()
+                child.wait()
+        log.seek(0)
+        wrote = log.read().decode("utf-8", "replace")
+    seconds = time.monotonic() - begin
+    if status != 0:
+        rows.append(Row(step=part.step, case=part.name, outcome=Outcome.KILLED.value, said=_ended(status, seconds, part, wrote)))
+    return rows, seconds, wrote
+
+
+def _ended(status: int, seconds: float, part: Part, wrote: str) -> str:
+    last = next((line.strip() for line in reversed(wrote.splitlines()) if line.strip()), "it wrote nothing")
+    if status == -signal.SIGKILL and seconds >= part.limit:
+        return f"took longer than {part.limit:.0f} s; its last line: {last}"
+    how = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    return f"{how} after {seconds:.0f} s; its last line: {last}"

@@ -9,7 +9,7 @@ import click
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME
 
-STEPS = ("facts", "rates")
+STEPS = ("facts", "rates", "kernels", "plane")
 """`edgekv.proof.steps.STEPS`, which `--help` does not import."""
 
 COLUMNS = [Column("step", "step", right=False), Column("case", "case", right=False), Column("outcome", "outcome", right=False), Column("said", "", right=False)]
@@ -33,7 +33,7 @@ def prove_gpu(model: Path | None, output: str | Path, only: tuple[str, ...], qui
 
     device = find_device()
     path = output if isinstance(output, Path) else Path(platformdirs.user_cache_dir("edgekv")) / "doctor-gpu.json"
-    rows, said = prove(device, model, path, only or STEPS, quick, lambda part: click.echo(part.title, err=True))
+    rows, said = prove(device, model, path, only or STEPS, quick, lambda title: click.echo(title, err=True))
     if output == "json":
         print_json(json.loads(path.read_text(encoding="utf-8")))
     else:

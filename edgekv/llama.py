@@ -76,7 +76,8 @@ class Llama(llama_cpp.Llama):
     Args:
         model_path: a GGUF file.
         kv: KV mode, "exact", "sparse", "evict" or "off" (default: EDGEKV_KV, else
-            `device_mode.chosen_mode`: sparse on most processors, and on a GPU where its plan promises a gain).
+            `device_mode.chosen_mode`: sparse on most processors; on a GPU that `edgekv doctor --gpu` has proven what its plan
+            promises, and "off" on others).
             In mode evict n_batch and n_ubatch are by default at most a quarter of the kept tokens.
         kv_options: every KV option at once, e.g. KvOptions(mode="sparse", sample_budget=2000). None: the EDGEKV_* variables,
             then the defaults.

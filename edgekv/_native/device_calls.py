@@ -1,6 +1,7 @@
 """Devices, their rates, and the place of a context's data plane, as plain values."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from edgekv._native._core import ffi, lib
 from edgekv._native.core import _DEVICES, Handle, _check
@@ -75,6 +76,47 @@ def rates(kind: DeviceKind, index: int = 0, host_bytes: int = 0) -> Rates:
     out = ffi.new("edgekv_rates *")
     _check(lib.edgekv_measure_rates(_DEVICES[kind], index, host_bytes, out))
     return Rates(out.link_copy, out.link_gather, out.link_rows, out.link_pageable, out.vram, out.dram, out.launch_us)
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """Heads, tokens that attend (16 at most), cells, and types of K and V (`enum ggml_type`)."""
+
+    head_dim: int
+    n_head: int
+    n_head_kv: int
+    n_tokens: int
+    n_cells: int
+    type_k: int
+    type_v: int
+    seed: int = 1
+
+
+class KernelResult(NamedTuple):
+    error: float
+    """The largest, in units of what is allowed: 1 and less is right."""
+    same: bool
+    """Three runs gave the same bits."""
+    inside: bool
+    """Nothing was written beside a buffer."""
+
+
+KERNELS = {"attend": lib.EDGEKV_KERNEL_ATTEND, "attend lists": lib.EDGEKV_KERNEL_ATTEND_LISTS, "store": lib.EDGEKV_KERNEL_STORE,
+           "scan": lib.EDGEKV_KERNEL_SCAN}
+"""Our kernels that `try_kernel` compares: the attention over pages and over lists, with the merge; the store with sketches; their scan."""
+
+
+def try_kernel(kind: DeviceKind, index: int, kernel: str, case: KernelCase) -> KernelResult:
+    """Run one of `KERNELS` three times on random inputs and compare it with the reference of the processor's kernels. Raises ConfigError for heads
+    that no kernel serves, NativeError where a launch failed."""
+    out = ffi.new("edgekv_kernel_result *")
+    _check(lib.edgekv_try_kernel(_DEVICES[kind], index, KERNELS[kernel], ffi.new("edgekv_kernel_case *", asdict(case)), out))
+    return KernelResult(out.error, bool(out.same), bool(out.inside))
+
+
+def sources() -> str:
+    """Digest of all native sources that compute."""
+    return ffi.string(lib.edgekv_sources()).decode()
 
 
 # ---- the plane of a context -----------------------------------------------------------------------------------------------------

@@ -216,9 +216,8 @@ SETTINGS = (
         row("model-draft", Path, "A smaller model with the same vocabulary, which guesses the next tokens.", unit="FILE", short=("-md",))),
     *_listed(
         "Attention",
-        row("kv", KvMode, f"{_described(KvMode)}.", keyword="mode",
-                                                  usual="sparse; exact on a GPU that gains little, and on a processor without AVX2",
-            brief="exact, sparse, evict or off"),
+        row("kv", KvMode, f"{_described(KvMode)}.", keyword="mode", brief="exact, sparse, evict or off",
+            usual="sparse; off on a GPU that `doctor --gpu` has not proven; exact on one that gains little, or without AVX2"),
         row("sample-budget", parse_sample_budget,
          "Modes sparse and evict: a token with more than 1/C of a head's attention is read for certain. The others are sampled, with weights for the unread "
          f"ones. Twice the C reads some 40 % more, with an error some 40 % smaller. Contexts of up to {SelectionOptions.exact_tokens} tokens are attended "

@@ -138,6 +138,13 @@ class Decoder:
         self._marks = {marked: state for marked, state in self._marks.items() if 0 < marked <= position}
         self.position = position
 
+    def shift(self, first: int, n: int) -> None:
+        """Forget n tokens from position `first` on, and move the later ones up. Raises EdgeKVError if the cache cannot."""
+        if not llama_cpp.llama_memory_seq_rm(self._memory, 0, first, first + n):
+            raise EdgeKVError(f"this model's cache cannot forget the tokens at positions {first} to {first + n - 1} alone")
+        llama_cpp.llama_memory_seq_add(self._memory, 0, first + n, -1, -n)
+        self.position -= n
+
     def _besides_rows(self, sequence: int) -> np.ndarray:
         """uint8: windows and states, as llama.cpp saves them."""
         state = np.empty(llama_cpp.llama_state_seq_get_size_ext(self._ctx, sequence, _BESIDES_ROWS), np.uint8)

@@ -14,15 +14,19 @@ from edgekv.planning.device import calibrate
 from edgekv.planning.device_fit import choose_device_context
 from edgekv.planning.device_roofline import DeviceRoofline, prefers_sparse
 from edgekv.planning.devices import Placement, measured_mode
+from edgekv.planning.proven import proven, why_stock
 
 log = logging.getLogger("edgekv")
 
 
 def chosen_mode(placement: Placement, model: Path, kv: KvOptions, n_ctx: int | None, n_sequences: int = 1) -> KvMode:
-    """`devices.measured_mode`; on a GPU by estimate, for `n_sequences` sequences of `n_ctx` tokens. n_ctx None: as many as the memory allows.
-    Measures the GPU's rates where they were not. Raises ModelError for a file that is no model."""
+    """`devices.measured_mode`; on a GPU that `edgekv doctor --gpu` has not proven it is off, on others by estimate, for `n_sequences` sequences of
+    `n_ctx` tokens. n_ctx None: as many as the memory allows. Measures the GPU's rates where they were not. Raises ModelError for a file that is no model."""
     if placement.stock or placement.kind is not DeviceKind.CUDA or placement.room is None:
         return measured_mode(placement)
+    if placement.info is not None and not proven(placement.info):
+        log.warning("%s", why_stock(placement.info))
+        return KvMode.OFF
     file, available = open_model(model, whole=False), available_bytes()
     depth = _depth(file, kv, n_ctx, placement, n_sequences, available)
     try:

@@ -48,9 +48,9 @@ class Report:
         """The verdict in one sentence, kept too."""
         failed = list(dict.fromkeys(row["step"] for row in self.rows if Outcome(row["outcome"]).fails))
         name, content = self._content["device"]["name"], self._content
-        said = {False: f"WRONG on {name}: {' and '.join(failed)}. Please report it with {self._path}",
-                None: f"Nothing was wrong on {name} in what ran; a whole `edgekv doctor --gpu` proves the card",
-                True: f"EdgeKV's attention is right on {name}"}[self.passed]
+        said = {False: f"WRONG on {name}: {' and '.join(failed)}; stock attention is used there. Please report it with {self._path}",
+                None: f"Nothing was wrong on {name} in what ran; a whole `edgekv doctor --gpu` turns EdgeKV's attention on there",
+                True: f"EdgeKV's attention is right on {name}, and is used there from now on"}[self.passed]
         content |= {"finished": True, "said": said}
         self._write()
         return said

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypedDict
 
-FACTS, RATES = STEPS = ("facts", "rates")
-KERNELS, PLANE = "kernels", "plane"
+FACTS, RATES, KERNELS, PLANE = STEPS = ("facts", "rates", "kernels", "plane")
 
 PROVES = (KERNELS, PLANE)
 """A card on which all parts of these steps are right has passed."""
@@ -63,13 +62,18 @@ class Part:
         return self.step if self.name == self.step else f"{self.step}: {self.name}"
 
 
-LIMITS = {FACTS: 30.0, RATES: 60.0}
+LIMITS = {FACTS: 30.0, RATES: 60.0, KERNELS: 90.0, PLANE: 60.0}
 """Seconds of a part."""
+EMULATED = 10
+"""Times as long is an emulated device given: its limits only end what hangs."""
 
-CASES = {FACTS: (FACTS,), RATES: (RATES,)}
+STOCK, EXACT, RING, SPARSE_ALL, SPARSE_TENTH = ("stock", "exact", "exact through the ring", "sparse, all rows", "sparse, a tenth")
+
+CASES = {FACTS: (FACTS,), RATES: (RATES,), KERNELS: (KERNELS,), PLANE: (STOCK, EXACT, RING, SPARSE_ALL, SPARSE_TENTH)}
 """The parts of a step."""
 
 
 def parts(steps: tuple[str, ...], quick: bool, kind: str, index: int, shape: HeadShape) -> list[Part]:
     """The parts of these steps."""
-    return [Part(step, name, LIMITS[step], quick, kind, index, shape) for step in STEPS if step in steps for name in CASES.get(step, ())]
+    slower = 1 if kind == "cuda" else EMULATED
+    return [Part(step, name, slower * LIMITS[step], quick, kind, index, shape) for step in STEPS if step in steps for name in CASES[step]]

@@ -71,6 +71,31 @@ typedef struct {
 /* Takes some seconds. host_bytes: how much host memory may be pinned meanwhile, so that pages and rows lie as far apart as in a home. */
 EDGEKV_API edgekv_status edgekv_measure_rates(edgekv_device_kind kind, int index, size_t host_bytes, edgekv_rates * out);
 
+/* Kernels on random inputs, three times, against the reference of the processor's kernels; buffers lie between bands of poison. */
+typedef enum {
+    EDGEKV_KERNEL_ATTEND       = 0, /* every page, a third of them in the arena; merge and mass */
+    EDGEKV_KERNEL_ATTEND_LISTS = 1, /* an eighth of the rows, weighed */
+    EDGEKV_KERNEL_STORE        = 2, /* rows and their sketches */
+    EDGEKV_KERNEL_SCAN         = 3, /* of the sketches */
+} edgekv_kernel;
+typedef struct {
+    int head_dim, n_head, n_head_kv;
+    int n_tokens; /* that attend; 16 at most */
+    int n_cells;
+    int type_k, type_v; /* enum ggml_type: f16, q8_0 or q4_0 */
+    uint64_t seed;
+} edgekv_kernel_case;
+typedef struct {
+    double error; /* the largest, in units of what is allowed: 1 and less is right */
+    bool same;    /* three runs gave the same bits */
+    bool inside;  /* nothing was written beside a buffer */
+} edgekv_kernel_result;
+EDGEKV_API edgekv_status edgekv_try_kernel(edgekv_device_kind kind, int index, edgekv_kernel kernel, const edgekv_kernel_case * c,
+                                           edgekv_kernel_result * out);
+
+/* EDGEKV_SOURCES: a digest of all sources that compute. */
+EDGEKV_API const char * edgekv_sources(void);
+
 /* On a device the observation's mass and the pages' priority are device addresses; slots and newest stay on the host.
    The caller copies pages with its own kernels on a side stream. It calls edgekv_begin_copies(), lets the side stream wait for
    the ubatches' stream (a ubatch in flight may still read a released slot), copies, and publishes the pages when the copies are

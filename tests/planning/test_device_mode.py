@@ -9,7 +9,7 @@ from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.config import KvOptions
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
-from edgekv.planning import device_mode
+from edgekv.planning import device_mode, proven
 from edgekv.planning.devices import Placement
 
 KV = KvOptions(attention_device="cuda")
@@ -18,6 +18,8 @@ PLACED = Placement(DeviceKind.CUDA, 0, CARD)
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
+    """Of a shape whose context is worth a thought, on a card that has passed."""
+    monkeypatch.setattr(device_mode, "proven", lambda card: True)
     monkeypatch.setattr(device_mode, "available_bytes", lambda: 64 * GIB)
     return write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
 
@@ -46,3 +48,20 @@ def test_no_gpu_is_as_it_was(model):
     assert device_mode.chosen_mode(Placement(DeviceKind.HOST), model, KV, 131_072) is device_mode.measured_mode(Placement(DeviceKind.HOST))
     emulated = replace(CARD, kind=DeviceKind.EMULATED)
     assert device_mode.chosen_mode(Placement(DeviceKind.EMULATED, 0, emulated), model, KV, 131_072) is KvMode.EXACT
+
+
+def test_the_mode_follows_the_verdict_on_this_card(gpus, model, monkeypatch, caplog):
+    """Stock attention runs until the card has passed, and again with another driver; a line says what helps."""
+    gpus(CARD)
+    monkeypatch.setattr(device_mode, "proven", proven.proven)
+
+    def said(card=CARD) -> tuple[KvMode, str]:
+        caplog.clear()
+        return device_mode.chosen_mode(Placement(DeviceKind.CUDA, 0, card), model, KV, 4096), caplog.text
+
+    assert said()[0] is KvMode.OFF and "`edgekv doctor --gpu` (3 minutes) tests EdgeKV's on this card and turns it on" in said()[1]
+    proven.keep(CARD, True)
+    assert said() == (KvMode.EXACT, "")
+    assert said(replace(CARD, driver=13010))[0] is KvMode.OFF
+    proven.keep(CARD, False)
+    assert said()[0] is KvMode.OFF and "found EdgeKV's wrong there on 20" in said()[1]

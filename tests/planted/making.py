@@ -86,7 +86,7 @@ def planted(folder: Path, root: Path, faults: dict[int, Fault]) -> Place:
     if (folder / "built").is_file():
         return environment(place)
     shutil.rmtree(place.tree, ignore_errors=True)
-    skipped = shutil.ignore_patterns(".git", ".venv", ".gpu", ".hypothesis", ".*_cache", "__pycache__", "*.egg-info")
+    skipped = shutil.ignore_patterns(".git", ".venv", ".hypothesis", ".*_cache", "__pycache__", "*.egg-info")
     shutil.copytree(root, place.tree, ignore=lambda folder, names: {*skipped(folder, names), *({"build", "dist"} if Path(folder) == root else ())})
     plant(place.tree, faults)
     environment(place)

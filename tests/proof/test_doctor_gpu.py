@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.native_build import NATIVE
 
 from edgekv.cli import doctor_gpu
-from edgekv.common.errors import EXIT_LIBRARY, EXIT_OK, EXIT_USAGE
+from edgekv.common.errors import EXIT_LIBRARY, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 from edgekv.proof.report import MOST_BYTES, Report
-from edgekv.proof.steps import STEPS, Outcome, Part
+from edgekv.proof.run import mended
+from edgekv.proof.steps import PLANE, SPARSE_TENTH, STEPS, HeadShape, Outcome, Part
 
 COMMAND = [str(Path(sys.executable).with_name("edgekv")), "doctor"]
 
@@ -37,6 +40,56 @@ def test_facts_and_rates(machine, emulator, tmp_path):
     report = json.loads(out.read_text())
     assert report["finished"] and [part["part"] for part in report["parts"]] == ["facts", "rates"] and report["device"]["kind"] == "emulated"
     assert json.loads(doctor(machine, "--gpu", "--only", "facts", "-o", "json").stdout)["steps"] == ["facts"]
+
+
+def rows_of(done: subprocess.CompletedProcess[str], step: str) -> dict[str, tuple[str, str]]:
+    """Outcome and words of each case."""
+    cells = [re.split(r"  +", line, maxsplit=3) for line in done.stdout.splitlines() if line.startswith(f"{step} ")]
+    return {case: (outcome, said) for _, case, outcome, said in cells}
+
+
+def test_a_right_device_passes(machine, synthetic, tmp_path):
+    """Kernels and plane are right for the head shape of a model. What is quick proves nothing."""
+    model = str(synthetic("llama", n_head=6, n_head_kv=2))
+    done = doctor(machine, "--gpu", "--quick", model, "-o", str(tmp_path / "report.json"))
+    assert done.returncode == EXIT_OK, done.stdout + done.stderr
+    assert rows_of(done, "kernels")["store 6/2 heads of 64"][0] == "right"
+    assert [case for case, (outcome, _) in rows_of(done, "plane").items() if outcome == "right"] == [
+        "exact", "exact through the ring", "sparse, all rows", "sparse, a tenth"]
+    assert not (tmp_path / "edgekv" / "gpus.json").exists()
+
+
+@pytest.fixture
+def faulty(machine, emulator, tmp_path) -> dict[str, str]:
+    """The environment of a command on a device with the faults of faulty_device.cpp."""
+    library = tmp_path / "libfaulty.so"
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", *(f"-I{NATIVE / folder}" for folder in ("include", "src")),
+                    str(Path(__file__).with_name("faulty_device.cpp")), "-o", str(library), "-ldl"], check=True)
+    return machine | {"EDGEKV_EMULATOR": str(library), "REAL_EMULATOR": str(emulator)}
+
+
+def test_a_case_runs_again_and_says_what_mends_it(faulty, monkeypatch):
+    """No page goes through the faulty slots where there is no arena and every row is read from home."""
+    for name in ("EDGEKV_EMULATOR", "REAL_EMULATOR", "EDGEKV_ATTENTION_DEVICE"):
+        monkeypatch.setenv(name, faulty[name])
+    part = Part(PLANE, SPARSE_TENTH, 300.0, True, "emulated", 0, HeadShape(4, 2, 64))
+    assert mended(part)["said"] == "right without an arena; wrong without CUDA graphs, waiting behind each node"
+
+
+def test_faults_are_found(faulty, synthetic, tmp_path):
+    """A process that is killed, a kernel that is wrong, and an engine that is wrong about its slots: each is a row, and the rest goes on."""
+    out = tmp_path / "report.json"
+    done = doctor(faulty, "--gpu", "--quick", str(synthetic("llama")), "-o", str(out))
+    assert done.returncode == EXIT_RUNTIME, done.stderr
+    ((outcome, said),) = rows_of(done, "rates").values()
+    assert outcome == "KILLED" and "ended by SIGKILL after" in said
+    wrong = {case: said for case, (outcome, said) in rows_of(done, "kernels").items() if outcome == "WRONG"}
+    assert wrong and all(case.startswith("store ") and "times what is allowed" in said for case, said in wrong.items())
+    plane = rows_of(done, "plane")
+    assert plane["exact"][0] == "WRONG" and plane["exact, again"][1].startswith("wrong without CUDA graphs, waiting"), "the ring has the fault too"
+    assert "sparse, a tenth" in plane and "WRONG on emulated device: rates and kernels and plane" in done.stdout
+    assert json.loads(out.read_text())["finished"]
+    assert [one["passed"] for one in json.loads((tmp_path / "edgekv" / "gpus.json").read_text()).values()] == [False]
 
 
 def test_no_card(machine):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.contexts import attached, n_hooked
 from support.decoding import kld, open_model, step_logits, tokens_and_steps
-from support.opening import check
+from support.events import check
 
 import edgekv
 from edgekv._native import core

@@ -1,6 +1,7 @@
 // The table of functions that libedgekv takes from libedgekv-cuda or libedgekv-emulated.
 #include "cuda/engine/gpu_engine.h"
 #include "cuda/engine/rates.h"
+#include "cuda/engine/trial.h"
 
 #include <cstdio>
 #include <memory>
@@ -89,7 +90,7 @@ std::string mebibytes(size_t n_bytes) { return std::to_string((n_bytes + (1u << 
 const edgekv::DeviceLibrary * edgekv_device_library() {
     using namespace edgekv::gpu;
     static const edgekv::DeviceLibrary library = {
-        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, error,
+        edgekv::kEngineAbi, kKind, device_count, info, rates, make, is_pinned, try_attend, try_store, error,
     };
     return &library;
 }

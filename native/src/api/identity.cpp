@@ -10,6 +10,8 @@
 
 using namespace edgekv;
 
+const char * edgekv_sources() { return EDGEKV_SOURCES; }
+
 edgekv_status edgekv_describe(const edgekv_context * ctx, uintptr_t adapter, edgekv_sink sink, void * user) {
     const std::string build = std::string(EDGEKV_VERSION) + "\n" + llama_edgekv_upstream() + "\n" + EDGEKV_SOURCES + "\n";
     sink(user, build.data(), build.size());

@@ -7,6 +7,7 @@
 // thread between ubatches.
 #pragma once
 
+#include "attention/cuda/trial.h"
 #include "kernels/layout.h"
 #include "edgekv.h"
 #include "kernels/select/sample.h"
@@ -221,6 +222,8 @@ struct DeviceLibrary {
     // null: last_error(). `stream`: that the nodes will be given; null: the engine makes one of its own
     Engine * (*make)(int index, const EngineShape & shape, void * stream);
     bool (*is_pinned)(const void * host);
+    bool (*try_attend)(int index, const AttendTrial & trial, TrialRuns & seen);
+    bool (*try_store)(int index, StoreTrial & trial, TrialRuns & seen);
     const char * (*last_error)();
 };
 

@@ -7,16 +7,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from edgekv.common.enums import KvMode, PromptReading, SketchKind, Split
 from edgekv.common.errors import ConfigError
 from edgekv.config import Attend, HeadErrors, Keep, LayerTypes, option_names
 from edgekv.config.setting_table import OF_KV, OLD_KEYWORDS
-
-if TYPE_CHECKING:
-    from llama_cpp.llama import BaseLlamaTokenizer, LlamaDraftModel
-    from llama_cpp.llama_chat_format import LlamaChatCompletionHandler
 
 
 class KvKeywords(TypedDict, total=False):
@@ -92,9 +88,9 @@ class LlamaKeywords(KvKeywords, total=False):
     lora_path: str | None
     numa: bool | int
     chat_format: str | None
-    chat_handler: LlamaChatCompletionHandler | None
-    draft_model: LlamaDraftModel | None
-    tokenizer: BaseLlamaTokenizer | None
+    chat_handler: Any
+    draft_model: Any
+    tokenizer: Any
     spm_infill: bool
     verbose: bool
 

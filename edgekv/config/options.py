@@ -57,7 +57,7 @@ class KvOptions:
             if name not in _GROUP_OF:
                 check_renamed([name], keyword_of)
                 raise ConfigError(f"there is no KV option {name!r}; the options are: {', '.join(option_names())}")
-            if isinstance(value, str) and name in OF_KV:
+            if isinstance(value, str) and name in _NUMBERS:
                 value = OF_KV[name].read(value, name)  # noqa: PLW2901 - a text is read as on the command line
             in_groups.setdefault(_GROUP_OF[name], {})[name] = value
         if named.get("sample_budget") is not None:
@@ -154,6 +154,9 @@ class KvOptions:
         """These options with the named ones changed, also to None. Raises ConfigError."""
         return replace(self, **named)
 
+
+_NUMBERS = ("kv_bytes", "kv_budget", "kv_vram", "page_size", "positions", "observe", "observe_prompt")
+"""The options whose texts no group reads: numbers, and switches."""
 
 _GROUPS: dict[str, type] = {one.name: type(one.default) for one in fields(KvOptions) if one.name != "mode"}
 _GROUP_OF = {one.name: name for name, group in _GROUPS.items() for one in fields(group)}

@@ -83,9 +83,9 @@ def test_a_context_without_a_served_layer_says_so_once(opened, synthetic, caplog
 
 def test_mode_evict_reads_again_where_it_goes_back(opened):
     """The cache then holds what was chosen by the earlier question."""
-    llama = opened(kv="evict", evict_to=64)
+    llama = opened(kv="evict", evict_to=128)
     answer(llama, [*PROMPT, 270, 271])
-    again, fresh = answer(llama, [*PROMPT, 280, 281]), opened(kv="evict", evict_to=64)
+    again, fresh = answer(llama, [*PROMPT, 280, 281]), opened(kv="evict", evict_to=128)
     assert llama.kv.last.n_prefilled == len(PROMPT) + 2 and llama.kv.last.n_reused == 0
     assert again == answer(fresh, [*PROMPT, 280, 281])
 

@@ -41,7 +41,7 @@ BUDGETS = {
     "native/include": 1_304,
     "native/llama": 4_354,
     "native/server": 7_881,
-    "native/src": 20_291,
+    "native/src": 20_289,
     "native/tests": 9_155,
     "patches": 3_990,
     "tests": 1_068,

@@ -85,8 +85,6 @@ edgekv_status edgekv_set_run_every(edgekv_context * ctx, int n_ubatches) {
     return EDGEKV_OK;
 }
 
-void edgekv_stop(edgekv_context * ctx, bool stop) { llama_edgekv_stop(ctx->lctx, stop); }
-
 edgekv_status edgekv_set_watched(edgekv_context * ctx, bool watched) {
     ctx->ubatches.watched = watched;
 

@@ -260,6 +260,8 @@ class Llama(llama_cpp.Llama):
         for name in ("type_k", "type_v"):
             if _cache_name(state[name]) is not None:  # not a type that runs stock
                 del state[name]
+        if state["n_gpu_layers"] == 0 and kv.placement.attention_device == AUTO_DEVICE:
+            del state["n_gpu_layers"]  # nobody asked for none
         return {**state, "kv_options": kv, "weights_from_disk": self._weights_from_disk}
 
     def __enter__(self) -> Self:

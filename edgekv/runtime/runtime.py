@@ -53,6 +53,7 @@ class Runtime:
         self._n_refused = 0
         self._tiering: Tiering | None = None
         self._alone = False  # no run ends
+        self._bounded = options.mode is KvMode.EVICT  # its cache is smaller than the context, whatever the mode is later
         self._overdue = False  # mode evict is in force and has dropped nothing yet
         wiring.check_evict(self._native_handle(), options, self.cells)
         self._check_errors(options)
@@ -373,8 +374,8 @@ class Runtime:
             every = 1 if each else self._options.placement.plan_every // wiring.runs_per_plan(self._options)
             if self._alone and not (seen := self._observation.read()).ends_run:
                 self._record(seen)
-            # mode off needs no run, and so no callback
-            self._alone = mode is KvMode.OFF and self._after_step is None
+            # mode off needs no run, and so no callback, but for room in a context that was made for mode evict
+            self._alone = mode is KvMode.OFF and self._after_step is None and not self._bounded
             core.set_run_every(self._handle, 0 if self._alone else every)
 
     def _watch(self, on: bool) -> None:

@@ -166,7 +166,7 @@ def test_costs_are_measured_once_and_kept(synthetic, short, caplog):
 
 def test_a_bound_is_refused_before_anything_is_measured(synthetic, short, monkeypatch):
     path = synthetic("llama", **SHAPE)
-    with pytest.raises(ConfigError, match="in the smallest types, and --kv-bytes is 100; give 576 or more"):
+    with pytest.raises(ConfigError, match="in the smallest types, and kv_bytes is 100; give 576 or more"):
         edgekv.Llama(str(path), kv_bytes=100, n_ctx=256, verbose=False)
     assert not (short / "edgekv" / "type-errors.json").exists()
     everything = edgekv.with_layer_types(path, KvOptions(kv_bytes=1 << 20))

@@ -303,8 +303,10 @@ edgekv_status edgekv_set_layer_types(const int32_t * k, const int32_t * v, int n
 
 edgekv_status edgekv_set_home(const char * folder) {
 #ifdef __linux__
-    with_defaults([&](Defaults & defaults) { defaults.home = folder ? folder : ""; });
-    llama_edgekv_set_home(folder ? folder : "", !own_defaults().empty());
+    with_defaults([&](Defaults & defaults) {
+        defaults.home = folder ? folder : "";
+        llama_edgekv_set_home(defaults.home.c_str(), !own_defaults().empty());  // the text of a thread's own stays here
+    });
     return EDGEKV_OK;
 #else
     return folder && *folder ? fail(EDGEKV_UNSUPPORTED, "a KV home on disk needs Linux; leave it out") : EDGEKV_OK;

@@ -52,7 +52,6 @@ PLAN_COLUMNS = [
 @click.command(epilog=examples(
     "edgekv doctor",
     "edgekv doctor model.gguf",
-    "edgekv doctor model.gguf -o json",
     "edgekv doctor --gpu",
     "edgekv doctor --gpu model.gguf -o card.json",
 ))

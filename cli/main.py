@@ -38,7 +38,7 @@ click.Context.formatter_class = Formatter
 
 class _Edgekv(LazyGroup):
     table = COMMANDS
-    groups = {"Run a model": ("chat", "serve", "models"), "Before you start": ("plan", "doctor"), "Measure": ("bench", "lab"),
+    groups = {"Run a model": ("chat", "serve", "models", "run"), "Before you start": ("plan", "doctor"), "Measure": ("bench", "lab"),
               "Settings": ("config", "cache", "policies", "completion")}
     moved = {name: f"edgekv lab {name}" for name in ("heads", "quality", "trace", "sim", "report")}
 

@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv.arrays import backend
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, NativeError
 from edgekv.common.units import size
@@ -183,11 +182,17 @@ def _driver_problem(seen: str) -> str:
 
 def _cupy_problem(info: DeviceInfo) -> str | None:
     """The reason why CuPy cannot run our kernels on this device, as a clause; None: it can."""
-    return backend.problem(info.index, info.runtime) if cupy_version() else f"CuPy is not installed; {cupy_install(info)}"
+    if not cupy_version():
+        return f"CuPy is not installed; {cupy_install(info)}"
+    from edgekv.arrays import backend  # which brings NumPy
+
+    return backend.problem(info.index, info.runtime)
 
 
 def cupy_install(info: DeviceInfo | None) -> str:
     """The command that installs the CuPy for a device."""
+    from edgekv.arrays import backend
+
     return backend.install(13000 if info is None else info.runtime)
 
 

@@ -194,7 +194,8 @@ def test_summary_line_with_what_is_there(synthetic):
 
 def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
     """The card's memory has a line of its own."""
-    monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30)))
+    placed = SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30), in_force=lambda kv: kv)
+    monkeypatch.setattr(devices, "place", lambda kv, model: placed)
     monkeypatch.setattr("edgekv.server.server.open_model", lambda path: open_model(path, whole=False))
     server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", attention_device="cuda"), 32_768))
     host, card = summary_line(server).splitlines()

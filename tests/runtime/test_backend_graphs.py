@@ -71,13 +71,6 @@ def test_pages_move_and_sketches_grow_under_a_recording(compare: Compare):
     check_counts(compare(options=SAMPLED | {"plan_every": 1}, steps=steps).counts, steps)
 
 
-def test_a_part_of_the_arena_that_changes_hands_is_in_no_recording(compare: Compare):
-    """A replay would go on writing rows where pages are now."""
-    steps = [180, *[1] * 24]
-    counts = compare(options=SAMPLED | {"plan_every": 1, "kv_vram": 1_000_000}, steps=steps, without_rows=8).counts
-    check_counts(counts, [0, *[1] * 7, *[2] * 17])
-
-
 @pytest.mark.parametrize("options", [EXACT | {"kv_vram": 3_000_000}, ALL], ids=["ring", "sparse"])
 def test_each_split_is_recorded_by_itself(compare: Compare, options: dict):
     """The processor computes one operation of each layer: work that a node announces for the next layer must not begin. Prompts too are

@@ -42,8 +42,6 @@ class Scenario:
     """Options of further contexts, which decode the same tokens in turns with the first."""
     tiers: bool = True
     """Policies move pages. They are NumPy's here, which reads and writes the device's memory as its own."""
-    without_rows: int = 0
-    """The step before which pages take the arena's part of copies of rows; 0: they never do."""
     asks: bool = False
     """Before each step another library asks the device's runtime for something that is not ready, and leaves the answer standing."""
 
@@ -65,7 +63,6 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
     from support.contexts import attached, n_hooked
     from support.events import check
 
-    from edgekv._native import device_calls, paging
     from edgekv.config import KvOptions
     from edgekv.runtime import runtime
 
@@ -87,9 +84,6 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
             for context, run in contexts:
                 if changes := scenario.changes.get(str(step)):
                     run.configure(run.options.with_(**changes))
-                if 0 < scenario.without_rows == step:
-                    paging.set_hot_rows(run._native_handle(), 0)
-                    run._tiering.hierarchy.resize(device_calls.plane(run._native_handle()).n_slots_max)
                 if scenario.asks and library is not None:
                     library.emulated_leave_not_ready()
                 found = context.decode(tokens.ravel(), [n_read + i for _ in range(scenario.n_seq) for i in range(n)],

@@ -88,6 +88,8 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
     _check_head(path, head)
     try:
         reader = MetadataReader(path)
+    except ModelError:
+        raise
     except ValueError as error:
         raise ModelError(f"{path} is truncated or damaged in its header, or of a newer kind ({error}); download it again") from None
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes

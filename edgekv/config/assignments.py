@@ -24,6 +24,8 @@ def assigned(items: Iterable[str], kinds: Mapping[str, Callable[[str], Any]], sa
         kind = kinds[name]
         try:
             values[name] = SWITCH[text.lower()] if kind is bool else kind(text)
+        except ConfigError:
+            raise
         except (KeyError, ValueError):
             raise ConfigError(f"{said}: {name} is {text!r}; it must be {_ALLOWED[kind]}") from None
     return values

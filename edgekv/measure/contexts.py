@@ -39,12 +39,15 @@ class ContextError(Exception):
 def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
     """An empty context with these options of `Llama`. Raises ContextError if it cannot be created, ModelError if the model cannot
     be loaded, and the errors of `Llama` if K and V are to lie in a folder."""
+    cache = {name: options.pop(name) for name in ("page_size", "layer_types", "kv_dir", "kv_budget") if name in options}  # for later modes too
+    if cache:
+        options["kv_options"] = (options.get("kv_options") or KvOptions.from_env()).with_(**cache)
     try:
         llama = Llama(str(model), verbose=False, **options)
     except ModelError:
         raise
     except EdgeKVError as error:
-        if options.get("kv_dir") is not None:
+        if cache.get("kv_dir") is not None:
             raise
         raise ContextError(f"does not fit: {error}") from error
     decoder = Decoder(llama)

@@ -39,7 +39,7 @@ class ContextError(Exception):
 def decoder_of(model: Path, **options: Any) -> Iterator[Decoder]:
     """An empty context with these options of `Llama`. Raises ContextError if it cannot be created, ModelError if the model cannot
     be loaded, and the errors of `Llama` if K and V are to lie in a folder."""
-    cache = {name: options.pop(name) for name in ("page_size", "layer_types", "kv_dir", "kv_budget") if name in options}  # for later modes too
+    cache = {name: options.pop(name) for name in ("page_size", "layer_types", "kv_dir", "kv_budget") if options.get(name) is not None}
     if cache:
         options["kv_options"] = (options.get("kv_options") or KvOptions.from_env()).with_(**cache)
     try:

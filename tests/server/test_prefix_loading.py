@@ -191,7 +191,7 @@ def test_damage_in_a_late_layer_is_read_again(model, tmp_path, caplog, kv, which
         answer = ask(server, prompt)
         again = ask(server, [*prompt, 300])
     same(answer, stayed)
-    said = [record.getMessage() for record in caplog.records if record.name == "edgekv"]
+    said = [record.getMessage() for record in caplog.records if record.name in ("edgekv", "edgekv.requests")]
     assert f"the rows of layer {N_LAYERS - 1} are damaged" in said[0]
     assert ["damaged" in one for one in said[1:]] == [True] * (not which), "what is read again is told where it is long"
     assert log.read_text().count("are read again") == 1

@@ -382,7 +382,7 @@ CARD = DeviceRoom("a card", 8 << 30, 7 << 30)
 
 @pytest.mark.parametrize("name", ["--model-draft", "--model_draft", "-md", "--mmproj"])
 def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str):
-    monkeypatch.setattr(devices, "place", lambda kv: SimpleNamespace(room=CARD))
+    monkeypatch.setattr(devices, "place", lambda kv, model: SimpleNamespace(room=CARD, in_force=lambda kv: kv))
     projector = tmp_path / "projector.gguf"
     with projector.open("wb") as file:
         file.truncate(1 << 30)

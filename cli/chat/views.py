@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import edgekv
@@ -71,8 +72,6 @@ class OwnServer:
 
     def __init__(self, server: Server):
         self._server, self._watch = server, KvWatch(server)
-        self._stock: Callable[[int], float] | None = None
-        self._asked_stock = False
 
     @property
     def n_ctx(self) -> int:
@@ -122,10 +121,9 @@ class OwnServer:
 
     def status(self, n_used: int) -> KvStatus:
         status = self._server.between_batches(lambda: self._watch.status(n_used))
-        if not self._asked_stock:
-            self._asked_stock, self._stock = True, self._stock_speed()
-        return status if self._stock is None else replace(status, stock_tps=self._stock(n_used))
+        return status if self._stock_speed is None else replace(status, stock_tps=self._stock_speed(n_used))
 
+    @cached_property
     def _stock_speed(self) -> Callable[[int], float] | None:
         """Nothing is measured for it; on a GPU, or where stock itself answers, there is no figure."""
         options, request = self._server.options, self._server.request

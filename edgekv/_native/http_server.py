@@ -203,7 +203,7 @@ def prefix_counts() -> PrefixCounts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a slot's request has done so far."""
+    """What a request did in its slot."""
 
     slot: int
     n_prompt: int
@@ -213,25 +213,16 @@ class Request:
     by_tier: dict[str, int]
     """These, by tier; only those that gave any."""
     n_read: int
-    """Tokens of its prompt computed so far."""
+    """Tokens of its prompt that were computed."""
     n_answer: int
     read_s: float
-    """Seconds so far: of the prompt."""
+    """Seconds of the prompt."""
     answer_s: float
     """Of the answer, from its first token on."""
     n_lost: int = 0
     """Tokens that were read before and are read again, if they are many; else 0."""
     missed: tuple[MissReason, int] | None = None
     """Why not more was found, and the first token that it is about; None: all was found."""
-
-
-def requests(n_slots: int) -> list[Request | None]:
-    """Each slot's when the newest batch began; None: it has none, or its prompt has not begun. From any thread."""
-    from edgekv._native._server import ffi, lib
-
-    found = ffi.new("edgekv_server_request []", n_slots)
-    n = lib.edgekv_server_requests(found, n_slots)
-    return [_request(one) if one.n_prompt else None for one in found[0:n]] + [None] * (n_slots - n)
 
 
 def _request(of) -> Request:

@@ -235,9 +235,8 @@ typedef enum { EDGEKV_WAIT_QUEUE, EDGEKV_WAIT_FIRST_TOKEN, EDGEKV_WAIT_NEXT_TOKE
 /* waits for a slot; from the request to the answer's first token; between two tokens of an answer. From any thread */
 EDGEKV_API void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits);
 
-/* A slot's request. Tokens of its prompt: all of them, those found, and those computed so far; tokens of its answer; seconds of both so far.
-   n_lost: many tokens were read before, and are read again because of `missed`, an edgekv_miss_reason about token missed_at; else 0.
-   n_prompt 0: the slot has no request, or its prompt has not begun. */
+/* A request that ended. Tokens of its prompt: all of them, those found, and those computed; tokens of its answer; seconds of both.
+   n_lost: many tokens were read before, and are read again because of `missed`, an edgekv_miss_reason about token missed_at; else 0. */
 typedef struct {
     int32_t slot;
     int32_t task;
@@ -253,8 +252,6 @@ typedef struct {
     double  answer_s;
 } edgekv_server_request;
 
-/* Those of the first n slots when the newest batch began; returns their number. From any thread */
-EDGEKV_API int32_t edgekv_server_requests(edgekv_server_request * requests, int32_t n);
 /* The decoding thread calls the function with each request that ends. null: no calls */
 EDGEKV_API void edgekv_server_on_request(void (*function)(const edgekv_server_request * request));
 

@@ -134,13 +134,6 @@ void edgekv_server_prefix_counts(edgekv_prefix_counts * counts) {
     *counts = edgekv_server::prefix_counts();
 }
 
-int32_t edgekv_server_requests(edgekv_server_request * requests, int32_t n) {
-    const auto found = edgekv_server::progress();
-    n = std::min(n, static_cast<int32_t>(found.size()));
-    std::copy_n(found.begin(), n, requests);
-    return n;
-}
-
 void edgekv_server_on_request(void (*function)(const edgekv_server_request *)) {
     edgekv_server::on_request(function);
 }

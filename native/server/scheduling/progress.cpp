@@ -3,15 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <mutex>
 #include <unordered_map>
-#include <utility>
 
 namespace edgekv_server {
 namespace {
-
-std::mutex                         g_mutex;
-std::vector<edgekv_server_request> g_now;
 
 std::atomic<void (*)(const edgekv_server_request *)> g_on_request{ nullptr };
 
@@ -33,16 +28,6 @@ void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, 
     g_begun[slot] = of;
 }
 
-void set_progress(std::vector<edgekv_server_request> now) {
-    const std::lock_guard<std::mutex> lock(g_mutex);
-    g_now = std::move(now);
-}
-
-std::vector<edgekv_server_request> progress() {
-    const std::lock_guard<std::mutex> lock(g_mutex);
-    return g_now;
-}
-
 void on_request(void (*function)(const edgekv_server_request *)) { g_on_request = function; }
 
 edgekv_server_request begun_of(int slot, int task) {
@@ -52,12 +37,6 @@ edgekv_server_request begun_of(int slot, int task) {
 
 void request_ended(const edgekv_server_request & request) {
     g_begun.erase(request.slot);
-    {
-        const std::lock_guard<std::mutex> lock(g_mutex);
-        if (static_cast<size_t>(request.slot) < g_now.size()) {
-            g_now[request.slot] = { request.slot };
-        }
-    }
     if (auto * function = g_on_request.load()) {
         function(&request);
     }

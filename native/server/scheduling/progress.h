@@ -1,4 +1,4 @@
-// What each slot's request has done so far: for the page, and for a line to people when it ends. The decoding thread writes.
+// What a request did, for a line to people when it ends. Decoding thread, but for on_request().
 #pragma once
 
 #include "edgekv_server.h"
@@ -6,15 +6,10 @@
 
 #include "ggml.h"
 
-#include <vector>
-
 namespace edgekv_server {
 
 // A slot's prompt begins: what was found of it, and how many of its tokens are read again although they were to be found.
 void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, int n_lost);
-
-void set_progress(std::vector<edgekv_server_request> now);
-std::vector<edgekv_server_request> progress();  // of all slots, by number; from any thread
 
 // called with each request that ends; null: none
 void on_request(void (*function)(const edgekv_server_request *));
@@ -33,15 +28,6 @@ edgekv_server_request progress_of(const Slot & slot) {
     of.read_s   = stats.t_start > 0 ? ((stats.n_gen > 0 ? stats.t_prompt_last : ggml_time_us()) - stats.t_start) * 1e-6 : 0;
     of.answer_s = stats.n_gen > 1 ? stats.t_gen_us() * 1e-6 : 0;
     return of;
-}
-
-template <typename Slots>
-void tell_progress(const Slots & slots) {
-    std::vector<edgekv_server_request> now;
-    for (const auto & slot : slots) {
-        now.push_back(slot.is_processing() ? progress_of(slot) : edgekv_server_request{ slot.id });
-    }
-    set_progress(std::move(now));
 }
 
 // a slot's task ends

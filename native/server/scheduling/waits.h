@@ -2,8 +2,6 @@
 // threads read.
 #pragma once
 
-#include "server/scheduling/progress.h"
-
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -42,7 +40,6 @@ void tell_running(const Slots & slots) {
         n += slot.is_processing();
     }
     running_slots() = n;
-    tell_progress(slots);
 }
 
 }  // namespace edgekv_server

@@ -53,7 +53,7 @@ BUDGETS = {
     "tests/config": 278,
     "tests/lab": 2_321,
     "tests/models": 644,
-    "tests/native": 1_470,
+    "tests/native": 1_463,
     "tests/planning": 1_594,
     "tests/planted": 601,
     "tests/policies": 890,

@@ -1,13 +1,12 @@
 """How native code ends the process: never without a sentence. Each in a process of its own."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.serve_process import serving
 
 _OWN = """
 import ctypes, faulthandler, os, signal, sys
@@ -69,15 +68,9 @@ def test_a_library_leaves_signals_alone():
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_serve_tells_how_it_ended(default_model: Path, tmp_path: Path):
     log = tmp_path / "serve.log"
-    command = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "serve", str(default_model), "--port", "0",
-               "--ctx", "512", "--log-file", str(log)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        for line in process.stderr:
-            if line.startswith("serving"):
-                break
-        time.sleep(0.2)
-        os.kill(process.pid, signal.SIGILL)
-        rest = process.stderr.read()
-    assert process.returncode == -signal.SIGILL
+    with serving(tmp_path, str(default_model), "--ctx", "512", "--log-file", str(log)) as served:
+        served.process.send_signal(signal.SIGILL)
+        rest = served.process.stderr.read()
+        assert served.process.wait() == -signal.SIGILL
     assert f"SIGILL); `edgekv doctor` says what was built; details are in {log}" in rest
     assert "Fatal Python error: Illegal instruction" in log.read_text()

@@ -11,8 +11,7 @@ import pytest
 pytest.register_assert_rewrite("support")
 
 import support.laboratory  # noqa: E402, F401
-from support.beside import Beside  # noqa: E402 (support's own assertions are rewritten only when told before)
-from support.native_build import NATIVE, build  # noqa: E402
+from support.native_build import NATIVE, build  # noqa: E402 (support's own assertions are rewritten only when told before)
 
 # `python -m pytest` puts the repository first on the path, and its edgekv/ is only a part of the installed package.
 _ROOT = Path(__file__).resolve().parent.parent
@@ -47,21 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_quick(item.path):
             item.add_marker("quick")
-    items.sort(key=_has_programs)  # last, when most of them are built and have run
-
-
-def _has_programs(item: pytest.Item) -> bool:
-    return hasattr(item.module, "begin_programs")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
-    """Programs of native tests. `begin_programs(beside, folder, items)` of a module adds what its selected tests need when the session starts."""
-    native = [item for item in request.session.items if _has_programs(item)]
-    with Beside(alone=len(native) == len(request.session.items)) as running:
-        for module in dict.fromkeys(item.module for item in native):
-            module.begin_programs(running, tmp_path_factory.mktemp, [item for item in native if item.module is module])
-        yield running
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,12 +2,10 @@
 
 import re
 import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.beside import Beside, parameters
-from support.native_build import NATIVE, compiler, needs, steps
+from support.native_build import NATIVE, Programs, needs
 
 SOURCE = NATIVE / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
@@ -26,34 +24,15 @@ GPP = ("g++",)
 """The compiler of the emulated device."""
 
 
-def begin_programs(beside: Beside, folder: Callable[[str], Path], items: Sequence[pytest.Item]) -> None:
-    if compiler(GPP) is None:
-        return
-    programs, names = parameters(items, "test_program"), {item.originalname for item in items}
-    times = [READS] if "test_an_emulated_device_has_no_times" in names else []
-    targets = PROGRAMS if "test_no_warnings" in names else sorted({*programs, *times})
-    if targets:
-        built = folder("device")
-        # a program that does not compile is its own test's failure
-        beside.build(("device",), *steps(SOURCE, built, targets=targets, names=GPP, n_jobs=beside.n_compilers, tool=["--keep-going"]))
-        for name in programs:
-            beside.add(("device", name), ["cmake", "--build", built, "--target", name], after=("device",))
-            for seed in SEEDS:
-                # The seed draws the order of threads, blocks and streams, and whether the device runs ahead of those who wait for it.
-                # Device memory is out of the host's reach, as on a GPU, while no kernel runs.
-                beside.add(("device", name, seed), [built / name], after=("device", name), EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
-        for name in times:
-            beside.add(("times", name), [built / name, "--bench", "128"], after=("device",))
-    racing = parameters(items, "test_kernels_do_not_race")
-    planted = [PLANTED[name] for name in parameters(items, "test_a_missing_barrier_is_found")]
-    if racing or planted:
-        built = folder("races")
-        beside.build(("races",), *steps(SOURCE, built, "-DRACES=ON", targets=sorted({*racing, *planted}), names=GPP, n_jobs=beside.n_compilers))
-        for name in racing:  # on one multiprocessor: a split reads most rows there
-            beside.add(("races", name), [built / name], after=("races",), EDGEKV_EMULATOR_SEED="3")
-        for name in parameters(items, "test_a_missing_barrier_is_found"):
-            for number in barriers(name):
-                beside.add(("races", name, str(number)), [built / PLANTED[name]], after=("races",), EDGEKV_EMULATOR_WITHOUT=f"{name}:{number}")
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    return Programs(SOURCE, tmp_path_factory.mktemp("device"), names=GPP)
+
+
+@pytest.fixture(scope="module")
+def racing(tmp_path_factory: pytest.TempPathFactory) -> Programs:
+    """The same with the detector of races."""
+    return Programs(SOURCE, tmp_path_factory.mktemp("races"), "-DRACES=ON", names=GPP)
 
 
 def barriers(name: str) -> list[int]:
@@ -63,38 +42,36 @@ def barriers(name: str) -> list[int]:
 
 
 @needs(GPP)
-def test_no_warnings(beside: Beside):
-    assert [line for line in beside.end(("device",)).said.splitlines() if "warning:" in line] == []
-
-
-@needs(GPP)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_program(beside: Beside, program: str):
-    beside.check(("device", program), *(("device", program, seed) for seed in SEEDS))
+def test_program(programs: Programs, program: str):
+    """Without a warning, and right whatever the order of threads, blocks and streams, which the seed draws, and whether the device runs ahead of
+    those who wait for it. Device memory is out of the host's reach, as on a GPU, while no kernel runs."""
+    assert [line for line in programs.built(program).splitlines() if "warning:" in line] == []
+    for seed in SEEDS:
+        programs.passes(program, EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
 
 
 @needs(GPP)
-def test_an_emulated_device_has_no_times(beside: Beside):
-    done = beside.end(("times", READS))
-    assert done.returncode == 1 and "times of an emulated device mean nothing" in done.said and "gb_per_s" not in done.said, done.said[-2000:]
+def test_an_emulated_device_has_no_times(programs: Programs):
+    done = programs.run(READS, "--bench", "128")
+    assert done.returncode == 1 and "times of an emulated device mean nothing" in done.stdout and "gb_per_s" not in done.stdout, done.stdout[-2000:]
 
 
 @needs(GPP)
 @pytest.mark.parametrize("program", RACING)
-def test_kernels_do_not_race(beside: Beside, program: str):
-    beside.check(("races",), ("races", program))
+def test_kernels_do_not_race(racing: Programs, program: str):
+    racing.passes(program, EDGEKV_EMULATOR_SEED="3")  # one multiprocessor: a split reads most rows there
 
 
 @needs(GPP)
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_missing_barrier_is_found(beside: Beside, name: str):
+def test_a_missing_barrier_is_found(racing: Programs, name: str):
     """Each barrier or fence of a file in turn is left out."""
-    beside.check(("races",))
     assert barriers(name)
     for number in barriers(name):
-        done = beside.end(("races", name, str(number)))
+        done = racing.run(PLANTED[name], EDGEKV_EMULATOR_WITHOUT=f"{name}:{number}")
         assert done.returncode != 0, f"{name}:{number}"
-        assert "memory at" in done.said, f"{name}:{number}: {done.said[-2000:]}"
+        assert "memory at" in done.stdout, f"{name}:{number}: {done.stdout[-2000:]}"
 
 
 KNOWN_13 = "75 80 86 87 88 89 90 100 103 110 120 121"

@@ -1,5 +1,6 @@
 """Native programs and libraries that only tests need, built by the CMake and the compiler at hand."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,19 +23,44 @@ def needs(names: Sequence[str] = COMPILERS) -> pytest.MarkDecorator:
     return pytest.mark.skipif(compiler(names) is None, reason=f"cmake and a C++ compiler ({' or '.join(names)}) are needed")
 
 
-def steps(source: Path, into: Path, *options: str, targets: Sequence[str] = (), names: Sequence[str] = COMPILERS, n_jobs: int = 2,
-          tool: Sequence[str] = ()) -> list[list[str]]:
-    """The commands that configure `source` and build `targets`, or all of it, in `into`. `tool` are options of make."""
-    configure = ["cmake", "-S", str(source), "-B", str(into), "-G", "Unix Makefiles", f"-DCMAKE_CXX_COMPILER={compiler(names)}", *options]
-    compile_ = ["cmake", "--build", str(into), "--parallel", str(n_jobs), *(["--target", *targets] if targets else []), "--", *tool]
-    return [configure, compile_]
+def configure(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> list[str]:
+    """The command that configures `source` in `into`."""
+    return ["cmake", "-S", str(source), "-B", str(into), "-G", "Unix Makefiles", f"-DCMAKE_CXX_COMPILER={compiler(names)}", *options]
 
 
 def build(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> Path:
     """Builds all of `source` in `into`, which is returned. Skips the test where nothing can build it."""
     if compiler(names) is None:
         pytest.skip(f"cmake and a C++ compiler ({' or '.join(names)}) are needed to build what this tests")
-    for command in steps(source, into, *options, names=names):
+    for command in configure(source, into, *options, names=names), ["cmake", "--build", str(into), "--parallel", "2"]:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return into
+
+
+class Programs:
+    """Programs of one CMake project, each built when a test first asks for it."""
+
+    def __init__(self, source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> None:
+        self._folder = into
+        self._built: dict[str, subprocess.CompletedProcess] = {}
+        subprocess.run(configure(source, into, *options, names=names), check=True, capture_output=True)
+
+    def built(self, name: str) -> str:
+        """What the compiler said of `name`. Fails the test that asks where it does not compile."""
+        if name not in self._built:
+            command = ["cmake", "--build", self._folder, "--parallel", "2", "--target", name]
+            self._built[name] = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = self._built[name]
+        assert done.returncode == 0, done.stdout[-8000:]
+        return done.stdout
+
+    def run(self, name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        """The program's exit code, and both of its outputs as one."""
+        self.built(name)
+        return subprocess.run([self._folder / name, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=os.environ | environment)
+
+    def passes(self, name: str, *arguments: str, **environment: str) -> None:
+        done = self.run(name, *arguments, **environment)
+        assert done.returncode == 0, done.stdout[-8000:]

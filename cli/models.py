@@ -145,8 +145,8 @@ def path(name: str | None) -> None:
 def pull(address: str) -> None:
     """Fetch a model from Hugging Face: hf:USER/REPO or hf:USER/REPO:QUANT, such as hf:bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M.
 
-    Without QUANT, Q4_K_M if there is one. huggingface_hub (`pip install "edgekv[hub]"`) stores it in its cache; an
-    interrupted download is resumed. Prints the path of the file.
+    Without QUANT, Q4_K_M if there is one. huggingface_hub stores it in its cache; an interrupted download is resumed. Prints the path of
+    the file.
     """
     from edgekv.models.hub import Address
     from edgekv.models.hub import pull as fetch

@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.models.local import hub_folder
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q8_0", "F16", "BF16")
 """Types of weights to take by default: the first one that exists."""
+
+SECONDS = 10.0
+"""To wait for the site's answer."""
 
 _ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -72,14 +74,18 @@ def kept(address: Address) -> Path | None:
 
 def pull(address: Address, say: Callable[[str], None] = lambda text: None, agree: Callable[[str, int], bool] = lambda name, n_bytes: True) -> Path:
     """Fetch a model and return the path of its file, or of its first part. say(line): called for each file; agree(name, bytes): called before
-    anything is fetched, and says whether to; huggingface_hub shows the progress. Raises ConfigError if huggingface_hub is not installed, ModelError if
-    there is no such model, EdgeKVError if the site cannot be reached or nobody agrees."""
-    hub = _library()
+    anything is fetched, and says whether to; huggingface_hub shows a bar on a terminal. Raises ModelError if there is no such model, EdgeKVError if
+    the site cannot be reached or nobody agrees."""
+    import huggingface_hub as hub  # here: its import takes longer than most commands
+    import huggingface_hub.errors
+
+    hub.logging.set_verbosity_error()  # not a line for each of its attempts: the end has one sentence
     try:
-        files = choose(hub.HfApi().list_repo_files(address.repo), address.quant, address.repo)
-        paths: list[Path] = []
-        if not agree(files[0], sum(one.size for one in hub.HfApi().get_paths_info(address.repo, files))):
+        sizes = {file.rfilename: file.size or 0 for file in hub.HfApi().model_info(address.repo, files_metadata=True, timeout=SECONDS).siblings or []}
+        files = choose(list(sizes), address.quant, address.repo)
+        if not agree(files[0], sum(sizes[file] for file in files)):
             raise EdgeKVError("nothing was fetched")
+        paths: list[Path] = []
         for i, file in enumerate(files, 1):
             say(f"{address.repo}: {file}" + (f" ({i} of {len(files)})" if len(files) > 1 else ""))
             paths.append(Path(hub.hf_hub_download(address.repo, file)))
@@ -89,25 +95,14 @@ def pull(address: Address, say: Callable[[str], None] = lambda text: None, agree
         raise ModelError(f"{address.repo} is given only to people who have agreed to its terms; do so on its page, and set HF_TOKEN") from None
     except hub.errors.RepositoryNotFoundError:
         raise ModelError(f"there is no model {address.repo} on Hugging Face, or it is private and HF_TOKEN is not set") from None
-    except (hub.errors.HfHubHTTPError, OSError, ConnectionError) as error:
-        raise EdgeKVError(f"{address.repo} could not be fetched: {_reason(error)}; what has come is kept, and the same command goes on with "
-                          "it. `edgekv models list` shows the models that are here") from None
-    except Exception as error:  # the errors of the library's HTTP client differ between versions
-        if "connect" not in type(error).__name__.lower() and "timeout" not in type(error).__name__.lower():
+    except Exception as error:
+        if not isinstance(error, OSError) and "TransportError" not in (kind.__name__ for kind in type(error).__mro__):  # of httpx, whose name varies
             raise
-        raise EdgeKVError(f"{address.repo} could not be fetched: Hugging Face cannot be reached ({_reason(error)}); what has come is kept, "
-                          "and the same command goes on with it. `edgekv models list` shows the models that are here") from None
+        offline = isinstance(error, hub.errors.OfflineModeIsEnabled)
+        raise EdgeKVError(f"{address.repo} cannot be fetched from Hugging Face: {'HF_HUB_OFFLINE is set' if offline else _reason(error)}; try again, "
+                          "which goes on with what has come, or take a model that is here (`edgekv models list`)") from None
     return paths[0]
 
 
 def _reason(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _library() -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.errors
-    except ImportError:
-        raise ConfigError('fetching models needs huggingface_hub; install it with `pip install "edgekv[hub]"`') from None
-    return huggingface_hub

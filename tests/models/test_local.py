@@ -65,7 +65,6 @@ def run(*arguments: str):
 @pytest.mark.parametrize("variables", [{}, {"XDG_CACHE_HOME": "/x"}, {"HF_HOME": "~/h"}, {"HF_HOME": "/h", "HF_HUB_CACHE": "$HOME/c"},
                                        {"HUGGINGFACE_HUB_CACHE": "/c"}])
 def test_what_is_fetched_is_looked_for_where_it_lies(variables, tmp_path):
-    pytest.importorskip("huggingface_hub")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_", "XDG_CACHE_"))}
     code = "from huggingface_hub.constants import HF_HUB_CACHE as theirs; from edgekv.models.local import hub_folder; print(theirs, hub_folder(), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], env=clean | {"HOME": str(tmp_path)} | variables, capture_output=True, text=True, check=True)

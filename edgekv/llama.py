@@ -92,6 +92,7 @@ class Llama(llama_cpp.Llama):
         n_batch, n_ubatch: on such a GPU its plan sets the defaults, up to 2,048 tokens (`device_fit.device_plan`).
         weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
             then reads them from the disk again.
+        verbose: off by default, unlike in llama_cpp: its log, some hundred lines, would drown what a program prints.
         Everything else is as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
@@ -141,6 +142,7 @@ class Llama(llama_cpp.Llama):
         if cache.kv_dir is not None and not flash_attn:
             raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
         options.setdefault("swa_full", False)
+        options.setdefault("verbose", False)
         if options.get("n_gpu_layers") == 0 and self._kv_options.placement.attention_device == AUTO_DEVICE:
             self._kv_options = self._kv_options.with_(attention_device=DeviceKind.HOST.value)
         placement = devices.place(self._kv_options, Path(model_path))

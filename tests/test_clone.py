@@ -58,7 +58,7 @@ def run(code: str, folder: Path, *places: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("EDGEKV", "LLAMA_CPP"))}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (*places, packages)))
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0 and not done.stderr, done.stderr[-3000:]
     return done.stdout
 
 
@@ -76,8 +76,8 @@ def test_the_installed_package_is_found_and_used(clone, site):
 
 def test_the_readmes_example_works_there(clone, site):
     (example,) = re.findall(r"## From Python\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
-    example = example.replace("n_ctx=8192", "n_ctx=512, verbose=False").replace('"Hello!"}]', '"Hello!"}], max_tokens=4')
-    assert re.search(r"^\d", run(example, clone, site).splitlines()[-1])
+    assert "max_tokens=" in example
+    assert re.search(r"^\d", run(example.replace("n_ctx=8192", "n_ctx=512"), clone, site).splitlines()[-1])
 
 
 def test_elsewhere_nothing_changes(clone, site, tmp_path):

@@ -11,17 +11,15 @@ from click.core import ParameterSource
 
 from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
+from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lazy_group import check_moved
 from edgekv.cli.common.lists import CommaList, ModeList
-from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.ranges import numbers, pair
 from edgekv.cli.common.shared_options import Parsed, model_path, option, token_bounds
-from edgekv.cli.common.verdict import prose
 from edgekv.cli.compare import compare
 from edgekv.cli.speed_rows import OUTPUTS, print_speed, sentence, write_line
 from edgekv.common.enums import CacheType
-from edgekv.common.errors import EdgeKVError
 from edgekv.common.units import parse_bytes
 from edgekv.config import parse_kv_dir
 
@@ -149,9 +147,7 @@ def _measure(
     from edgekv.bench.speed import run
     from edgekv.bench.text import find_text
     from edgekv.common.machine import n_cores
-    from edgekv.measure.busy import Others
     from edgekv.measure.filling import Fill
-    from edgekv.measure.interrupts import Interrupts
 
     kv_dir = others["kv_dir"]
     found = {name: tuple(dict.fromkeys(chain.from_iterable(others[name]))) for name in _LISTS}
@@ -163,25 +159,19 @@ def _measure(
         threads=found["threads"] or (n_cores(),), batches=found["batches"], ubatches=found["ubatches"], cache_types=types, kv_bytes=found["kv_bytes"],
         n_rounds=repetitions, fill=Fill(fill), page_size=others["page_size"], n_warmup=others["warmup"], peer=others["peer"], kv_dir=kv_dir)
     rows: list[dict[str, Any]] = []
-    problem: BaseException | None = None
     stdout = sys.stdout  # a bar takes sys.stdout for itself
-    with progress_bar() as show, Interrupts():
-        meter, load = Meter(show), Others()
-        try:
-            where = environment(max(request.threads))
-            for group in run(request, where, meter, warn=lambda said: click.echo(f"warning: {said}", err=True)):
-                rows += group
-                if output == "jsonl":
-                    write_line(group, stdout)
-        except (EdgeKVError, KeyboardInterrupt) as error:  # what was measured is printed first
-            problem = error
+    with ending() as end:
+        meter = Meter(end.show)
+        where = environment(max(request.threads))
+        for group in run(request, where, meter, warn=lambda said: click.echo(f"warning: {said}", err=True)):
+            rows += group
+            if output == "jsonl":
+                write_line(group, stdout)
     if rows:
         print_speed(rows, output, kld)
-        if (verdict := sentence(rows, request.peer is None and load.busy() > 0)) is not None:  # a peer is no other
-            prose("\n" * (output == "table") + verdict, err=output != "table")
+        end.say(sentence(rows), output)
         click.echo(f"measured work {100 * meter.share:.0f} % of {meter.seconds:.0f} s", err=True)
-    if problem is not None:
-        raise problem
+    end.close()
 
 
 bench.add_command(bench_serve)

@@ -1,19 +1,21 @@
 """`edgekv bench cache`: what keeping a long prompt takes, and how soon it is back."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
-from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, parse_address, threads_option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import CacheCodec
 from edgekv.common.units import fixed, tokens
 
+_PLACES = {"ram": "RAM", "disk": "disk", "shared": "the shared server"}
 _CODECS = (CacheCodec.NONE.value, CacheCodec.ROUND.value)
 
 
@@ -73,6 +75,19 @@ def bench_cache(model: Path | None, texts: tuple[str, ...], codecs: tuple[str, .
 
     request = KeptBench(model_path(model), tuple(find_text(name) for name in texts), codecs=tuple(map(CacheCodec, codecs)), n_threads=threads,
                         n_turns=turns, **others)
-    with progress_bar() as progress:
-        rows = run(request, progress)
-    print_measured(rows, COLUMNS, output)
+    rows: list[dict[str, Any]] = []
+    with ending() as end:
+        for so_far in run(request, end.show):
+            rows = so_far
+    if rows:
+        print_measured(rows, COLUMNS, output)
+        end.say(sentence(rows), output)
+    end.close()
+
+
+def sentence(rows: Sequence[dict[str, Any]]) -> str:
+    """How soon each place has the prompt back; the row `none` reads it."""
+    reading, *others = rows
+    places = {row["place"]: row["first_s"] for row in reversed(others)}  # of several codecs the first
+    back = " and ".join(f"{places[place]:.2f} s from {name}" for place, name in _PLACES.items() if place in places)
+    return f"{reading['n_tokens']:,} tokens are back after {back}; reading them takes {reading['first_s']:.2f} s"

@@ -1,14 +1,15 @@
 """`edgekv bench serve`: how servers answer several clients at once."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.lists import CommaList
-from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_measured
 from edgekv.common.enums import STOCK_KERNELS, KvMode
@@ -76,6 +77,26 @@ def bench_serve(
     if url is not None and model is not None:
         raise click.UsageError("--url uses a running server; leave MODEL out")
     request = ServeBench(None if url else model_path(model), Load(clients, n_prompt, n_answer), servers, turns, threads, (), url, api_key)
-    with progress_bar() as progress:
-        rows: list[dict[str, Any]] = run(request, find_text(text).content, progress)
-    print_measured(rows, [column for column in COLUMNS if any(row[column.key] is not None for row in rows)], output, groups=("part",))
+    rows: list[dict[str, Any]] = []
+    with ending() as end:
+        for so_far in run(request, find_text(text).content, end.show):
+            rows = so_far
+    end.busy &= url is None  # a server elsewhere may be what is busy here
+    if rows:
+        print_measured(rows, [column for column in COLUMNS if any(row[column.key] is not None for row in rows)], output, groups=("part",))
+        end.say(sentence(rows), output)
+    end.close()
+
+
+def sentence(rows: Sequence[dict[str, Any]]) -> str | None:
+    """The best of EdgeKV's modes against llama.cpp; where nothing was compared, what the server gave. None: only llama.cpp was asked."""
+    ours = [row for row in rows if row["server"] not in STOCK_KERNELS]
+    best = max((row for row in ours if row["part"] == "decode"), key=lambda row: row["tokens_per_second"], default=None)
+    if best is None:
+        return None
+    clients = f"{best['clients']} client{'s' * (best['clients'] > 1)} at {best['n_prompt']:,} tokens"
+    if best["speed_vs_stock"] is None:
+        get = "gets" if best["clients"] == 1 else "get"
+        return f"{clients} {get} {best['tokens_per_second']:,.1f} tokens/s; the first comes after {best['ttft_p50_s']:.2f} s, by the median"
+    (read,) = [row["seconds_vs_stock"] for row in ours if row["server"] == best["server"] and row["part"] == "read"]
+    return f"With {clients} {best['server']} decodes {best['speed_vs_stock']:.1f}x as fast as llama.cpp, and new prompts are answered {read:.1f}x as fast"

@@ -106,7 +106,7 @@ def _model(row: Row) -> str:
     return f"{kind} {parameters(row['model_n_params'])} {file_type}"
 
 
-def sentence(rows: Sequence[Row], busy: bool) -> str | None:
+def sentence(rows: Sequence[Row]) -> str | None:
     """The best of EdgeKV's modes against llama.cpp, at the greatest depth; None: nothing was compared."""
     compared = [row for row in rows if row["ratio_vs_stock"] and row["kv_mode"] not in STOCK_KERNELS and (row["n_gen"] == 0) != (row["n_prompt"] == 0)]
     if not compared:
@@ -116,7 +116,7 @@ def sentence(rows: Sequence[Row], busy: bool) -> str | None:
     best = max((row for row in decoded if row["n_depth"] == deepest), key=lambda row: row["ratio_vs_stock"])
     where = f"At {deepest:,} tokens" if deepest else "With an empty cache"
     does = "decodes" if best["n_gen"] else f"reads a prompt of {best['n_prompt']:,} tokens"
-    return f"{where} {best['kv_mode']} {does} {best['ratio_vs_stock']:.1f}x as fast as llama.cpp" + "; the machine was busy" * busy
+    return f"{where} {best['kv_mode']} {does} {best['ratio_vs_stock']:.1f}x as fast as llama.cpp"
 
 
 def _above(rows: Sequence[Row]) -> str:

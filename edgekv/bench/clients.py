@@ -10,16 +10,20 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from edgekv.common.errors import ConfigError, EdgeKVError
+from edgekv.measure import interrupts
 
 CHARACTERS = 3
 """A token of English has about so many characters or more. If the server can count tokens, it cuts longer texts."""
+
+_LOOK_S = 0.2
+"""From one look for a signal to the next."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +140,22 @@ class Endpoint:
         return answered
 
     def together(self, prompts: Sequence[str], n_tokens: int, model: str) -> LoadPart:
-        """Send all prompts at the same time, one client each."""
+        """Send all prompts at the same time, one client each. Raises KeyboardInterrupt after Ctrl-C (`edgekv.measure.interrupts`)."""
         start = threading.Barrier(len(prompts))
 
         def one(prompt: str) -> Answered:
             start.wait()
             return self.ask(prompt, n_tokens, model)
 
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return LoadPart(tuple(pool.map(one, prompts)))
+        pool = ThreadPoolExecutor(len(prompts))
+        try:
+            asked = [pool.submit(one, prompt) for prompt in prompts]
+            while wait(asked, timeout=_LOOK_S).not_done:
+                interrupts.check()
+            interrupts.check()  # a server that broke off may have received the signal too
+            return LoadPart(tuple(answer.result() for answer in asked))
+        finally:
+            pool.shutdown(wait=False)  # clients that are left end with their server
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict]:

@@ -6,7 +6,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,9 +107,9 @@ def ways(bench: KeptBench) -> list[Way]:
     return [Way("ram", CacheCodec.NONE), *(Way(place, codec) for place in below for codec in bench.codecs)]
 
 
-def run(bench: KeptBench, progress: Progress = lambda what, done, total: None) -> list[dict[str, Any]]:
-    """A row for reading the prompt again, with the divergence of stock's attention on the same rows, and one for each way: medians of the turns, and
-    mean divergences. Raises the errors of `edgekv.Llama`, and EdgeKVError if a place does not keep the prompt or give it back."""
+def run(bench: KeptBench, progress: Progress = lambda what, done, total: None) -> Iterator[list[dict[str, Any]]]:
+    """After each turn: a row for reading the prompt again, with the divergence of stock's attention on the same rows, and one for each way: medians
+    of the turns, and mean divergences. Raises the errors of `edgekv.Llama`, and EdgeKVError if a place does not keep the prompt or give it back."""
     found, again = {way: _Found() for way in ways(bench)}, _Found()
     n_ctx = rounded(bench.n_tokens + QUESTION_TOKENS + bench.n_predicted + 1)
     n_threads = bench.n_threads or n_cores()
@@ -120,8 +120,12 @@ def run(bench: KeptBench, progress: Progress = lambda what, done, total: None) -
             text = bench.texts[turn % len(bench.texts)]
             progress(f"turn {turn + 1}: {text.name}", turn, bench.n_turns)
             _turn(_Turn(bench, decoder, text), found, again, rotated(list(found), turn))
+            yield _rows(bench, n_threads, turn + 1, found, again)
+
+
+def _rows(bench: KeptBench, n_threads: int, n_turns: int, found: dict[Way, _Found], again: _Found) -> list[dict[str, Any]]:
     common = {"kind": "cache", "model": bench.model.name, "n_tokens": bench.n_tokens, "texts": ", ".join(text.name for text in bench.texts),
-              "turns": bench.n_turns, "threads": n_threads, **stamp(), "cores": n_cores()}
+              "turns": n_turns, "threads": n_threads, **stamp(), "cores": n_cores()}
     rows: list[dict[str, Any]] = [{"place": "none", "codec": None, **_figures(again)}]
     rows += [{"place": way.place, "codec": way.codec.value, **_figures(one)} for way, one in found.items()]
     return [{**row, "first_vs_reading": row["first_s"] / rows[0]["first_s"], **common} for row in rows]

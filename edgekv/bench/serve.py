@@ -21,6 +21,7 @@ from edgekv.bench.clients import Endpoint, Load, LoadPart, prompts_for
 from edgekv.common.enums import STOCK_KERNELS, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.machine import n_cores, stamp
+from edgekv.measure import interrupts
 
 PARTS = ("read", "decode")
 SERVERS = (*STOCK_KERNELS, KvMode.EXACT.value, KvMode.SPARSE.value)
@@ -52,8 +53,9 @@ class ServeBench:
             raise ConfigError("there must be 1 turn or more")
 
 
-def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, total: None) -> list[dict[str, Any]]:
-    """A row for each server and part. Raises EdgeKVError if a server does not start or breaks off."""
+def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, total: None) -> Iterator[list[dict[str, Any]]]:
+    """A row for each server and part, after each server's turn again. Raises EdgeKVError if a server does not start or breaks off, and
+    KeyboardInterrupt after Ctrl-C (`edgekv.measure.interrupts`)."""
     with _endpoints(bench) as endpoints:
         seen: dict[tuple[str, str], list[LoadPart]] = {(name, part): [] for name in endpoints for part in PARTS}
         total = bench.n_turns * len(endpoints)
@@ -63,8 +65,8 @@ def run(bench: ServeBench, text: str, progress: Progress = lambda what, done, to
                 prompts = [endpoint.cut(one, bench.load.n_prompt) for one in prompts_for(text, bench.load, turn)]
                 for part in PARTS:
                     seen[name, part].append(endpoint.together(prompts, bench.load.n_answer, name))
+                yield _rows(bench, {key: turns for key, turns in seen.items() if turns})
         progress("done", total, total)
-    return _rows(bench, seen)
 
 
 def _rows(bench: ServeBench, seen: dict[tuple[str, str], list[LoadPart]]) -> list[dict[str, Any]]:
@@ -126,4 +128,5 @@ def _address(process: subprocess.Popen[str], name: str) -> str:
         if match := _READY.search(line):
             return match[1]
         said.append(line.strip())
+    interrupts.check()  # the server may have received the signal too
     raise EdgeKVError(f"the server {name} did not start: {' '.join(said[-2:]) or 'it says nothing'}")

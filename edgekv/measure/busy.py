@@ -1,5 +1,6 @@
 """The load of other programs during a measurement."""
 
+import os
 import time
 
 import psutil
@@ -36,5 +37,6 @@ def _busy() -> float:
 
 
 def _own() -> float:
-    """This process's seconds of computing."""
-    return time.process_time()
+    """Seconds of computing of this process, and of those that it started and that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system

@@ -2,10 +2,15 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.clients import until
 from support.redis_server import RedisServer
 
 from edgekv.bench import kept_rows
@@ -28,7 +33,7 @@ def model(synthetic) -> Path:
 
 
 def measure(model: Path, **settings) -> dict[tuple[str, str | None], dict]:
-    rows = run(KeptBench(model, (standard_text(),), **{**SMALL, **settings}))
+    *_, rows = run(KeptBench(model, (standard_text(),), **{**SMALL, **settings}))
     return {(row["place"], row["codec"]): row for row in rows}
 
 
@@ -70,7 +75,8 @@ def test_each_turn_reads_a_text_and_begins_with_another_place(model, tmp_path, m
     monkeypatch.setattr(kept_rows._Turn, "keep", lambda turn, way, stack: (seen.append((turn.text.name, way.name)), keep(turn, way, stack))[1])
     text = standard_text()
     bench = KeptBench(model, (text, Text("other", text.content[500:])), folder=tmp_path, codecs=(CacheCodec.ROUND,), **SMALL)
-    assert {row["texts"] for row in run(bench)} == {"prose, other"}
+    *_, rows = run(bench)
+    assert {row["texts"] for row in rows} == {"prose, other"}
     assert seen == [("prose", "ram, none"), ("prose", "disk, round"), ("other", "disk, round"), ("other", "ram, none")]
 
 
@@ -114,3 +120,14 @@ def test_the_command(model, tmp_path):
     for wrong, said in ((["--codecs", "auto"], "auto"), (["--cache-url", "http://x"], "must begin with redis://"), (["-p", "0"], "0")):
         done = CliRunner().invoke(cli, [*arguments, *wrong])
         assert done.exit_code == 2 and said in done.stderr
+
+
+def test_it_ends_with_a_sentence_also_where_somebody_ends_it(model, tmp_path):
+    program = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", "cache", str(model), "-p", "300", "-n", "2", "-r", "100000",
+               "-t", "1", "--cache-dir", str(tmp_path), "--codecs", "none"]
+    bench, folders = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), set()
+    until(lambda: folders.update(os.listdir(tmp_path)) or len(folders) > 1)  # each turn has its own, so the first is over
+    bench.send_signal(signal.SIGTERM)
+    said, errors = bench.communicate(timeout=60)
+    assert bench.returncode == 143 and "Traceback" not in errors and os.listdir(tmp_path) == [], errors
+    assert re.match(r"300 tokens are back after [\d.]+ s from RAM and [\d.]+ s from disk; reading them takes [\d.]+ s", said.splitlines()[-1]), said

@@ -1,10 +1,16 @@
 """Servers under the load of several clients: what is counted, and what is said of servers that cannot be measured."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.clients import until
+from support.local_server import exposed
 
 from edgekv.bench.clients import Answered, Endpoint, Load, LoadPart, prompts_for
 from edgekv.bench.serve import ServeBench, run
@@ -39,7 +45,7 @@ def test_an_endpoint_that_runs(synthetic):
         endpoint = Endpoint(server.url + "/v1", "secret")
         cut = endpoint.cut(TEXT, 50)
         assert TEXT.startswith(cut) and 20 < len(cut) < 400
-        rows = run(ServeBench(None, Load(2, 50, 6), n_turns=2, url=server.url, key="secret"), TEXT)
+        *_, rows = run(ServeBench(None, Load(2, 50, 6), n_turns=2, url=server.url, key="secret"), TEXT)
         assert [(row["server"], row["part"], row["turns"]) for row in rows] == [("endpoint", "read", 2), ("endpoint", "decode", 2)]
         # the seconds of a part are the mean of both turns', the longest wait is one turn's
         assert all(0 < row["ttft_p50_s"] <= row["ttft_max_s"] <= 2 * row["seconds"] and row["seconds_vs_stock"] is None for row in rows)
@@ -66,5 +72,26 @@ def test_what_cannot_be_measured(synthetic):
     with pytest.raises(ConfigError, match="not an address of a server"):
         Endpoint("localhost")
     with pytest.raises(EdgeKVError, match="off-flash did not start"):
-        run(ServeBench(synthetic("bert"), Load(1, 10, 2), ("off-flash",)), TEXT)
+        next(run(ServeBench(synthetic("bert"), Load(1, 10, 2), ("off-flash",)), TEXT))
     assert CliRunner().invoke(cli, ["bench", "serve", "--url", "http://x", "m.gguf"]).exit_code == EXIT_USAGE
+
+
+def test_it_ends_with_a_sentence(synthetic):
+    done = CliRunner().invoke(cli, ["bench", "serve", str(synthetic("llama")), "--servers", "off-flash,exact", "-c", "2", "-p", "40", "-n", "4", "-r", "1",
+                                     "-t", "1"])
+    last = done.stdout.splitlines()[-1]
+    assert re.match(r"With 2 clients at 40 tokens exact decodes [\d.]+x as fast as llama.cpp, and new prompts are answered [\d.]+x as fast", last), done.output
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_ends_it_gets_what_was_measured(synthetic, sent, code):
+    with Server(ServerOptions(synthetic("llama"), kv=KvOptions(mode="exact"), n_ctx=512, n_threads=1, n_slots=2)) as server:
+        program = [sys.executable, "-c", "from edgekv.cli.main import main; main()", "bench", "serve", "--url", server.url, "-c", "1", "-p", "30", "-n", "4",
+                   "-r", "100000", "-o", "json"]
+        bench = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        until(lambda: exposed(server).get(("edgekv_time_to_first_token_seconds_count", ()), 0) > 2)  # of the second turn, so the first is over
+        bench.send_signal(sent)
+        said, errors = bench.communicate(timeout=60)
+    assert bench.returncode == code and "Traceback" not in errors, errors
+    assert [row["part"] for row in json.loads(said)] == ["read", "decode"] and json.loads(said)[0]["turns"] >= 1
+    assert re.search(r"^1 client at 30 tokens gets [\d,.]+ tokens/s; the first comes after [\d.]+ s, by the median$", errors, re.M)

@@ -17,7 +17,7 @@ BUDGETS = {
     ".ci": 86,
     "cli": 3_916,
     "cli/chat": 2_733,
-    "edgekv": 978,
+    "edgekv": 980,
     "edgekv/_native": 2_546,
     "edgekv/arrays": 1_201,
     "edgekv/bench": 2_809,

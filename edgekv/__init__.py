@@ -35,7 +35,7 @@ def _take_installed() -> None:
 if lib_folder is None:
     _take_installed()
 else:
-    os.environ["LLAMA_CPP_LIB_PATH"] = lib_folder  # llama_cpp looks there when it is imported
+    import edgekv_libraries  # noqa: F401  # llama_cpp gets them when it is imported; a folder of `pip install --target` has no .pth files
 
 TYPE_CHECKING = False  # as typing has it, which takes longer to import than this package
 if TYPE_CHECKING:

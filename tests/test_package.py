@@ -1,8 +1,10 @@
 """The installed package: its requirements and its contents."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +109,39 @@ def test_a_program_whose_llama_is_ours(synthetic, tmp_path):
                             (["-m", "edgekv", "run", "-m", "package", "--port", "1"], "['--port', '1']\n")):
         done = subprocess.run([sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout == f"exact True\n{more}" and done.returncode == 0, done.stderr
+
+
+LIBRARIES = """
+import os, subprocess, sys
+{}
+import llama_cpp, llama_cpp.mtmd_cpp
+print(llama_cpp.llama_cpp._lib._name, llama_cpp.mtmd_cpp._libmtmd._name, "LLAMA_CPP_LIB_PATH" in os.environ)
+print(llama_cpp.Llama({!r}, n_ctx=64, verbose=False).n_ctx())
+"""
+
+
+@pytest.mark.parametrize("case", ["alone", "behind ours", "with its own", "behind ours, with its own", "told by a variable"])
+def test_llama_cpp_has_libraries(synthetic, tmp_path, case):
+    """Ours, where it has none or edgekv came before it; no variable tells a child process. Those of its own or of a variable are left alone."""
+    ours = Path(importlib.metadata.distribution("edgekv").locate_file("edgekv/lib"))
+    environment = {name: value for name, value in os.environ.items() if name not in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB")}
+    expected = ours
+    if "own" in case:
+        shutil.copytree(importlib.util.find_spec("llama_cpp").submodule_search_locations[0], tmp_path / "llama_cpp")
+        (tmp_path / "llama_cpp" / "lib").symlink_to(ours)
+        environment["PYTHONPATH"] = str(tmp_path)
+        expected = ours if "ours" in case else tmp_path / "llama_cpp" / "lib"
+    elif "variable" in case:
+        expected = tmp_path / "other"
+        expected.symlink_to(ours)
+        environment |= {"LLAMA_CPP_LIB_PATH": str(expected), "MTMD_CPP_LIB": str(expected)}
+    program = LIBRARIES.format("import edgekv" if "ours" in case else "", str(synthetic("llama")))
+    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    names, _, n_ctx = done.stdout.strip().partition("\n")
+    assert names == f"{expected}/libllama.so {expected}/libmtmd.so {'variable' in case}", done.stderr
+    assert int(n_ctx) >= 64 and done.returncode == 0
+
+
+def test_what_finds_them_goes_with_the_package():
+    """pip removes what the package lists."""
+    assert {"edgekv.pth", "edgekv_libraries.py"} <= {path.as_posix() for path in importlib.metadata.files("edgekv")}

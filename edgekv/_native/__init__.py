@@ -1,6 +1,6 @@
 """The door to native code: the only package that touches ffi, a library handle or a pointer.
 
-`prepare()` comes first: it points llama-cpp-python at our libllama and checks that all versions fit.
+`prepare()` comes first: it checks that llama-cpp-python runs on our libllama, and that all versions fit.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def prepare() -> None:
 
 
 def load() -> None:
-    """Load our libraries and put llama-cpp-python on them, but leave the versions to `prepare()`: to ask for them takes as long as to load a small
+    """Load our libraries, but leave the versions to `prepare()`: to ask for them takes as long as to load a small
     model. Idempotent.
 
     Raises AbiMismatch if llama-cpp-python already runs on other libraries, ConfigError for a bad EDGEKV_ISA, NativeError if the libraries
@@ -46,9 +46,7 @@ def load() -> None:
     global _loaded
     if _loaded:
         return
-    folder = lib_dir()
-    _check_llama_cpp(folder)
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
+    _check_llama_cpp(lib_dir())
 
     from edgekv._native import core, instructions, prompt_kernel
 

@@ -6,7 +6,6 @@ import ctypes
 import logging
 import os
 import sys
-import time
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -18,7 +17,6 @@ from edgekv._native import core
 from edgekv.cache_types import with_layer_types
 from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.common.reports import AnswerReport
 from edgekv.config import AUTO_DEVICE, KvOptions, option_names
 from edgekv.config.setting_table import OLD_KEYWORDS
 from edgekv.llama_keywords import LlamaKeywords, check_names, in_python, signature_of
@@ -33,7 +31,7 @@ from edgekv.planning.devices import Placement
 from edgekv.planning.home import no_home
 from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
 from edgekv.prefix_cache.digests import digest_of_model
-from edgekv.runtime import attachments, measured_heads  # first: it puts llama_cpp on our libraries
+from edgekv.runtime import answers, attachments, measured_heads  # first: it puts llama_cpp on our libraries
 from edgekv.runtime.runtime import Runtime
 from edgekv.tiering import eviction
 
@@ -93,6 +91,7 @@ class Llama(llama_cpp.Llama):
         weights_from_disk: load a model whose weights are larger than the free memory, which is refused otherwise; with use_mmap every token
             then reads them from the disk again.
         verbose: off by default, unlike in llama_cpp: its log, some hundred lines, would drown what a program prints.
+        report: completions, and the last chunks of streamed ones, have a field "edgekv" (`AnswerReport.fields`).
         Everything else is as in llama_cpp.Llama.
 
     `kv` is then the context's Runtime (mode, layers, cells, memory, observers); `kv.configure(options)` changes it while it runs.
@@ -104,7 +103,8 @@ class Llama(llama_cpp.Llama):
 
     def __init__(self, model_path: str, *, kv: KvMode | str | None = None, kv_options: KvOptions | None = None,
                  type_k: CacheType | str | int | None = None, type_v: CacheType | str | int | None = None, flash_attn: bool = True,
-                 weights_from_disk: bool = False, **options: Unpack[LlamaKeywords]):
+                 weights_from_disk: bool = False, report: bool = False, **options: Unpack[LlamaKeywords]):
+        self._report, self._raised = report, list[BaseException]()
         try:
             check_names(options)
             self._open(model_path, kv, kv_options, type_k, type_v, flash_attn, weights_from_disk, dict(options))
@@ -126,6 +126,8 @@ class Llama(llama_cpp.Llama):
         else:
             self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
         given, self._weights_from_disk = [name for name, value in named.items() if value is not None], weights_from_disk
+        if (adapter := options.get("lora_path")) and not os.path.isfile(adapter):
+            raise ModelError(f"there is no adapter {adapter}; lora_path wants a GGUF file")
         if options.get("draft_model") is not None:
             options.setdefault("logits_all", True)  # llama_cpp asks for all logits then, but makes room for those of one batch
         if not options.get("vocab_only"):
@@ -182,6 +184,8 @@ class Llama(llama_cpp.Llama):
                                   "ask for a smaller one") from error
             raise ModelError(f"llama.cpp could not load {model_path}: {error}") from error
         try:
+            if adapter and not self._lora_adapter:  # a null pointer, which llama_cpp takes for an adapter
+                raise ModelError(f"llama.cpp could not load the adapter {adapter}; lora_path wants one in GGUF that fits the model")
             attachments.raise_failure()
         except EdgeKVError:
             self.close()
@@ -225,23 +229,38 @@ class Llama(llama_cpp.Llama):
             self.reset()
         answer = super().generate(prompt, *arguments, **options)
         found = self._runtime()
-        began, n_before = time.perf_counter(), 0 if found is None else found.n_tokens
-        try:
-            with found.reading_prompt() if found is not None else nullcontext():
-                token = next(answer)
-            now = time.perf_counter()
-            last = None if found is None else AnswerReport(max(0, len(prompt) - found.n_tokens + n_before), found.n_tokens - n_before, 1, now - began)
-            if found is not None:
-                found.last = last
-            while True:
-                more = yield token
-                began = time.perf_counter()
-                token = answer.send(more)
-                if last is not None:
-                    last.n_generated += 1
-                    last.decode_seconds += time.perf_counter() - began
-        except StopIteration:
-            return
+        yield from answer if found is None else answers.followed(answer, len(prompt), found)
+
+    def _init_sampler(self, *arguments: Any, **options: Any) -> Any:
+        if processors := options.get("logits_processor"):
+            def guarded(tokens: Any, logits: Any) -> Any:
+                try:
+                    for one in processors:
+                        logits = one(tokens, logits)
+                except BaseException as error:  # the caller is native code: ctypes would print it, and go on
+                    self._raised.append(error)
+                return logits
+
+            options["logits_processor"] = llama_cpp.LogitsProcessorList([guarded])
+        return super()._init_sampler(*arguments, **options)
+
+    def sample(self, *arguments: Any, **options: Any) -> int:
+        """As in llama_cpp. Raises what a logits processor raised."""
+        token = super().sample(*arguments, **options)
+        if self._raised:
+            error, self._raised = self._raised[0], []
+            raise error
+        return token
+
+    def create_completion(self, *arguments: Any, **options: Any) -> Any:
+        """As in llama_cpp."""
+        result = super().create_completion(*arguments, **options)
+        return answers.with_report(result, self.kv) if self._report else result
+
+    def create_chat_completion(self, *arguments: Any, **options: Any) -> Any:
+        """As in llama_cpp."""
+        result = super().create_chat_completion(*arguments, **options)
+        return answers.with_report(result, self.kv) if self._report else result
 
     def _out_of_reach(self, prompt: Sequence[int]) -> str | None:
         """Why the cache no longer holds what the prompt's first new token attends; None: it does."""
@@ -264,7 +283,7 @@ class Llama(llama_cpp.Llama):
                 del state[name]
         if state["n_gpu_layers"] == 0 and kv.placement.attention_device == AUTO_DEVICE:
             del state["n_gpu_layers"]  # nobody asked for none
-        return {**state, "kv_options": kv, "weights_from_disk": self._weights_from_disk}
+        return {**state, "kv_options": kv, "weights_from_disk": self._weights_from_disk, "report": self._report}
 
     def __enter__(self) -> Self:
         return self

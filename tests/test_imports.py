@@ -95,8 +95,9 @@ def test_native_code_has_one_door():
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
         if layer(name) not in ("_native", "llama", "measure", "bench", "lab"):
             assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, measure, bench and lab"
-            known = "llama_cpp" not in roots or name in ("cache_types", "installing")  # the second puts our class there
-            assert known, f"edgekv.{name}: llama_cpp is for llama, cache_types, installing, measure, bench and lab"
+            # installing puts our class there, and attachments a default of its class
+            known = "llama_cpp" not in roots or name in ("cache_types", "installing", "runtime.attachments")
+            assert known, f"edgekv.{name}: llama_cpp is for llama, cache_types, installing, attachments, measure, bench and lab"
 
 
 def test_only_the_command_line_knows_a_terminal():

@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
-
-@dataclass
-class AnswerReport:
-    """An answer, up to its newest token."""
-
-    n_reused: int
-    """Tokens of the prompt that were in the cache."""
-    n_prefilled: int = 0
-    """Tokens of the prompt that were read."""
-    n_generated: int = 0
-    prefill_seconds: float = 0.0
-    """Until the first token came."""
-    decode_seconds: float = 0.0
-    """Until the newest one came; the caller's own time is left out."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens after the first, by the second; 0 without any."""
-        return (self.n_generated - 1) / self.decode_seconds if self.n_generated > 1 and self.decode_seconds else 0.0
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True)
@@ -152,6 +133,44 @@ class SelectionReport:
     def hit_rate_mass(self) -> float:
         """Attention mass on hits / on tokens read."""
         return self.mass_hits / self.mass if self.mass else 0.0
+
+
+@dataclass
+class AnswerReport:
+    """An answer, up to its newest token."""
+
+    n_reused: int
+    """Tokens of the prompt that were in the cache."""
+    n_prefilled: int = 0
+    """Tokens of the prompt that were read."""
+    n_generated: int = 0
+    prefill_seconds: float = 0.0
+    """Until the first token came."""
+    decode_seconds: float = 0.0
+    """Until the newest one came; the caller's own time is left out."""
+
+    select: Callable[[], SelectionReport] = field(default=SelectionReport, repr=False, compare=False)
+    """What mode sparse read since the prompt was given."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens after the first, by the second; 0 without any."""
+        return (self.n_generated - 1) / self.decode_seconds if self.n_generated > 1 and self.decode_seconds else 0.0
+
+    @property
+    def attended(self) -> float:
+        """As in SelectionReport; 0 if every token attended everything."""
+        return self.select().attended
+
+    @property
+    def error(self) -> float | None:
+        """As in SelectionReport."""
+        return self.select().error
+
+    @property
+    def fields(self) -> dict[str, float | int | None]:
+        """As a result of `Llama` has them."""
+        return {name: getattr(self, name) for name in ("n_reused", "n_prefilled", "n_generated", "attended", "error", "tokens_per_second")}
 
 
 @dataclass(frozen=True)

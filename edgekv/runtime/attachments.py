@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -84,13 +85,18 @@ def last_failure() -> EdgeKVError | None:
 
 def set_defaults(options: KvOptions | None, began: Callable[[Runtime], None] | None = None, ready: Callable[[], object] | None = None) -> None:
     """Attach contexts that are created from now on with `options`; None: leave them alone. The thread that creates a context calls `ready`, which
-    may wait, and then `began` with its Runtime. Raises ConfigError for a KV home on disk with EDGEKV=0."""
+    may wait, and then `began` with its Runtime. Without `began`, `llama_cpp.Llama` turns flash attention on where nobody says `flash_attn`: no layer
+    could be served otherwise. Raises ConfigError for a KV home on disk with EDGEKV=0."""
     global _options, _told, _ready
     kind = DeviceKind.HOST
     _check_home(options)
     if options is not None:
         options, kind = _in_force(options)
     _options, _told, _ready = options, began, ready
+    if began is None and (options is not None or "llama_cpp" in sys.modules):
+        import llama_cpp
+
+        llama_cpp.Llama.__init__.__kwdefaults__["flash_attn"] = options is not None  # type: ignore[index]
     if options is None:
         core.clear_defaults()
         core.set_home(None)

@@ -1,8 +1,9 @@
 """Options of contexts that are created: those of the creating thread, or of the process."""
 
+import ctypes
 import threading
 
-from support.contexts import Context
+from support.contexts import Context, n_hooked
 
 from edgekv import KvOptions, Llama
 from edgekv.common.enums import KvMode
@@ -47,3 +48,28 @@ def test_a_llama_leaves_the_defaults_of_the_process(synthetic):
     context = Context(synthetic("llama"))
     assert attachments.find(context.address) is None
     context.close()
+
+
+def test_a_stock_llama_is_served_and_a_context_that_cannot_be_is_named(synthetic, caplog):
+    """Flash attention is on where a stock Llama says nothing of it, as long as the defaults attach; what is off stays off."""
+    def opened(**options) -> tuple[int, int]:
+        """(layers, ubatches of one that nodes of ours attended) of a stock Llama."""
+        llama = llama_cpp.Llama(str(synthetic("llama")), n_ctx=512, verbose=False, **options)
+        found = attachments.find(ctypes.cast(llama.ctx, ctypes.c_void_p).value)
+        llama.eval([260] * 64)
+        counted = len(found.layers), n_hooked(found)
+        llama.close()
+        return counted
+
+    attachments.set_defaults(KvOptions(mode="sparse"))
+    try:
+        assert opened() == (2, 1) and "serves none" not in caplog.text
+        assert opened(flash_attn=False) == (2, 0)
+        context = Context(synthetic("llama"), flash_attn_type=llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED)
+        context.close()
+    finally:
+        attachments.set_defaults(None)
+    assert caplog.text.count("serves none of the 2 layers") == 2 and caplog.text.count("flash_attn=True") == 2
+    llama = llama_cpp.Llama(str(synthetic("llama")), n_ctx=512, verbose=False)
+    assert llama.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    llama.close()

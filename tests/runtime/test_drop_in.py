@@ -110,11 +110,51 @@ def test_it_says_what_happened(opened):
     assert (last.n_reused, last.n_prefilled, last.n_generated) == (len(PROMPT), 1, 6) and last.tokens_per_second > 0
 
 
+def test_results_say_so_where_asked(opened):
+    """In mode sparse with what the newest answer read, and of streams the last chunk."""
+    llama = opened(kv="sparse", sample_budget=64, recent_tokens=32, exact_tokens=0, error_every=1, report=True)
+    whole = llama.create_completion(PROMPT, max_tokens=6, temperature=0)
+    assert {**whole["edgekv"], "tokens_per_second": 0} == {
+        "n_reused": 0, "n_prefilled": 512, "n_generated": 6, "attended": llama.kv.selection().attended, "error": llama.kv.selection().error,
+        "tokens_per_second": 0}
+    assert 0 < whole["edgekv"]["attended"] < 1 and whole["edgekv"]["error"] > 0
+    first, seen = llama.kv.last, llama.kv.last.fields
+    chunks = list(llama.create_chat_completion([{"role": "user", "content": "a"}], max_tokens=3, temperature=0, stream=True))
+    assert [("edgekv" in chunk) for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and chunks[-1]["edgekv"]["n_generated"] == 3
+    assert first.fields == seen, "of its own answer"
+    assert "edgekv" not in opened(kv="exact").create_completion(PROMPT, max_tokens=1)
+
+
+class Mine(Exception):
+    """What a program's own code raises."""
+
+
+def test_what_a_logits_processor_raises_comes_where_the_caller_called(opened, capfd):
+    def fail(tokens, logits):
+        raise Mine
+
+    llama = opened(kv="exact")
+    fresh = llama.create_completion(PROMPT, max_tokens=4, temperature=0)["choices"]
+    with pytest.raises(Mine):
+        llama.create_completion(PROMPT, max_tokens=4, logits_processor=llama_cpp.LogitsProcessorList([fail]))
+    assert "Mine" not in "".join(capfd.readouterr())
+    plain = llama_cpp.LogitsProcessorList([lambda tokens, logits: logits])
+    assert llama.create_completion(PROMPT, max_tokens=4, temperature=0, logits_processor=plain)["choices"] == fresh
+
+
+def test_an_adapter_that_is_missing_or_none_is_refused(opened, tmp_path):
+    """llama_cpp goes on without it."""
+    (tmp_path / "text").write_text("no adapter")
+    for name, sentence in (("none.gguf", "there is no adapter .*none.gguf"), ("text", "could not load the adapter .*text")):
+        with pytest.raises(ModelError, match=sentence):
+            opened(lora_path=str(tmp_path / name))
+
+
 def test_keywords_are_those_that_are_read():
     """Types, the signature, and what llama_cpp and KvOptions take."""
     stock = set(inspect.signature(llama_cpp.Llama.__init__).parameters) - {"self", "kwargs"}
     shown = set(inspect.signature(Llama).parameters)
     assert set(KvKeywords.__annotations__) | {"type_k", "type_v"} == set(option_names())
     assert set(LlamaKeywords.__annotations__) | {"model_path", "flash_attn", "type_k", "type_v"} == stock | set(option_names())
-    assert shown == stock | set(option_names()) | {"kv", "kv_options", "weights_from_disk"}
+    assert shown == stock | set(option_names()) | {"kv", "kv_options", "weights_from_disk", "report"}
     assert inspect.signature(Llama).parameters["n_ctx"].default == 512

@@ -21,7 +21,7 @@ extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 
-# of edgekv/_native/prefix_callbacks.py, edgekv/_native/recall_callbacks.py and edgekv/_native/http_server.py
+# of prefix_callbacks.py, recall_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/
 SERVER_CALLBACKS = """
 extern "Python" void edgekv_py_prefix_expect(void *, edgekv_prefix_tokens const *);
 extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int, int);
@@ -38,6 +38,12 @@ extern "Python" void edgekv_py_refresh(int);
 extern "Python" void edgekv_py_request(edgekv_server_request const *);
 extern "Python" int edgekv_py_caches(char const *, char const *, char const *, void *);
 extern "Python" int edgekv_py_media(char const *, void *);
+extern "Python" int edgekv_py_form_check(char const *, void *);
+extern "Python" void edgekv_py_form_read(edgekv_vocabulary const *);
+extern "Python" int edgekv_py_form_begin(int64_t, char const *, void *);
+extern "Python" int edgekv_py_form_follow(int64_t, int32_t, uint32_t *, void *);
+extern "Python" void edgekv_py_form_copy(int64_t, int64_t);
+extern "Python" void edgekv_py_form_end(int64_t);
 """
 
 # ggml's own reader, of edgekv/_native/gguf_header.py: gguf.h and ggml.h say more. The compiler fills in numbers

@@ -1,13 +1,14 @@
-"""What a server keeps of its conversations: prefixes, and exchanges that leave a full context. And what it fetches for them."""
+"""What a server keeps of its conversations: prefixes, and exchanges that leave a full context. And what holds its answers to forms, and fetches media."""
 
 from __future__ import annotations
 
-from edgekv._native import http_server
+from edgekv._native import form_callbacks, http_server
 from edgekv.common.errors import EdgeKVError
 from edgekv.models.geometry import Geometry
 from edgekv.runtime.runtime import Runtime
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server import recalling
+from edgekv.server.answer_forms import AnswerForms
 from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.recalling import Recall
@@ -23,6 +24,7 @@ class Keepers:
         self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
         prefixes_of.connect(self.prefixes)
         recalling.connect(self.recall)
+        form_callbacks.set_forms(AnswerForms())
         http_server.fetch_media(MediaHosts(options.allow_media_host).answer)
 
     def open(self, runtime: Runtime | None) -> None:

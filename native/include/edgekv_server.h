@@ -277,6 +277,37 @@ EDGEKV_API void edgekv_server_answer(void * out, const char * text);
    that says why not, and 0. Threads of requests call it, several at a time. null: nothing is fetched. */
 EDGEKV_API void edgekv_server_on_media(int (*function)(const char * url, void * out));
 
+typedef enum { EDGEKV_TOKEN_TEXT, EDGEKV_TOKEN_SPECIAL, EDGEKV_TOKEN_END } edgekv_token_kind;
+
+/* the tokens of a model */
+typedef struct {
+    const void * vocab;    /* its llama_vocab, and llama_tokenize() */
+    const void * tokenize;
+    int32_t n_tokens;
+    const char * pieces;   /* the bytes of all tokens, one behind the other */
+    const int32_t * ends;  /* where each token's bytes end */
+    const uint8_t * kinds; /* edgekv_token_kind: used as a text, by its number alone, as the end of an answer */
+} edgekv_vocabulary;
+
+/* What holds answers to forms, such as JSON schemas. A form is a text that begins with %edgekv or %llguidance. Threads of requests call check(), one
+   thread of its own the others. Sentences go to edgekv_server_answer(). */
+typedef struct {
+    /* 1: answers can be held to the form, or the sentence says why not */
+    int (*check)(const char * form, void * out);
+    /* the vocabulary of the answers that begin from now on; valid until the call returns, `vocab` as long as these answers */
+    void (*read)(const edgekv_vocabulary * vocabulary);
+    /* An answer begins. 0, or a sentence: it cannot. */
+    int (*begin)(int64_t answer, const char * form, void * out);
+    /* The token is the answer's next one; -1: it has none yet. Writes a bit for each token: whether it may follow. 0, or a sentence: none can. */
+    int (*follow)(int64_t answer, int32_t token, uint32_t * allowed, void * out);
+    /* Another answer begins with the same tokens. */
+    void (*copy)(int64_t answer, int64_t to);
+    void (*end)(int64_t answer);
+} edgekv_forms;
+
+/* Call it before each server runs. */
+EDGEKV_API void edgekv_server_set_forms(const edgekv_forms * forms);
+
 /* cffi: end */
 
 #define EDGEKV_SERVER_THREW 70

@@ -1,5 +1,6 @@
 #include "edgekv_server.h"
 
+#include "llama-edgekv-forms.h"
 #include "server/prefix_cache/caches.h"
 #include "server/scheduling/limits.h"
 #include "server/scheduling/pace.h"
@@ -160,6 +161,10 @@ void edgekv_server_on_caches(int (*function)(const char *, const char *, const c
 
 void edgekv_server_on_media(int (*function)(const char *, void *)) {
     edgekv_glue_set_fetch(function);
+}
+
+void edgekv_server_set_forms(const edgekv_forms * forms) {
+    llama_edgekv_set_forms(*forms);
 }
 
 void edgekv_server_answer(void * out, const char * text) {

@@ -1,6 +1,8 @@
 """The form that a request orders for its answer holds in every API, or the request is refused and names what would not hold."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -85,66 +87,84 @@ def test_no_form_is_refused(served: Served, form: dict, why: str):
         assert why in refusal(served.ask(path, asked(path, form)))
 
 
-PASSED_OVER = [
-    ({"type": "string", "pattern": "a+"}, "pattern"), ({"type": "string", "pattern": r"^\bx$"}, "pattern"), ({"type": "string", "format": "email"}, "format"),
-    ({"type": "number", "minimum": 10, "maximum": 12}, "minimum"), ({"type": "number", "exclusiveMaximum": 3}, "exclusiveMaximum"),
-    ({"type": "integer", "multipleOf": 5}, "multipleOf"), ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
-    ({"type": "array", "contains": {"const": 1}}, "contains"), ({"type": "object", "minProperties": 2}, "minProperties"),
-    ({"type": "object", "maxProperties": 2}, "maxProperties"), ({"type": "object", "patternProperties": {"^a": {"type": "null"}}}, "patternProperties"),
-    ({"type": "object", "propertyNames": {"maxLength": 3}}, "propertyNames"), ({"type": "object", "required": ["a"]}, "required"),
-    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"), ({"not": {"type": "string"}}, "not"),
-    ({"type": "string", "if": {"minLength": 3}, "then": {"maxLength": 5}}, "if"), ({"minimum": 3}, "minimum"),
+UNENFORCED = [
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "'uniqueItems' would not be enforced"),
+    ({"type": "array", "contains": {"const": 1}}, "'contains' would not"), ({"type": "object", "propertyNames": {"maxLength": 3}}, "'propertyNames' would not"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' would not"), ({"not": {"type": "string"}}, "'not' would not"),
+    ({"type": "string", "if": {"minLength": 3}, "then": {"maxLength": 5}}, "'if', 'then' would not"), ({"type": "string", "format": "moon"}, "format: moon"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf' would not be enforced"), ({"type": "string", "pattern": "(?=a)b"}, "'pattern' cannot"),
+    ({"not": {}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"), ({"type": "moon"}, "moon"),
 ]
-BESIDE = [
-    ({"type": "string", "pattern": "^a+$", "minLength": 3}, "minLength"), ({"type": "string", "format": "date", "maxLength": 3}, "maxLength"),
-    ({"$ref": "#/$defs/a", "minLength": 3, "$defs": {"a": {"type": "string"}}}, "minLength"), ({"enum": ["a", "bc"], "minLength": 2}, "minLength"),
-    ({"type": "object", "properties": {"a": {"type": "null"}}, "allOf": [{"properties": {"b": {"type": "null"}}}]}, "allOf"),
-    ({"anyOf": [{"type": "null"}, {"type": "string"}], "maxLength": 3}, "maxLength"), ({"type": "array", "items": {}, "prefixItems": [{}]}, "prefixItems"),
-    ({"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2}, "minItems"), ({"allOf": [{"type": "string"}, {"minLength": 3}]}, "allOf"),
-    ({"type": "integer", "minimum": 3, "exclusiveMinimum": 5}, "exclusiveMinimum"),
-]
-"""The word counts alone, and has no effect beside another."""
 ENFORCED = [
-    {"type": "string", "pattern": "^a+$"}, {"type": "string", "minLength": 2, "maxLength": 3}, {"type": "string", "format": "date-time"},
-    {"type": "integer", "minimum": 10, "maximum": 12}, {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2},
-    {"type": "array", "prefixItems": [{"type": "null"}], "minItems": 1}, {"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 3}]},
-    {"type": ["string", "null"], "minLength": 1}, {"enum": ["a", 1, None], "description": "x"}, {"type": "string", "minimum": 3, "x-own": 1},
-    {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/a"}}}}},
-    {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False, "title": "x", "minProperties": 0},
-    {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"enum": ["x"]}}},
+    ({"type": "string", "pattern": "a+"}, '".*a.*"'), ({"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 4}, '"aaaa?"'),
+    ({"type": "string", "format": "email"}, '"[^@]+@[^@]+"'), ({"type": "string", "format": "date", "maxLength": 10}, r'"\d{4}-\d\d-\d\d"'),
+    ({"type": "integer", "minimum": 10, "maximum": 12}, "1[0-2]"), ({"type": "integer", "minimum": 7, "exclusiveMaximum": 12, "multipleOf": 5}, "10"),
+    ({"type": "number", "minimum": 7.5, "maximum": 7.5}, "7.50*"), ({"type": "object", "minProperties": 2, "additionalProperties": False,
+                                                                 "properties": {"a": {"const": 1}, "b": {"const": 2}}}, '{"a":1,"b":2}'),
+    ({"type": "object", "required": ["a"], "additionalProperties": {"const": 1}, "maxProperties": 1}, '{"a":1}'),
+    ({"type": "object", "patternProperties": {"^a$": {"const": 1}}, "additionalProperties": False, "required": ["a"]}, '{"a":1}'),
+    ({"enum": ["a", "bc"], "minLength": 2}, '"bc"'), ({"allOf": [{"type": "string"}, {"enum": [1, "x"]}]}, '"x"'), ({"const": None}, "null"),
+    ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2, "maxItems": 2}, r"\[1,2\]"),
+    ({"$ref": "#/$defs/a", "minLength": 2, "$defs": {"a": {"enum": ["a", "bc"]}}}, '"bc"'), ({"anyOf": [{"const": 1}, {"const": 2}], "minimum": 2}, "2"),
+    ({"oneOf": [{"type": "object", "properties": {"k": {"const": kind}}, "required": ["k"], "additionalProperties": False} for kind in "ab"],
+      "required": ["k"]}, r'{"k":"[ab]"}'), ({"type": "string", "minimum": 3, "x-own": 1, "const": "x"}, '"x"'),
 ]
+"""And what the answer is, without spaces."""
 
 
-def inside(schema: dict) -> dict:
-    """An object whose property `a` is the schema."""
-    return {"type": "object", "properties": {"a": schema}} | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+@pytest.mark.parametrize(("schema", "why"), UNENFORCED, ids=str)
+def test_what_would_not_be_enforced_is_refused_by_name(served: Served, schema: dict, why: str):
+    inside = {"type": "object", "properties": {"a": schema}}
+    sentence = refusal(served.ask(CHAT, asked(CHAT, {"type": "json_schema", "json_schema": {"schema": inside}})))
+    assert sentence.startswith("the field 'response_format' cannot hold for the answer: ") and why in sentence
+    for path, body in (("/completion", {"prompt": "?"}), (CHAT, {"messages": TURN})):
+        assert f"the field 'json_schema' cannot hold for the answer: {sentence.partition(': ')[2]}" in refusal(served.ask(path, body | {"json_schema": schema}))
 
 
-def grammar(served: Served, schema: dict) -> str:
-    """What upstream makes of it, which /completion shows, and which it does not check."""
-    reply = served.ask("/completion", {"prompt": "?", "n_predict": 1, "json_schema": schema})
-    assert reply.status == 200, reply.text
-    return reply.body["generation_settings"]["grammar"]
+@pytest.mark.parametrize(("schema", "answer"), ENFORCED, ids=str)
+def test_the_words_of_a_schema_hold(served: Served, schema: dict, answer: str):
+    told = "".join(said(CHAT, served.ask(CHAT, asked(CHAT, {"type": "json_schema", "schema": schema}))).split())
+    assert re.fullmatch(answer, told), told
+    reply = served.ask("/completion", {"prompt": "?", "temperature": 0, "n_predict": 64, "json_schema": schema})
+    assert re.fullmatch(answer, "".join(reply.body["content"].split())), reply.text
 
 
-@pytest.mark.parametrize(("schema", "word"), PASSED_OVER + BESIDE, ids=str)
-def test_a_word_without_effect_is_refused_by_name(served: Served, schema: dict, word: str):
-    sentence = refusal(served.ask(CHAT, asked(CHAT, {"type": "json_schema", "json_schema": {"schema": inside(schema)}})))
-    assert f"the schema in 'response_format' has '{word}' at #/properties/a" in sentence and "would not be enforced" in sentence
-    assert f"'json_schema' has '{word}' at #" in refusal(served.ask(CHAT, {"messages": TURN, "json_schema": schema}))
+def test_a_schema_goes_with_tools_answers_stops_and_probabilities(served: Served):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    body = asked(CHAT, {"type": "json_schema", "schema": WORD}) | {"n": 2, "logprobs": True, "top_logprobs": 1, "temperature": 1}
+    for more in ({}, {"tools": tools}):
+        choices = served.ask(CHAT, body | more).body["choices"]
+        assert ["".join(choice["message"]["content"].split()) for choice in choices] == ['{"word":"ok"}'] * 2
+        assert all("".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] for choice in choices)
+    assert "".join(said(CHAT, served.ask(CHAT, body | {"n": 1, "stop": ["ok"]})).split()) == '{"word":"'
 
 
-@pytest.mark.parametrize(("schema", "word"), PASSED_OVER + [one for one in BESIDE if "allOf" not in one[0]], ids=str)
-def test_what_is_refused_has_no_effect_upstream(served: Served, schema: dict, word: str):
-    without = {name: value for name, value in schema.items() if name != word}
-    told = grammar(served, inside(schema))
-    assert told == grammar(served, inside(without)) or (word == "pattern" and "::= string\n" in told)
+def test_an_answer_in_a_form_is_guessed_from_the_text(served: Served):
+    body = {"prompt": '{"word":"ok"} ' * 4, "temperature": 0, "n_predict": 64, "json_schema": WORD}
+    reply = served.ask("/completion", body).body
+    assert "".join(reply["content"].split()) == '{"word":"ok"}' and reply["timings"]["draft_n"] > 0
 
 
-@pytest.mark.parametrize("schema", ENFORCED, ids=str)
-def test_a_schema_that_holds_is_taken(served: Served, schema: dict):
-    reply = served.ask(CHAT, asked(CHAT, {"type": "json_schema", "json_schema": {"schema": schema}}, 1))
-    assert reply.status == 200, reply.text
+def test_a_grammar_in_lark_holds(served: Served):
+    for path, body in (("/completion", {"prompt": "?", "n_predict": 8}), (CHAT, {"messages": TURN, "max_tokens": 8})):
+        reply = served.ask(path, body | {"grammar": "%llguidance {}\nstart: /YE+S/", "temperature": 0})
+        assert re.fullmatch("YE+S?", reply.body["content"] if path == "/completion" else said(CHAT, reply))
+        assert "the field 'grammar' cannot hold for the answer: " in refusal(served.ask(path, body | {"grammar": "%llguidance {}\nstart: nothing"}))
+
+
+def test_an_answer_goes_on_with_a_given_beginning(served: Served):
+    turns = [*TURN, {"role": "assistant", "content": '{"word":'}]
+    body = asked(CHAT, {"type": "json_schema", "schema": WORD}) | {"messages": turns}
+    assert said(CHAT, served.ask(CHAT, body)).strip() in ('"ok"}', '{"word":"ok"}')
+    turns[-1]["content"] = "Well"
+    assert "the beginning of the answer" in refusal(served.ask(CHAT, body))
+
+
+def test_without_the_package_a_schema_is_refused(tmp_path: Path):
+    (tmp_path / "llguidance.py").write_text("raise ImportError\n")
+    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "All is well. ")), PYTHONPATH=str(tmp_path)) as served:
+        assert "pip install llguidance==" in refusal(served.ask(CHAT, asked(CHAT, {"type": "json_object"})))
+        assert said(CHAT, served.ask(CHAT, asked(CHAT, {"type": "text"}))) == "All is well. "
 
 
 def test_two_forms_are_refused(served: Served):

@@ -1,5 +1,9 @@
 #include "server/chat/forms.h"
 
+#include "llama-edgekv-forms.h"
+#include "server/chat/schemas.h"
+#include "server/http/fields.h"
+
 #include "chat-peg-parser.h"
 #include "json-schema-to-grammar.h"
 
@@ -18,15 +22,24 @@ bool thinks(const common_chat_params & chat) {
     });
 }
 
-// The thinking up to its end, then content: an answer whose grammar knows no marks of the template.
-std::string plain_parser(const common_chat_params & chat) {
+// Whether an answer may begin with thinking.
+bool may_think(const common_chat_params & chat) {
+    return !chat.thinking_start_tag.empty() && !chat.thinking_end_tags.empty() && chat.generation_prompt.find(chat.thinking_start_tag) == std::string::npos;
+}
+
+// Thinking, if there is any and it is told apart, then content: an answer whose grammar knows no marks of the template.
+std::string plain_parser(const common_chat_params & chat, bool tells_thinking) {
     return build_chat_peg_parser([&](common_chat_peg_builder & p) {
-        auto end = p.choice();
-        for (const auto & tag : chat.thinking_end_tags) {
-            end |= p.literal(tag);
+        auto thinking = p.eps();
+        if (tells_thinking && (thinks(chat) || may_think(chat))) {
+            auto end = p.choice();
+            for (const auto & tag : chat.thinking_end_tags) {
+                end |= p.literal(tag);
+            }
+            thinking = p.reasoning(p.until_one_of(chat.thinking_end_tags)) + end + p.space();
+            thinking = thinks(chat) ? thinking : p.optional(p.literal(chat.thinking_start_tag) + p.space() + thinking);
         }
-        return p.literal(chat.generation_prompt) + p.reasoning(p.until_one_of(chat.thinking_end_tags)) + end + p.space() +
-               p.content(p.rest()) + p.end();
+        return p.literal(chat.generation_prompt) + thinking + p.content(p.rest()) + p.end();
     }).save();
 }
 
@@ -53,16 +66,47 @@ std::string renamed_root(const std::string & grammar, const std::string & name) 
 
 // gpt-oss: `form` holds for the message of the final channel, one of thinking may come before. Upstream's grammar lets thinking follow thinking, and
 // a word without an end follow the channel's name; of grammars it knows none.
-std::string channels_grammar(const common_chat_params & chat, const std::string & form, bool is_json) {
+std::string channels_grammar(const common_chat_params & chat, const std::string & form) {
     constexpr char ROOT[] = "edgekv-answer";
     const auto     parser = build_chat_peg_parser([&](common_chat_peg_builder & p) {
         const auto start   = p.literal("<|start|>assistant");
         const auto end     = p.literal("<|end|>");
         const auto thought = p.literal(chat.thinking_start_tag) + p.until("<|end|>") + end + start;
-        const auto type    = is_json ? p.optional(p.literal(" <|constrain|>json")) : p.eps();
-        return start + p.optional(thought) + p.literal("<|channel|>final") + type + p.literal("<|message|>") + p.gbnf(p.rest(), ROOT);
+        return start + p.optional(thought) + p.literal("<|channel|>final<|message|>") + p.gbnf(p.rest(), ROOT);
     });
     return build_grammar([&](const common_grammar_builder & builder) { parser.build_grammar(builder, false); }) + "\n" + renamed_root(form, ROOT);
+}
+
+// What may stand before an answer that a schema holds for: the beginning of the thinking, which the sampler follows to its end, and marks of channels.
+json before_answer(const common_chat_params & chat, bool has_channels) {
+    json before = json::array();
+    if (may_think(chat)) {
+        before.push_back(json::array({ chat.thinking_start_tag + (has_channels ? "<|start|>assistant" : ""), true }));
+    }
+    if (has_channels) {
+        before.push_back(json::array({ "<|channel|>final", false }));
+        before.push_back(json::array({ " <|constrain|>json", true }));
+        before.push_back(json::array({ "<|message|>", false }));
+    } else if (!chat.thinking_end_tags.empty()) {
+        before.push_back(json::array({ "\n\n", true }));
+    }
+    return before;
+}
+
+// Lets the schema hold for the answer, in the place of the template's grammar.
+void hold_schema(const common_chat_params & chat, const common_chat_templates_inputs & inputs, bool has_channels, json & task) {
+    const json        schema  = json::parse(inputs.json_schema);
+    const bool        goes_on = inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty();
+    const std::string begun   = goes_on ? inputs.messages.back().render_content() : "";
+    const std::string form    = form_of(schema.value("schema", schema), begun.empty() ? before_answer(chat, has_channels) : json::array(), begun);
+    check_form(form, "response_format");
+    task["grammar"]      = form;
+    task["grammar_lazy"] = false;
+    task.erase("grammar_type");
+    task.erase("grammar_triggers");
+    if (!has_channels) {
+        task["chat_parser"] = plain_parser(chat, inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE);
+    }
 }
 
 }  // namespace
@@ -74,18 +118,18 @@ void shape_answer(const common_chat_params & chat, const common_chat_templates_i
     if (!has_schema && inputs.grammar.empty()) {
         return;
     }
-    if (has_channels || (has_schema && is_foreign)) {
-        const std::string form = has_schema ? json_schema_to_grammar(json::parse(inputs.json_schema)) : inputs.grammar;
-        task["grammar"]        = has_channels ? channels_grammar(chat, form, has_schema) : form;
-    }
-    if (has_channels) {
+    if (has_schema) {
+        hold_schema(chat, inputs, has_channels, task);
+    } else if (has_channels) {
+        if (llama_edgekv_is_form(inputs.grammar)) {
+            decline("the field 'grammar' must be GBNF here, as this model's answers have channels");
+        }
+        task["grammar"]      = channels_grammar(chat, inputs.grammar);
         task["grammar_type"] = "tool_calls";  // upstream's word for one that begins with the prompt's end
-    }
-    if (is_foreign && !thinks(chat)) {
+    } else if (is_foreign && !thinks(chat)) {
         return;  // it holds from the first token on
-    }
-    if (is_foreign && inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE) {
-        task["chat_parser"] = plain_parser(chat);
+    } else if (is_foreign && inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE) {
+        task["chat_parser"] = plain_parser(chat, true);
     }
     if (!chat.thinking_end_tags.empty()) {
         task["reasoning_control"] = true;  // the sampler follows the thinking, and ends it

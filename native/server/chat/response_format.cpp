@@ -1,6 +1,6 @@
 #include "server/chat/response_format.h"
 
-#include "server/chat/schema_words.h"
+#include "server/chat/schemas.h"
 
 #include <string>
 #include <utility>
@@ -27,7 +27,7 @@ json schema_of(const json & form, const std::string & field) {
     if (!schema.is_object()) {
         decline_form(field, "asks for a schema and has none; 'schema' must be an object");
     }
-    check_schema(schema, field);
+    check_form(form_of(schema), field);
     return schema;
 }
 
@@ -53,20 +53,24 @@ void take_form(json & request, endpoint where) {
         }
         take_from("output_config", "format");
     }
-    if (request.contains("json_schema")) {
-        check_schema(request.at("json_schema"), "json_schema");
+    json schema = form.is_null() ? json() : schema_of(form, field);
+    const json own = request.value("json_schema", json());
+    if (!schema.is_null() && (asks(request.value("grammar", json())) || asks(own))) {
+        decline_form(field, "and a grammar or a json_schema cannot both hold for one answer; leave one out");
     }
-    const json schema = form.is_null() ? json() : schema_of(form, field);
+    if (schema.is_null() && !own.is_null()) {
+        check_form(form_of(own), "json_schema");
+        schema = own;
+    }
     if (schema.is_null()) {
         return;
     }
-    if (asks(request.value("grammar", json())) || asks(request.value("json_schema", json()))) {
-        decline_form(field, "and a grammar or a json_schema cannot both hold for one answer; leave one out");
-    }
+    request.erase("json_schema");
     if (where == endpoint::completions) {
         request["json_schema"] = schema;
-    } else {
-        request["response_format"] = {{ "type", "json_schema" }, { "json_schema", {{ "schema", schema }} }};
+    } else {  // upstream's conversions see an object of some kind: shape_answer() takes the schema from within
+        const json within = {{ "type", "object" }, { "schema", schema }};
+        request["response_format"] = {{ "type", "json_schema" }, { "json_schema", {{ "schema", within }} }};
     }
 }
 

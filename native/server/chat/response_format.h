@@ -6,7 +6,7 @@
 namespace edgekv_server {
 
 // Brings chat's `response_format`, responses' `text.format`, messages' `output_config.format` and completions' `response_format` into the field that the
-// endpoint's conversion reads. Throws std::invalid_argument for a form that is none, and for a schema that would not be enforced (schema_words.h).
+// endpoint's conversion reads. Throws std::invalid_argument for a form that is none, and for a schema that cannot be enforced.
 void take_form(json & request, endpoint where);
 
 }  // namespace edgekv_server

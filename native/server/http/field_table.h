@@ -91,7 +91,7 @@ inline constexpr field_row FIELDS[] = {
     { "m",      "output_config.effort",   fate::said,    "", "thinking.budget_tokens bounds the thinking" },
     { "m",      "output_format",          fate::done,    "an object", "the older name of output_config.format" },
     { "clr",    "json_schema",            fate::done,    "an object or a boolean", "llama.cpp's name" },
-    { "clr",    "grammar",                fate::done,    "a text", "GBNF" },
+    { "clr",    "grammar",                fate::done,    "a text", "GBNF; llguidance's Lark where it begins with %llguidance" },
     { "clr",    "grammar_lazy",           fate::done,    "a boolean", "" },
     { "clr",    "grammar_triggers",       fate::done,    "a list of objects", "" },
     { "clr",    "preserved_tokens",       fate::done,    "a list of texts", "" },

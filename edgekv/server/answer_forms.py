@@ -1,0 +1,130 @@
+"""Answers are held to JSON schemas, and to grammars in Lark, by llguidance: which tokens may follow, while the model computes which one does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from edgekv.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from edgekv._native.form_callbacks import Vocabulary
+
+LLGUIDANCE = "1.9.1"
+"""The version that was tested."""
+_SPACES = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})"}
+"""Between two parts of a JSON text: small models would write spaces without end."""
+_MOST_COMPILED = 16
+
+
+class AnswerForms:
+    """Forms of one server's answers: `%edgekv {"schema": ..., "before": [[text, whether it may be missing], ...], "begun": text}`, or a grammar that
+    begins with %llguidance. The worker's functions are for one thread; `check` is for any."""
+
+    def __init__(self) -> None:
+        self._tokenizer: LLTokenizer | None = None
+        self._marks: dict[str, int] = {}
+        """The tokens that are used by their number, by text."""
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._answers: dict[int, LLMatcher] = {}
+
+    def check(self, form: str) -> None:
+        _check(form)
+
+    def read(self, vocabulary: Vocabulary) -> None:
+        """Takes a second for 100,000 tokens."""
+        from llguidance import LLTokenizer
+
+        pieces = [b"\xff" + piece if token in vocabulary.special else piece for token, piece in enumerate(vocabulary.pieces)]
+        self._marks = {vocabulary.pieces[token].decode(errors="replace"): token for token in vocabulary.special if vocabulary.pieces[token]}
+        self._compiled.clear()
+        self._tokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]  # its stub lacks it
+            tokens=pieces, vocab_ptr=vocabulary.address, tokenize_fptr=vocabulary.tokenize, eos_token=vocabulary.ends,
+            slices=LLTokenizer.json_slices())
+
+    def begin(self, answer: int, form: str) -> None:
+        if form not in self._compiled:
+            self._compiled[form] = self._compile(form)
+            if len(self._compiled) > _MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(form)
+        self._answers[answer] = self._compiled[form].deep_copy()
+
+    def follow(self, answer: int, token: int | None, allowed: int, n_bytes: int) -> None:
+        matcher = self._answers[answer]
+        if token is not None:
+            matcher.consume_token(token)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(allowed, n_bytes)
+        _check_matcher(matcher)
+
+    def copy(self, answer: int, to: int) -> None:
+        self._answers[to] = self._answers[answer].deep_copy()
+
+    def end(self, answer: int) -> None:
+        self._answers.pop(answer, None)
+
+    def _compile(self, form: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        assert self._tokenizer is not None, "the vocabulary comes first"
+        given = _given(form)
+        if given is None:
+            return _check_matcher(LLMatcher(self._tokenizer, form, log_level=0))
+        before = "".join(f"({self._spelled(text)}){'?' if optional else ''} " for text, optional in given["before"])
+        matcher = _check_matcher(LLMatcher(self._tokenizer, f"start: {before}answer\nanswer: %json {_schema_text(given)}", log_level=0))
+        if given["begun"]:
+            matcher.consume_tokens(self._tokenizer.tokenize_str(given["begun"]))
+        return _check_matcher(matcher)
+
+    def _spelled(self, text: str) -> str:
+        """A text in Lark, whose marks are tokens where the vocabulary has them."""
+        marks = sorted((re.escape(mark) for mark in self._marks if mark in text), key=len, reverse=True)
+        pieces = re.split(f"({'|'.join(marks)})", text) if marks else [text]
+        return " ".join(f"<[{self._marks[piece]}]>" if piece in self._marks else json.dumps(piece) for piece in pieces if piece)
+
+
+def _given(form: str) -> dict[str, Any] | None:
+    """A form of a schema; None: it is a grammar."""
+    kind, _, text = form.partition(" ")
+    return json.loads(text) if kind == "%edgekv" else None
+
+
+def _schema_text(given: dict[str, Any]) -> str:
+    schema = given["schema"]
+    return json.dumps(schema | {"x-guidance": _SPACES} if isinstance(schema, dict) else schema)  # over the client's, which may ask for less
+
+
+@lru_cache(maxsize=64)
+def _check(form: str) -> None:
+    try:
+        from llguidance import LLMatcher, LLTokenizer
+    except ImportError:
+        raise ConfigError(f"the package llguidance is missing, which holds answers to it; pip install llguidance=={LLGUIDANCE}") from None
+    try:
+        given = _given(form)
+        grammar = form if given is None else LLMatcher.grammar_from_json_schema(_schema_text(given))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"it cannot be read ({error})") from None
+    matcher = _check_matcher(LLMatcher(LLTokenizer("byte"), grammar, log_level=0))
+    if given is not None and given["begun"] and not matcher.consume_tokens(list(given["begun"].encode())):
+        raise ConfigError("the beginning of the answer, which the last message gives, does not fit it")
+
+
+def _check_matcher(matcher: LLMatcher) -> LLMatcher:
+    """Raises ConfigError for one that cannot go on."""
+    if not matcher.is_error():
+        return matcher
+    why = matcher.get_error().strip()
+    if words := re.search(r"Unimplemented keys: \[(.*?)\]", why):
+        raise ConfigError(f"{words[1].replace(chr(34), chr(39))} would not be enforced; leave it out, and check the answer for it")
+    if why.startswith("oneOf"):
+        raise ConfigError("'oneOf' would not be enforced where two of its schemas can hold at once; write 'anyOf', and check the answer for it")
+    if why.startswith("regex parse error"):
+        raise ConfigError(f"'pattern' cannot be enforced ({why.splitlines()[-1].removeprefix('error: ')}); leave it out, and check the answer for it")
+    raise ConfigError(why.splitlines()[0])

@@ -1,0 +1,21 @@
+// Forms of answers, such as JSON schemas, that the program around llama.cpp holds answers to: a sampler that asks it which tokens may follow.
+#pragma once
+
+#include "../include/edgekv_server.h"
+
+#include <string>
+
+struct llama_sampler;
+struct llama_vocab;
+
+// Only while no sampler of ours exists.
+void llama_edgekv_set_forms(const edgekv_forms & forms);
+
+// Whether a grammar is a form: begins with "%edgekv" or "%llguidance".
+bool llama_edgekv_is_form(const std::string & grammar);
+
+// Why answers cannot be held to a form; empty: they can. Any thread.
+std::string llama_edgekv_check_form(const std::string & form);
+
+// A sampler that allows what a form allows; null: the grammar is none. It throws std::runtime_error, with a sentence, where an answer cannot go on.
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar);

@@ -1,0 +1,21 @@
+// Schemas, and grammars that are not GBNF, as forms that the program around the server holds answers to (llama-edgekv-forms.h). Threads of requests.
+#pragma once
+
+#include "server-common.h"
+
+#include <string>
+
+struct common_params_sampling;
+
+namespace edgekv_server {
+
+// The form of a schema. `before`: what may stand before the answer, [text, whether it may be missing] each; `begun`: what the answer begins with already.
+std::string form_of(const json & schema, const json & before = json::array(), const std::string & begun = "");
+
+// Throws std::invalid_argument, with the reason, where answers cannot be held to `form`, which the request's field `field` asks for.
+void check_form(const std::string & form, const std::string & field);
+
+// Takes the form that a task's fields json_schema and grammar ask for. False: none, or GBNF, which is upstream's. Throws as check_form().
+bool take_form(const json & task, common_params_sampling & sampling);
+
+}  // namespace edgekv_server

@@ -1,0 +1,1 @@
+"""JSON schemas of public suites, played through the masks that hold answers to them (tests/README.md)."""

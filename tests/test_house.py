@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 626,
     "edgekv/runtime": 1_749,
-    "edgekv/server": 4_833,
+    "edgekv/server": 4_840,
     "edgekv/tiering": 1_534,
     "findings": 107,
     "models": 1_961,

@@ -76,17 +76,24 @@ class AnswerForms:
         given = _given(form)
         if given is None:
             return _check_matcher(LLMatcher(self._tokenizer, form, log_level=0))
-        before = "".join(f"({self._spelled(text)}){'?' if optional else ''} " for text, optional in given["before"])
+        before = "".join(f"({self._spelled(text, optional)}){'?' if optional else ''} " for text, optional in given["before"])
         matcher = _check_matcher(LLMatcher(self._tokenizer, f"start: {before}answer\nanswer: %json {_schema_text(given)}", log_level=0))
         if given["begun"]:
             matcher.consume_tokens(self._tokenizer.tokenize_str(given["begun"]))
         return _check_matcher(matcher)
 
-    def _spelled(self, text: str) -> str:
-        """A text in Lark, whose marks are tokens where the vocabulary has them."""
+    def _spelled(self, text: str, only_tokens: bool) -> str:
+        """A text in Lark, whose marks are tokens where the vocabulary has them, and their text too if not `only_tokens`."""
         marks = sorted((re.escape(mark) for mark in self._marks if mark in text), key=len, reverse=True)
         pieces = re.split(f"({'|'.join(marks)})", text) if marks else [text]
-        return " ".join(f"<[{self._marks[piece]}]>" if piece in self._marks else json.dumps(piece) for piece in pieces if piece)
+
+        def spelled(piece: str) -> str:
+            if piece not in self._marks:
+                return json.dumps(piece)
+            token = f"<[{self._marks[piece]}]>"
+            return token if only_tokens else f"({token} | {json.dumps(piece)})"
+
+        return " ".join(spelled(piece) for piece in pieces if piece)
 
 
 def _given(form: str) -> dict[str, Any] | None:

@@ -94,13 +94,13 @@ UNENFORCED = [
     ({"type": "string", "if": {"minLength": 3}, "then": {"maxLength": 5}}, "'if', 'then' would not"), ({"type": "string", "format": "moon"}, "format: moon"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf' would not be enforced"), ({"type": "string", "pattern": "(?=a)b"}, "'pattern' cannot"),
     ({"not": {}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"), ({"type": "moon"}, "moon"),
+    ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported when"),
 ]
 ENFORCED = [
-    ({"type": "string", "pattern": "a+"}, '".*a.*"'), ({"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 4}, '"aaaa?"'),
-    ({"type": "string", "format": "email"}, '"[^@]+@[^@]+"'), ({"type": "string", "format": "date", "maxLength": 10}, r'"\d{4}-\d\d-\d\d"'),
+    ({"type": "string", "pattern": "z+", "maxLength": 16}, '".*z.*"'), ({"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 4}, '"aaaa?"'),
+    ({"type": "string", "format": "ipv4"}, r'"\d+(\.\d+){3}"'), ({"type": "string", "format": "date", "maxLength": 10}, r'"\d{4}-\d\d-\d\d"'),
     ({"type": "integer", "minimum": 10, "maximum": 12}, "1[0-2]"), ({"type": "integer", "minimum": 7, "exclusiveMaximum": 12, "multipleOf": 5}, "10"),
-    ({"type": "number", "minimum": 7.5, "maximum": 7.5}, "7.50*"), ({"type": "object", "minProperties": 2, "additionalProperties": False,
-                                                                 "properties": {"a": {"const": 1}, "b": {"const": 2}}}, '{"a":1,"b":2}'),
+    ({"type": "number", "minimum": 7.5, "maximum": 7.5}, "7.50*"),
     ({"type": "object", "required": ["a"], "additionalProperties": {"const": 1}, "maxProperties": 1}, '{"a":1}'),
     ({"type": "object", "patternProperties": {"^a$": {"const": 1}}, "additionalProperties": False, "required": ["a"]}, '{"a":1}'),
     ({"enum": ["a", "bc"], "minLength": 2}, '"bc"'), ({"allOf": [{"type": "string"}, {"enum": [1, "x"]}]}, '"x"'), ({"const": None}, "null"),
@@ -155,7 +155,7 @@ def test_a_grammar_in_lark_holds(served: Served):
 def test_an_answer_goes_on_with_a_given_beginning(served: Served):
     turns = [*TURN, {"role": "assistant", "content": '{"word":'}]
     body = asked(CHAT, {"type": "json_schema", "schema": WORD}) | {"messages": turns}
-    assert said(CHAT, served.ask(CHAT, body)).strip() in ('"ok"}', '{"word":"ok"}')
+    assert "".join(said(CHAT, served.ask(CHAT, body)).split()) == '"ok"}'
     turns[-1]["content"] = "Well"
     assert "the beginning of the answer" in refusal(served.ask(CHAT, body))
 

@@ -203,7 +203,7 @@ def prefix_counts() -> PrefixCounts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a request did in its slot."""
+    """What a request does in its slot: when its prompt begins, and when it has ended."""
 
     slot: int
     n_prompt: int
@@ -223,20 +223,21 @@ class Request:
     """Tokens that were read before and are read again, if they are many; else 0."""
     missed: tuple[MissReason, int] | None = None
     """Why not more was found, and the first token that it is about; None: all was found."""
+    ended: bool = True
 
 
 def _request(of) -> Request:
     tiers = {tier: n for tier, n in zip(TIERS, of.by_tier, strict=True) if n}
     return Request(of.slot, of.n_prompt, of.n_found, tiers, of.n_read, of.n_answer, of.read_s, of.answer_s, of.n_lost,
-                   (tuple(MissReason)[of.missed - 1], of.missed_at) if of.missed else None)
+                   (tuple(MissReason)[of.missed - 1], of.missed_at) if of.missed else None, bool(of.ended))
 
 
 def on_request(function: Callable[[Request], None]) -> None:
-    """Let the thread that decodes call a function with each request that ends."""
+    """Let the thread that decodes call a function with each request whose prompt begins, and when it ends."""
     from edgekv._native._server import ffi, lib
 
-    @ffi.def_extern("edgekv_py_request", onerror=lambda *raised: log.error("a request's line could not be written", exc_info=raised))
-    def ended(request):
+    @ffi.def_extern("edgekv_py_request", onerror=lambda *raised: log.error("a request's figures could not be taken", exc_info=raised))
+    def told(request):
         function(_request(request))
 
     lib.edgekv_server_on_request(lib.edgekv_py_request)

@@ -18,6 +18,11 @@ both did, with settings that are no longer in force. ROUNDED: its rows came from
 rows back (mode evict); there they are zeros, and the token cannot be saved."""
 
 
+def sequences_of(bits: np.ndarray) -> set[int]:
+    """The sequences whose bits are set, uint64 [word]."""
+    return {64 * word + bit for word in range(len(bits)) for bit in range(64) if int(bits[word]) >> bit & 1}
+
+
 @dataclass(frozen=True)
 class StreamCells:
     """The cells of one stream: a unified cache has one for all sequences, others have one for each."""
@@ -45,8 +50,7 @@ class StreamCells:
 
     def sequences(self, cell: int) -> set[int]:
         """The sequences that the cell belongs to."""
-        bits = self.sequence_bits[cell]
-        return {64 * word + bit for word in range(len(bits)) for bit in range(64) if int(bits[word]) >> bit & 1}
+        return sequences_of(self.sequence_bits[cell])
 
     def in_sequence(self, seq_id: int) -> np.ndarray:
         """bool [cell]: the cell belongs to the sequence."""

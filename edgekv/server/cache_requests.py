@@ -11,6 +11,7 @@ from typing import Any
 from edgekv.common.errors import ConfigError, EdgeKVError
 from edgekv.common.units import parse_duration
 from edgekv.prefix_cache.kept_prompts import Kept, KeptPrompt, find_prompt
+from edgekv.server.slot_tokens import SlotTokens
 
 log = logging.getLogger("edgekv")
 
@@ -23,14 +24,21 @@ Answer = tuple[int, dict[str, Any]]
 class CacheRequests:
     """`kept`: what each store keeps of a namespace. Threads of requests call it, several at a time."""
 
-    def __init__(self, kept: Callable[[str], list[Kept]]):
-        self._kept = kept
+    def __init__(self, kept: Callable[[str], list[Kept]], slot_tokens: SlotTokens):
+        self._kept, self._slot_tokens = kept, slot_tokens
 
     def answer(self, method: str, space: str, fields: str) -> tuple[int, str]:
         """The HTTP status, and a JSON text. fields: of the query and the body, a JSON object."""
         answers = {"GET": self._list, "POST": self._stay, "DELETE": self._remove}
         try:
-            status, body = answers[method](self._kept(space), json.loads(fields))
+            given = json.loads(fields)
+            if method == "GET" and "slot" in given:
+                _check(given, ("slot", "first", "n"))
+                status, body = 200, {"tokens": self._slot_tokens.of(space, *(_whole(given, name) for name in ("slot", "first", "n")))}
+            else:
+                status, body = answers[method](self._kept(space), given)
+            if method == "DELETE":
+                self._slot_tokens.forget(space)
         except ConfigError as error:
             status, body = 400, _error(400, "invalid_request_error", str(error))
         except EdgeKVError as error:
@@ -73,6 +81,13 @@ def _find(kept: list[Kept], fields: Fields) -> tuple[Kept, KeptPrompt]:
         raise ConfigError("the field 'id' must be the beginning of a kept prompt's ID; GET /edgekv/cache lists them")
     of = {prompt.leaf: (one, prompt) for one in kept for prompt in one.prompts()}
     return of[find_prompt([prompt for _, prompt in of.values()], start).leaf]
+
+
+def _whole(fields: Fields, name: str) -> int:
+    given = str(fields.get(name))
+    if not given.isdecimal():
+        raise ConfigError(f"the field {name!r} must be a whole number; a slot's tokens are those of 'slot' from 'first' on, 'n' of them")
+    return int(given)
 
 
 def _ttl_s(given: Any) -> float:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgekv import _native
+from edgekv.common.enums import KvMode
 from edgekv.planning.correction import correct
 from edgekv.planning.host import KeptRates, kept_for
+from edgekv.planning.roofline import HostRoofline
 
 if TYPE_CHECKING:
     from edgekv.planning.allocations import ContextRequest
@@ -37,6 +39,15 @@ class FirstTokens:
         if len(self._seconds) == N_TOKENS:
             self._runtime.observers.remove(self._decoded)
             threading.Thread(target=self._done, args=(min(self._seconds),), name="edgekv-rates", daemon=True).start()
+
+
+def decode_speed(request: ContextRequest) -> Callable[[KvMode, int], float] | None:
+    """Tokens a second in a mode behind a number of tokens, by the kept rates of this processor; None: they were never measured, or a GPU decodes."""
+    rates = kept_for(request.model, request.kv, KeptRates(request.n_threads, _native.isa())) if request.room is None else None
+    if rates is None:
+        return None
+    roofline = HostRoofline(request.model, request.kv, rates)
+    return lambda mode, depth: 1 / roofline.decode_seconds(mode, depth)
 
 
 def watch(runtime: Runtime, request: ContextRequest) -> None:

@@ -20,22 +20,18 @@ class Point:
     """`time.time()` at its end."""
     tokens_per_second: float
     """Computed tokens of prompts and answers, in all slots."""
-    read: float | None
-    """Tokens read / tokens visible."""
+    rows_per_head: float | None
+    """Tokens that a head reads for a token."""
+    visible_per_head: float | None
+    """Tokens that it sees."""
     coverage: float | None
-    """Estimated share of the attention on the read tokens; 1 if all were read."""
-    hit_rate: float | None
-    """By access: tokens read from the arena / tokens read."""
-    hit_rate_mass: float | None
-    """By attention mass."""
+    """Estimated share of the attention on the read tokens."""
     error: float | None
     """Estimated relative error of a head's output."""
-    moved_per_second: float
-    """Bytes of the copies into the arena."""
 
 
 class History:
-    """Points of one server, the oldest first, and the speed at which each slot grew in the newest stretch."""
+    """Points of one server, the oldest first."""
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=POINTS)
@@ -56,10 +52,6 @@ class History:
         if not n_tokens:
             return False
         read = figures.selection.since(before.selection)
-        arena = figures.tiers.n_slots > 0
-        self.points.append(Point(
-            figures.taken, n_tokens / seconds, read.attended if read.n_selections else None,
-            coverage(figures.options.mode, read),
-            read.hit_rate if read.n_read and arena else None, read.hit_rate_mass if read.mass and arena else None, read.error,
-            (figures.tiers.moved_bytes - before.tiers.moved_bytes) / seconds))
+        self.points.append(Point(figures.taken, n_tokens / seconds, *(
+            (read.rows_per_head, read.visible_per_head, coverage(figures.options.mode, read), read.error) if read.n_selections else (None,) * 4)))
         return True

@@ -13,6 +13,7 @@ from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.recalling import Recall
 from edgekv.server.server_options import ServerOptions
+from edgekv.server.slot_tokens import SlotTokens
 
 
 class Keepers:
@@ -22,6 +23,8 @@ class Keepers:
         recall = options.recall
         self.prefixes = Prefixes(model, options.store) if options.store is not None else None
         self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
+        if self.prefixes is not None:
+            self.prefixes.slot_tokens = SlotTokens(options.shows_texts)
         prefixes_of.connect(self.prefixes)
         recalling.connect(self.recall)
         form_callbacks.set_forms(AnswerForms())

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgekv.common.reports import LayerReport
 from edgekv.pages.residency import State
+from edgekv.runtime.cells import StreamCells, sequences_of
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
@@ -25,8 +26,12 @@ _PLACE_OF[[State.HOME, State.FILLING, State.MOVING, State.RESIDENT]] = HOME, FIL
 
 LEVELS = 15
 FAINTEST, BRIGHTEST = 0.03, 30.0
-"""A field's attention as a multiple of an even share of its line's. FAINTEST and below is level 0, BRIGHTEST and above is LEVELS; levels
+"""A field's attention as a multiple of an even share of its line's and slots'. FAINTEST and below is level 0, BRIGHTEST and above is LEVELS; levels
 between them are logarithmic."""
+
+
+Spans = list[tuple[int, list[int]]]
+"""(first column, slots): from there on the columns have tokens of these slots. No slots: they are empty."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class PageMap:
     """One past the last page in use."""
     fields: np.ndarray
     """uint8 [line, column]: place * 16 + level of attention."""
+    n_tokens: int
+    """Tokens in the stream's cells; one that several slots share counts once."""
+    spans: Spans
+    texts: list[tuple[int, int, int]]
+    """[column up to the last page in use]: the slot and position of its first token, and its tokens of this slot. Slot -1: it is empty."""
 
 
 class MapMaker:
@@ -79,23 +89,50 @@ class MapMaker:
         else:
             place = _places(_blocks(state == State.RESIDENT, at, heads, width), _blocks(state != State.FREE, at, heads, width))
         mass = _blocks(mass[:, :, first : first + n_pages], at, heads, width)
+        n_columns = max(1, -(-n_used // width))
+        spans, texts = _conversations(cells, n_columns, width * runtime.page_tokens)
+        levels = self._levels(stream, mass, spans, n_columns)
         return PageMap(tuple(layers[index].il for index, _ in lines), place.shape[1], width, heads, n_used,
-                       place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), self._levels(stream, mass, max(1, -(-n_used // width)))))
+                       place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), levels), cells.n_used, spans, texts)
 
-    def _levels(self, stream: int, mass: np.ndarray, n_columns: int) -> np.ndarray:
+    def _levels(self, stream: int, mass: np.ndarray, spans: Spans, n_columns: int) -> np.ndarray:
         """uint8 [line, column] from mass, float [line, column], with `n_columns` in use. Each earlier run of the policy counts half as much
-        as the next."""
-        total = mass.sum(axis=1, keepdims=True, dtype=np.float64)
+        as the next. Slots are apart: one that reads a prompt gets hundreds of times the attention of one that answers."""
         before = self._shares.get(stream)
-        if not total.any():
-            shares = np.zeros(mass.shape, np.float32) if before is None or before.shape != mass.shape else before
-        else:
-            shares = (mass / np.maximum(total, 1e-30)).astype(np.float32)
+        shares = np.zeros(mass.shape, np.float32)
+        owner = _owners(spans, n_columns)
+        for number in range(int(owner.max(initial=-1)) + 1):
+            mine = np.flatnonzero(owner == number)
+            total = mass[:, mine].sum(axis=1, keepdims=True, dtype=np.float64)
+            shares[:, mine] = mass[:, mine] / np.maximum(total, 1e-30) * len(mine)
             if before is not None and before.shape == shares.shape:
-                shares = (shares + before) / 2
+                shares[:, mine] = (shares[:, mine] + before[:, mine]) / 2 if total.any() else before[:, mine]
         self._shares[stream] = shares
-        steps = np.log(np.maximum(shares * (n_columns / FAINTEST), 1)) * (LEVELS / np.log(BRIGHTEST / FAINTEST))
+        steps = np.log(np.maximum(shares / FAINTEST, 1)) * (LEVELS / np.log(BRIGHTEST / FAINTEST))
         return np.minimum(np.ceil(steps), LEVELS).astype(np.uint8)
+
+
+def _owners(spans: Spans, n_columns: int) -> np.ndarray:
+    """int [column]: the number of its set of slots."""
+    owner, numbers = np.zeros(n_columns, np.intp), dict[tuple[int, ...], int]()
+    for column, slots in spans:
+        owner[column:] = numbers.setdefault(tuple(slots), len(numbers))
+    return owner
+
+
+def _conversations(cells: StreamCells, n_columns: int, n_cells: int) -> tuple[Spans, list[tuple[int, int, int]]]:
+    """The spans and texts of a map whose columns have n_cells cells each."""
+    spans: Spans = []
+    texts = []
+    for column in range(n_columns):
+        at = np.flatnonzero(cells.positions[column * n_cells : (column + 1) * n_cells] >= 0) + column * n_cells
+        slots = sorted(sequences_of(np.bitwise_or.reduce(cells.sequence_bits[at], axis=0))) if len(at) else []
+        if not spans or spans[-1][1] != slots:
+            spans.append((column, slots))
+        first = min(cells.sequences(int(at[0])), default=-1) if len(at) else -1
+        mine = at[(cells.sequence_bits[at, first // 64] >> np.uint64(first % 64) & np.uint64(1)).astype(bool)] if first >= 0 else at[:0]
+        texts.append((first, int(cells.positions[mine[0]]), len(mine)) if len(mine) else (-1, 0, 0))
+    return spans, texts
 
 
 def _tokens_by_page(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.ndarray:

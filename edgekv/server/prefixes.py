@@ -38,6 +38,7 @@ from edgekv.server.loading import Loading
 from edgekv.server.media import Media, whole_media
 from edgekv.server.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
 from edgekv.server.saving import Saver
+from edgekv.server.slot_tokens import SlotTokens
 from edgekv.server.snapshot_keeper import SnapshotKeeper
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Prefixes:
         self._loading: tuple[WantedPrefix, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._expected = Expected()
+        self.slot_tokens = SlotTokens(shown=False)
 
     def open(self, runtime: Runtime, projector: str = "") -> None:
         """Open a context's store. projector: the file that makes embeddings of images and sound. Raises ConfigError for an invalid address."""
@@ -146,6 +148,7 @@ class Prefixes:
 
     def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
         """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
+        self.slot_tokens.note(prompt)
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return CachedTokens(missed=Miss(MissReason.NOT_ATTACHED if runtime is None else MissReason.MODEL_UNKNOWN, n_have))
@@ -258,6 +261,7 @@ class Prefixes:
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep a sequence's tokens up to the first gap. Rows are copied between answers, or slowly beside them; on a device they are copied first."""
+        self.slot_tokens.note(held)
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
@@ -375,7 +379,7 @@ class Prefixes:
 def connect(prefixes: Prefixes | None) -> None:
     """Let the server of this process use a keeper, and clients see what it keeps; None: nothing is kept. Only while no server runs."""
     prefix_callbacks.set_prefixes(prefixes)
-    native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept).answer)
+    native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept, prefixes.slot_tokens).answer)
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 
 from edgekv._native import http_server as native
 from edgekv.server import metrics, page, requests, shown
+from edgekv.server.conversations import Conversations
 from edgekv.server.errands import Errands
 from edgekv.server.figures import Figures, collect
 from edgekv.server.history import History
 from edgekv.server.page_map import MapMaker
-from edgekv.server.shown import Served, Shown, StoreFigures, TrafficFigures
+from edgekv.server.shown import DecodeSpeed, Served, Shown, StoreFigures, TrafficFigures
 
 if TYPE_CHECKING:
     from edgekv.runtime.runtime import Runtime
+    from edgekv.server.prefixes import Prefixes
 
 JSON = "application/json; charset=utf-8"
 
@@ -36,22 +38,25 @@ AGAIN_S = 0.02
 class Publisher:
     """Publishes for one server. Call `begin` and `end` on the thread that starts and stops it, everything else on the decoding thread.
 
-    store, traffic: functions called for each set of figures; None: such figures are unknown.
+    store, traffic: functions called for each set of figures; None: such figures are unknown. plan: called when work begins and ends.
     """
 
-    def __init__(self, served: Served, runtime: Callable[[], Runtime | None], store: Callable[[], StoreFigures | None] | None):
-        self.store = store
+    def __init__(self, served: Served, runtime: Callable[[], Runtime | None], prefixes: Callable[[], Prefixes | None],
+                 plan: Callable[[], DecodeSpeed | None]):
+        self.store: Callable[[], StoreFigures | None] | None = lambda: None if (kept := prefixes()) is None else kept.figures()
         self.traffic: Callable[[], TrafficFigures] | None = traffic
         self.shown = Shown(served)
         """The latest figures."""
         self.errands = Errands()
         self.seconds = 0.0
         """Seconds spent on figures so far."""
-        self._runtime = runtime
+        self._runtime, self._prefixes, self._plan = runtime, prefixes, plan
         self._history = History()
         self._maps = MapMaker()
         self._drawn: dict[int, tuple[int, int]] = {}  # by slot: steps and the clock of its cells at the drawing of its map
         self._growing = False
+        self._conversations = Conversations()
+        self._speed: DecodeSpeed | None = None
         self._n_steps = self._n_steps_taken = 0  # so far, and at the latest figures
         self._taken = 0.0  # time.perf_counter()
         self._cost = 0.0
@@ -59,14 +64,14 @@ class Publisher:
     def begin(self) -> None:
         """Publish the known figures, and take more from now on."""
         self.shown = Shown(self.shown.served)
-        self._history, self._maps, self._drawn = History(), MapMaker(), {}
+        self._history, self._maps, self._drawn, self._conversations = History(), MapMaker(), {}, Conversations()
         native.publish("/edgekv", "text/html; charset=utf-8", page.document())
         for slot in range(self.shown.served.n_slots):
             native.publish(_map_path(slot), JSON, "null")
         self._publish_history()
         self._publish(self.shown)
         native.on_refresh(self.refresh)
-        native.on_request(requests.ended)
+        native.on_request(self._told)
         if (runtime := self._runtime()) is not None:
             self.follow(runtime)
 
@@ -94,6 +99,13 @@ class Publisher:
         if watched or now - self._taken >= max(QUIET_S, self._cost / SHARE):
             self._take(busy=True)
 
+    def _told(self, request: native.Request) -> None:
+        if request.ended:
+            requests.ended(request)
+        self._conversations.told(request, native.reading_s(0, request.n_found), time.time())
+        if (kept := self._prefixes()) is not None:
+            kept.slot_tokens.told(request)
+
     def refresh(self, idle: bool) -> None:
         """Bring the figures up to date between two batches: for a request, or (idle) when nothing is left to do. A request during a batch gets the
         latest figures instead."""
@@ -101,17 +113,20 @@ class Publisher:
         if self._n_steps != self._n_steps_taken or idle and self.shown.busy or time.perf_counter() - self._taken > AGAIN_S:
             self._take(busy=self.shown.busy and not idle)
 
+    def take(self) -> None:
+        self._take(busy=self.shown.busy)
+
     def _take(self, busy: bool) -> None:
         began = time.perf_counter()
         runtime = self._runtime()
         figures = None if runtime is None else collect(runtime, self.shown.served.n_slots)
         if figures is not None:
             self._remember(figures, busy)
-        speed = self._history.points[-1].tokens_per_second if busy and self._history.points else 0.0
-        self.shown = Shown(self.shown.served, figures, busy, speed, self.store and self.store(), self.traffic and self.traffic())
-        self._publish(self.shown)
         if runtime is not None and figures is not None:
-            self._draw(runtime, figures, busy)
+            self._draw(runtime, figures, busy)  # first, so that no map is older than the state beside it
+        self.shown = Shown(self.shown.served, figures, busy, self.store and self.store(), self.traffic and self.traffic(),
+                           tuple(self._conversations.of(figures)) if figures else (), self._conversations.seconds_saved, self._speed)
+        self._publish(self.shown)
         self._n_steps_taken = self._n_steps
         self._taken = time.perf_counter()
         self._cost = self._taken - began
@@ -120,6 +135,8 @@ class Publisher:
     def _remember(self, figures: Figures, busy: bool) -> None:
         if self._history.add(figures, began=busy and not self._growing, ended=not busy):
             self._publish_history()
+        if not (busy and self._growing):
+            self._speed = self._plan()
         self._growing = busy
 
     # ---- documents -----------------------------------------------------------------------------------------------------------
@@ -144,14 +161,15 @@ class Publisher:
             if not (asked if busy else self._drawn.get(slot) != now):
                 continue
             if sequence.stream not in drawn:
-                drawn[sequence.stream] = self._map_text(runtime, sequence.stream)
+                drawn[sequence.stream] = self._map_text(runtime, sequence.stream, figures.taken)
             native.publish(_map_path(slot), JSON, drawn[sequence.stream])
             self._drawn[slot] = now
 
-    def _map_text(self, runtime: Runtime, stream: int) -> str:
+    def _map_text(self, runtime: Runtime, stream: int, taken: float) -> str:
         drawn = self._maps.draw(runtime, stream)
         return json.dumps({
-            "stream": stream, "layers": drawn.layers, "n_columns": drawn.n_columns, "pages_per_column": drawn.pages_per_column,
+            "taken": round(taken, 3), "n_tokens": drawn.n_tokens, "spans": drawn.spans, "texts": drawn.texts,
+            "layers": drawn.layers, "n_columns": drawn.n_columns, "pages_per_column": drawn.pages_per_column,
             "heads_per_line": drawn.heads_per_line, "n_pages_used": drawn.n_pages_used, "page_tokens": runtime.page_tokens,
             "fields": base64.b64encode(drawn.fields.tobytes()).decode()})
 

@@ -100,8 +100,8 @@ class Server:
         from edgekv.server.publisher import Publisher  # while the model is loaded
         from edgekv.server.shown import Served
 
-        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.model.tensor_bytes, self.context.kv_bytes)
-        return Publisher(served, lambda: self.runtime, lambda: None if self.prefixes is None else self.prefixes.figures())
+        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.context.kv_bytes)
+        return Publisher(served, lambda: self.runtime, lambda: self.prefixes, lambda: first_tokens.decode_speed(self.request))
 
     def _choose_context(self) -> ContextChoice:
         """Choose the context's size and device. Raises DoesNotFit."""
@@ -310,7 +310,7 @@ class Server:
         if self._runtime is not None:
             first_tokens.watch(self._runtime, self.request)
         self.figures.begin()
-        self.answers("/lora-adapters")  # the request passes through the task loop, which takes the first figures
+        self.between_batches(self.figures.take)  # whoever asks now gets figures
 
     def _attached(self, made: Runtime) -> None:
         """A context was made. The server's thread makes the answering context before others (a draft model's), and again after sleep."""

@@ -22,7 +22,7 @@ from edgekv.planning.fit import in_tokens, unifies
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.server.log import bare_message
-from edgekv.server.sites import parse_origin
+from edgekv.server.sites import is_public, parse_origin
 
 LOOPBACK = "127.0.0.1"
 MOST_SLOTS = 16
@@ -129,6 +129,13 @@ class ServerOptions:
             if not key or not key.isascii() or not key.isprintable() or key != key.strip() or set(key) & set(',"'):
                 raise ConfigError("an API key must be printable ASCII without commas, quotes and spaces around it; choose another")
         return tuple(keys)
+
+    @property
+    def shows_texts(self) -> bool:
+        """Whether the page may show what a conversation says: to the key that it belongs to, or without keys to this machine alone."""
+        if self.api_keys() or llama_has_keys():
+            return not self.cache_shared
+        return not is_public(self.host) and not self.allow_host
 
 
 def spaces_of(keys: Iterable[str]) -> dict[str, str]:

@@ -1,14 +1,18 @@
 """The figures of a server at one moment, and the documents that show them."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from edgekv import __version__
 from edgekv._native.http_server import PrefixCounts, Waits
 from edgekv.common.enums import KvMode
-from edgekv.common.units import size
+from edgekv.server.conversations import Conversation
 from edgekv.server.figures import Figures, SequenceFigures
 from edgekv.server.history import History, Point
+
+DecodeSpeed = Callable[[KvMode, int], float]
+"""Tokens a second in a mode behind a number of tokens, by this machine's plan."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,6 @@ class Served:
     n_slots: int
     n_context: int
     """Tokens of a slot."""
-    weight_bytes: int
     kv_bytes: int
     """Bytes of K and V in all slots, for a context without a Runtime."""
     version: str = __version__
@@ -85,10 +88,14 @@ class Shown:
     """None: the context has no Runtime, because stock llama.cpp serves it, or no figures were requested yet."""
     busy: bool = False
     """Whether a ubatch was computed since the server last had nothing to do."""
-    tokens_per_second: float = 0.0
     store: StoreFigures | None = None
     traffic: TrafficFigures | None = None
     """None: not counted."""
+    conversations: tuple[Conversation, ...] = ()
+    """By slot."""
+    seconds_saved: float = 0.0
+    """Seconds that prompts did not take because tokens were found."""
+    decode_speed: DecodeSpeed | None = None
 
     @property
     def mode(self) -> KvMode:
@@ -117,7 +124,8 @@ def slots(shown: Shown) -> list[dict[str, Any]]:
     """The `edgekv` objects of /slots, by the slot's number."""
     if shown.figures is None:
         return []
-    return [_slot(sequence, shown) for sequence in shown.figures.sequences]
+    known = shown.conversations or (Conversation(),) * len(shown.figures.sequences)
+    return [_slot(sequence, shown) | asdict(conversation) for sequence, conversation in zip(shown.figures.sequences, known, strict=True)]
 
 
 def _slot(sequence: SequenceFigures, shown: Shown) -> dict[str, Any]:
@@ -160,19 +168,18 @@ def state(shown: Shown) -> dict[str, Any]:
     """The document /edgekv/state: all figures of the page except curves and maps."""
     served, figures = shown.served, shown.figures
     found: dict[str, Any] = {
-        "model": served.model, "version": served.version, "weight_bytes": served.weight_bytes, "mode": shown.mode.value,
-        "mode_description": shown.mode.description, "busy": shown.busy, "tokens_per_second": round(shown.tokens_per_second, 2),
-        "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown), "store": store(shown),
-        "prompt_tokens": shown.traffic and {"asked": shown.traffic.prefixes.queries, "found": sum(shown.traffic.prefixes.hits.values())},
-        "worst_gap_seconds": shown.traffic and shown.traffic.worst_gap, "served": figures is not None}
+        "model": served.model, "version": served.version, "mode": shown.mode.value, "busy": shown.busy,
+        "n_slots": served.n_slots, "n_ctx_slot": served.n_context, "tiers": tiers(shown), "slots": slots(shown),
+        "prompt_tokens": shown.traffic and {"asked": shown.traffic.prefixes.queries, "found": sum(shown.traffic.prefixes.hits.values()),
+                                            "seconds_saved": round(shown.seconds_saved, 2)}, "plan": _plan(shown),
+        "served": figures is not None}
     if figures is None:
         return found
     options, pages, selection = figures.options, figures.tiers, figures.selection
     settings = {"page size": f"{options.cache.page_size}"}
     if shown.mode is KvMode.SPARSE:
         sampled = dict([options.selection.sampled_by])
-        settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy,
-                    "arena": size(figures.memory.arena_bytes) if figures.memory.arena_bytes else "none", **settings}
+        settings = {**sampled, "sketch": options.selection.sketch.value, "policy": options.placement.policy, **settings}
     elif shown.mode is KvMode.EVICT:
         sampled = dict([options.selection.sampled_by]) if options.samples_kept else {}
         settings = {"kept": f"{options.keep_tokens:,} tokens", **sampled, "policy": options.placement.policy, **settings}
@@ -180,18 +187,21 @@ def state(shown: Shown) -> dict[str, Any]:
         **found, "taken": round(figures.taken, 3), "settings": settings, "n_layers": figures.n_layers,
         "n_layers_served": figures.n_layers_served, "n_heads": figures.n_heads,
         "pages": {"arena": pages.n_resident, "moving": pages.n_moving, "home": pages.n_home, "filling": pages.n_filling,
-                  "arena_slots": pages.n_slots, "bytes_each": pages.slot_bytes,
-                  "promoted": pages.n_promotions, "demoted": pages.n_demotions, "invalidated": pages.n_invalidated,
-                  "failed": pages.n_failed, "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes,
-                  "stall_seconds": round(figures.stats.stall_seconds, 6)},
+                  "arena_slots": pages.n_slots, "promoted": pages.n_promotions, "demoted": pages.n_demotions,
+                  "dropped_tokens": pages.n_freed, "moved_bytes": pages.moved_bytes, "stall_seconds": round(figures.stats.stall_seconds, 6)},
         "reasons": [{"where": where, "why": why, "pages": n} for where, why, n in pages.reasons],
-        "selection": {"n_selections": selection.n_selections, "rows_per_head": round(selection.rows_per_head, 1),
-                      "visible_per_head": round(selection.visible_per_head, 1), "read": selection.attended, "certain": selection.certain,
-                      "hit_rate": selection.hit_rate if pages.n_slots else None,
-                      "hit_rate_mass": selection.hit_rate_mass if pages.n_slots and selection.mass else None, "error": selection.error,
+        "selection": {"rows_per_head": round(selection.rows_per_head, 1), "visible_per_head": round(selection.visible_per_head, 1),
+                      "read": selection.attended, "hit_rate": selection.hit_rate if pages.n_slots else None, "error": selection.error,
                       "coverage": figures.coverage},
-        "kept": [figures.memory.n_cells_used, sum(slot.n_positions for slot in figures.sequences)] if shown.mode is KvMode.EVICT else None,
-        "n_tokens": figures.n_tokens}
+        "kept": [figures.memory.n_cells_used, sum(slot.n_positions for slot in figures.sequences)] if shown.mode is KvMode.EVICT else None}
+
+
+def _plan(shown: Shown) -> dict[str, float] | None:
+    """How many times as fast as stock llama.cpp the longest conversation is answered, by this machine's plan; None: it is unknown."""
+    depth = max((one.n_positions for one in shown.figures.sequences), default=0) if shown.figures else 0
+    if shown.decode_speed is None or not depth or shown.mode in (KvMode.OFF, KvMode.EVICT):
+        return None
+    return {"depth": depth, "times": round(shown.decode_speed(shown.mode, depth) / shown.decode_speed(KvMode.OFF, depth), 2)}
 
 
 def history(past: History) -> dict[str, list[float | None]]:

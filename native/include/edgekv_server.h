@@ -235,8 +235,9 @@ typedef enum { EDGEKV_WAIT_QUEUE, EDGEKV_WAIT_FIRST_TOKEN, EDGEKV_WAIT_NEXT_TOKE
 /* waits for a slot; from the request to the answer's first token; between two tokens of an answer. From any thread */
 EDGEKV_API void edgekv_server_waited(edgekv_wait which, edgekv_server_waits * waits);
 
-/* A request that ended. Tokens of its prompt: all of them, those found, and those computed; tokens of its answer; seconds of both.
-   n_lost: many tokens were read before, and are read again because of `missed`, an edgekv_miss_reason about token missed_at; else 0. */
+/* A request whose prompt begins, or (ended) that ended. Tokens of its prompt: all of them, those found, and those computed; tokens of its
+   answer; seconds of both. n_lost: many tokens were read before, and are read again because of `missed`, an edgekv_miss_reason about token
+   missed_at; else 0. */
 typedef struct {
     int32_t slot;
     int32_t task;
@@ -248,11 +249,12 @@ typedef struct {
     int32_t n_lost;
     int32_t missed;
     int32_t missed_at;
+    int32_t ended;
     double  read_s;
     double  answer_s;
 } edgekv_server_request;
 
-/* The decoding thread calls the function with each request that ends. null: no calls */
+/* The decoding thread calls the function with each request whose prompt begins, and when it ends. null: no calls */
 EDGEKV_API void edgekv_server_on_request(void (*function)(const edgekv_server_request * request));
 
 /* Publishes a document about the KV hierarchy. The server shows it under its path, such as "/edgekv/state"; the paths "props", "slots" and

@@ -1,22 +1,22 @@
-"""The page at /edgekv, in a real browser without a window; skipped where there is none."""
+"""The page at /edgekv beside one server, in a real browser without a window; skipped where there is none."""
 
 import re
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.browser import browser as opened
-from support.browser import contrast, look
-from support.clients import until
-from support.local_server import N_TOKENS, SPARSE, complete, options, settled
+from support.browser import contrast, look, text, texts, visit
+from support.clients import post, until
+from support.local_server import N_TOKENS, SPARSE, complete, map_fields, options, settled
 
+from edgekv._native.http_server import Request
 from edgekv.common.enums import KvMode
-from edgekv.config import KvOptions
-from edgekv.server import page
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.server import first_tokens, page
+from edgekv.server.conversations import Conversations
 from edgekv.server.server import Server
 
 
@@ -26,76 +26,86 @@ def browser() -> Iterator[Any]:
         yield window
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def served(synthetic) -> Iterator[Server]:
-    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2)) as server:
-        yield server
+    """Two slots that share a cache: the first answered the same prompt twice, the other another. By plan they are 2.5 times as fast as stock."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first_tokens, "decode_speed", lambda request: lambda mode, depth: 10.0 if mode is KvMode.OFF else 25.0)
+        with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2, store=StoreSettings(ram_bytes=1 << 24), extra=("--kv-unified",))) as server:
+            for seed in (0, 0, 1):
+                complete(server, seed)
+            settled(server)
+            yield server
 
 
-@contextmanager
-def answering(server: Server) -> Iterator[None]:
-    """Answers run one after the other, each of another prompt and length: a quick machine ends each between two looks."""
-    over = threading.Event()
-
-    def answer() -> None:
-        seed = 0
-        while not over.is_set():
-            complete(server, seed, N_TOKENS, 400 + 10 * (seed % 30))
-            seed += 1
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        settled(server)
-
-
-def text(browser, selector: str) -> str:
-    """The element's text, hidden or not; empty where there is no such element."""
-    return browser.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
-
-
-def shown(browser, selector: str) -> bool:
-    return browser.execute_script("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
-
-
-COLOURS = """
-const canvas = document.querySelectorAll(".map canvas")[arguments[0]];
-if (!canvas?.width) return 0;
-const data = canvas.getContext("2d").getImageData(40, 0, canvas.width - 40, canvas.height - 20).data, found = new Set();
-for (let i = 0; i < data.length; i += 4) if (data[i + 3]) found.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
-return found.size;
-"""
-"""A script that counts the colours of a map."""
-
-
-def test_it_follows_an_answer(served, browser):
-    browser.get(f"{served.url}/edgekv")
-    until(lambda: shown(browser, "#main"))
-    with answering(served):
-        until(lambda: text(browser, "#status").startswith("computing"))
-        seen: set[str] = set()
-        end = time.monotonic() + 30
-        while len(seen) < 3:
-            seen.add(text(browser, "#slots"))
-            assert time.monotonic() < end, f"the slots said only {seen}"
-            time.sleep(0.05)
-        assert max(int(browser.execute_script(COLOURS, number)) for number in range(2)) > 10, "places and levels of attention"
-        until(lambda: "%" in text(browser, "#curve-hits b"))
-    until(lambda: text(browser, "#status") == "idle")
+def test_it_says_what_was_saved(served, browser):
     state = settled(served)
-    until(lambda: text(browser, "#slots .label span") == f"{state['slots'][0]['n_tokens']:,} of 1,024 tokens")
-    assert f"{state['pages']['promoted']:,} page" in text(browser, "#moved")
-    assert len(browser.execute_script("return [...document.querySelectorAll('.map')]")) == 2
+    visit(browser, served)
+    first, error, reused, plan = texts(browser, "#figures .card")
+    assert re.match(r"[\d.]+\S lessKV read per token: \d+ of \d+ tokens per head", first)
+    assert re.match(r"[\d.]+ %estimated error of a head; [\d.]+ % of the attention covered", error)
+    found = state["prompt_tokens"]["found"]
+    assert found >= N_TOKENS - 1 and reused.startswith(f"{found:,}prompt tokens reused"), "those of a slot's own cells too"
+    assert plan.startswith("2.5\N{MULTIPLICATION SIGN}as fast as llama.cpp")
+
+
+def test_cards_maps_and_state_are_in_step(served, browser):
+    state = settled(served)
+    visit(browser, served)
+    for row, slot in zip(texts(browser, "#slots > div"), state["slots"], strict=True):
+        assert "idle" in row and f"{slot['n_tokens']:,} of 1,024 tokens" in row
+    assert sum("reused (slot)" in row for row in texts(browser, "#slots > div")) == 1
+    assert text(browser, "figcaption") == f"Slots 0, 1: {served.runtime.memory().n_cells_used:,} tokens", "shared cells count once"
+
+
+CENTRES = """
+const canvas = document.querySelector("canvas"), [lines, columns] = arguments, found = [];
+const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+for (let line = 0; line < lines; line += 1) for (let column = 0; column < columns; column += 1) {
+  const x = Math.floor(30 + (column + 0.5) / columns * (canvas.width - 30)), y = Math.floor(18 + (line + 0.5) / lines * (canvas.height - 36));
+  found.push([...data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 3)].join());
+}
+return found;
+"""
+"""A script that reads the colours of a map's fields."""
+
+
+def test_a_map_has_a_colour_for_each_level(served, browser):
+    fields, _ = map_fields(served, 0)
+    look(browser, 1400, "light")
+    visit(browser, served)
+    levels = [(value >> 4 > 0, value & 15) for value in fields.flat]
+    assert len(set(zip(levels, browser.execute_script(CENTRES, *fields.shape), strict=True))) == len(set(levels)) > 2
+
+
+def test_a_line_parts_the_slots(served, browser):
+    _, drawn = map_fields(served, 0)
+    owners = [slots for _, slots in drawn["spans"] if slots]
+    assert [0] in owners and [1] in owners
+    column = next(column for column, slots in drawn["spans"] if column and slots)
+    look(browser, 1400, "light")
+    visit(browser, served)
+    pixel = browser.execute_script("""
+        const canvas = document.querySelector("canvas"), x = 30 + arguments[0] / arguments[1] * (canvas.width - 30);
+        return [...canvas.getContext("2d").getImageData(Math.round(x), 100, 1, 1).data].slice(0, 3)""", column, drawn["n_columns"])
+    assert tuple(pixel) == parts(palette("light")["text"])
+    assert "which the slots share" in text(browser, "#map-what")
+
+
+def test_the_text_is_told_under_the_mouse_and_by_keys(served, browser):
+    _, drawn = map_fields(served, 0)
+    slot, first, n = drawn["texts"][1]
+    tokens = served.get(f"/edgekv/cache?slot={slot}&first={first}&n={n}")["tokens"]
+    said = post(served.url, "/detokenize", {"tokens": tokens})["content"]
+    visit(browser, served)
+    browser.find_element("css selector", "canvas").send_keys("\ue014" * 2)  # the arrow to the right
+    until(lambda: text(browser, "#tip q") == said != "")
+    assert f"slot {slot}, tokens {first} to {first + n - 1}, layer 0, head 0: " in text(browser, "#tip")
 
 
 def test_it_asks_nobody_else_and_breaks_nothing(served, browser):
     browser.get_log("browser")  # drop the words of earlier pages, whose servers have ended
-    browser.get(f"{served.url}/edgekv")
-    until(lambda: shown(browser, ".map"))
+    visit(browser, served)
     asked = browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert asked and all(name.startswith(f"{served.url}/edgekv/") for name in asked)
     said = [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
@@ -105,82 +115,43 @@ def test_it_asks_nobody_else_and_breaks_nothing(served, browser):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("width", [390, 1400])
 def test_it_fits(served, browser, width, theme):
     look(browser, width, theme)
-    browser.get(f"{served.url}/edgekv")
-    until(lambda: shown(browser, ".map"))
+    visit(browser, served)
     assert browser.execute_script("return document.documentElement.scrollWidth") == width, "nothing has to be scrolled sideways"
-    narrow = browser.execute_script("return [...document.querySelectorAll('.map canvas')].map((canvas) => canvas.clientWidth)")
-    assert min(narrow) > 250
+    assert browser.execute_script("return document.querySelector('canvas').clientWidth") > 300
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == (theme == "dark")
 
 
-def test_keys_are_asked_for(synthetic, browser):
-    with Server(options(synthetic("llama"), api_key="secret")) as server:
-        browser.get(f"{server.url}/edgekv")
-        until(lambda: shown(browser, "#key"))
-        assert not shown(browser, "#main")
-
-        def enter(key: str) -> None:
-            field = browser.find_element("css selector", "#key")
-            field.clear()
-            field.send_keys(key)
-            browser.find_element("css selector", "#ask-key button").click()
-
-        enter("wrong")
-        until(lambda: shown(browser, "#key-wrong"))
-        enter("secret")
-        until(lambda: shown(browser, "#main"))
-        assert not shown(browser, "#ask-key") and server.alias in text(browser, "#model")
-        browser.refresh()
-        until(lambda: shown(browser, "#main"))  # the tab remembers the key
-
-
-@pytest.mark.parametrize(("mode", "note"), [(KvMode.OFF, "no tiers"), (KvMode.EXACT, "")])
-def test_it_says_what_there_is_not(synthetic, browser, mode, note):
-    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode))) as server:
-        browser.get(f"{server.url}/edgekv")
-        until(lambda: shown(browser, ".map"))
-        assert note in text(browser, "#note") and "nothing decoded yet" in text(browser, ".map")
-        assert text(browser, "#curve-speed") == "Nothing decoded yet." and "one tier" in text(browser, "#pages")
-        complete(server, n_answer=4)
-        until(lambda: "304 tokens" in text(browser, ".map") or "303 tokens" in text(browser, ".map"))
-
-
-def test_mode_evict_is_told_as_it_is(synthetic, browser):
-    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.EVICT, evict_to=256, observe=True))) as server:
-        complete(server, n_answer=200)
-        state = settled(server)
-        dropped = state["pages"]["dropped_tokens"]
-        assert dropped > 100
-        browser.get(f"{server.url}/edgekv")
-        until(lambda: f"{dropped:,} tokens" in text(browser, "#moved"))
-        assert "for good" in text(browser, "#moved-what") and "what was dropped" in text(browser, "#column-order")
-        assert "being filled" in text(browser, "#legend")
-        with answering(server):  # for a second at least: a point of a curve
-            until(lambda: "share of the attention is unknown" in text(browser, "#curve-error"))
-
-
-def test_a_cache_that_slots_share_is_called_one(synthetic, browser):
-    with Server(options(synthetic("llama"), kv=SPARSE, n_slots=2, extra=("--kv-unified",))) as server:
-        complete(server)
-        browser.get(f"{server.url}/edgekv")
-        until(lambda: "in one cache of 2,048 tokens for all" in text(browser, "#slots-what"))
-        assert "which all slots share" in text(browser, "#column-order")
-        assert len(browser.execute_script("return [...document.querySelectorAll('.map')]")) == 1
-        with answering(server):
-            until(lambda: "of the attention covered" in text(browser, "#curve-error"))
-
-
 # ---- without a browser ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_says_what_it_does():
+    conversations = Conversations()
+
+    def now(n_tokens: int, at: float) -> tuple:
+        figures = SimpleNamespace(taken=at, sequences=[SimpleNamespace(n_tokens=n_tokens, n_positions=n_tokens)])
+        (one,) = conversations.of(figures)
+        return one.doing, one.tokens_per_second and round(one.tokens_per_second, 3), one.seconds_left and round(one.seconds_left, 3)
+
+    assert now(0, 100.0) == ("idle", None, None)
+    request = Request(0, n_prompt=1000, n_found=200, by_tier={"slot": 200}, n_read=0, n_answer=0, read_s=0, answer_s=0, ended=False)
+    conversations.told(request, 3.5, 100.0)
+    assert now(200, 101.0) == ("prefill", None, None)
+    assert now(600, 104.0) == ("prefill", 100.0, 4.0), "400 tokens in 4 s, 400 are left"
+    assert now(1000, 108.0) == ("answering", None, None)
+    assert now(1020, 109.0) == ("answering", 20.0, None)
+    conversations.told(Request(0, 1000, 200, {"slot": 200}, 800, 30, 8.0, 1.5), 0.0, 110.0)
+    assert now(1030, 110.0) == ("idle", None, None) and conversations.seconds_saved == 3.5
 
 
 def test_the_document_is_whole():
     document = page.document()
     assert "{{" not in document and not re.search(r"""(?:src|href)=["'](?!data:)""", document), "nothing is fetched for it"
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", document)
+    assert document.count("\n") <= 350, "it stays small"
 
 
 def parts(colour: str) -> tuple[int, int, int]:
@@ -188,11 +159,15 @@ def parts(colour: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
+def palette(theme: str) -> dict[str, str]:
+    light, _, rest = resources.files(page).joinpath("page.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
+    return dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", light if theme == "light" else rest.split("}")[0]))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_colours_can_be_told_apart(theme):
-    light, _, rest = resources.files(page).joinpath("page.css").read_text(encoding="utf-8").partition("@media (prefers-color-scheme: dark)")
-    of = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", light if theme == "light" else rest.split("}")[0]))
+    of = palette(theme)
     for name in ("text", "muted", "wrong"):
         assert min(contrast(parts(of[name]), parts(of[ground])) for ground in ("card", "ground")) >= 4.5, name
-    for name in ("home", "arena", "good", "other", "wrong", "filling", "moving", "home-strong", "arena-strong"):
+    for name in ("home", "good", "other", "wrong", "moving", "home-strong", "arena-strong"):
         assert contrast(parts(of[name]), parts(of["card"])) >= 3, name

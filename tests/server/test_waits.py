@@ -26,7 +26,7 @@ TWINS = {"vllm:num_requests_running": "edgekv_requests_running", "vllm:num_reque
 def test_what_goes_wrong_in_the_store_is_counted():
     figures = StoreFigures(1, 2, 3, 4, 5, 6, 7, 8, n_waiting_writes=9, n_dropped=10, ram_evicted=11, disk_evicted=12, disk_refused=13,
                            remote_refused=14, disk_outages=15, remote_outages=16)
-    text = metrics.text(Shown(Served("m", 1, 1, 1, 1), store=figures))
+    text = metrics.text(Shown(Served("m", 1, 1, 1), store=figures))
     found = {(sample.name, sample.labels.get("place") or sample.labels.get("tier")): sample.value
              for family in text_string_to_metric_families(text) for sample in family.samples}
     assert {at: found[at] for at in found if at[0].startswith(("edgekv_store", "edgekv_tier_errors")) and at[1]

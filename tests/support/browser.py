@@ -1,4 +1,4 @@
-"""A real browser without a window, and how colours are told apart."""
+"""A real browser without a window, the page in it, and how colours are told apart."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support.clients import until
+
+from edgekv.server.server import Server
 
 
 @contextmanager
@@ -31,6 +34,25 @@ def look(opened: Any, width: int, theme: str) -> None:
     """Through a window of `width` pixels, by a reader who prefers light or dark."""
     opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False})
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+
+
+def text(opened: Any, selector: str) -> str:
+    """The element's text, hidden or not; empty where there is no such element."""
+    return opened.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+
+
+def texts(opened: Any, selector: str) -> list[str]:
+    return opened.execute_script("return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector)
+
+
+def shown(opened: Any, selector: str) -> bool:
+    return opened.execute_script("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
+
+
+def visit(opened: Any, server: Server, until_shown: str = "canvas") -> None:
+    """The page of a server, once an element of it can be seen."""
+    opened.get(f"{server.url}/edgekv")
+    until(lambda: shown(opened, until_shown))
 
 
 def luminance(red: int, green: int, blue: int) -> float:

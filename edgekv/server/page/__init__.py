@@ -4,7 +4,7 @@ import base64
 import hashlib
 from importlib import resources
 
-SCRIPTS = ("ask.js", "map.js", "curves.js", "page.js")
+SCRIPTS = ("map.js", "page.js")
 """In the order in which a browser runs them."""
 
 

@@ -13,6 +13,12 @@ std::atomic<void (*)(const edgekv_server_request *)> g_on_request{ nullptr };
 // by slot: the newest prompt; the decoding thread's
 std::unordered_map<int, edgekv_server_request> g_begun;
 
+void tell(const edgekv_server_request & request) {
+    if (auto * function = g_on_request.load()) {
+        function(&request);
+    }
+}
+
 }  // namespace
 
 void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, int n_lost) {
@@ -26,6 +32,7 @@ void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, 
     of.missed_at = found.at;
     std::copy(std::begin(found.by_tier), std::end(found.by_tier), of.by_tier);
     g_begun[slot] = of;
+    tell(of);
 }
 
 void on_request(void (*function)(const edgekv_server_request *)) { g_on_request = function; }
@@ -37,9 +44,7 @@ edgekv_server_request begun_of(int slot, int task) {
 
 void request_ended(const edgekv_server_request & request) {
     g_begun.erase(request.slot);
-    if (auto * function = g_on_request.load()) {
-        function(&request);
-    }
+    tell(request);
 }
 
 }  // namespace edgekv_server

@@ -1,4 +1,4 @@
-// What a request did, for a line to people when it ends. Decoding thread, but for on_request().
+// What requests do: for the page when a prompt begins, for a line to people when the request ends. Decoding thread, but for on_request().
 #pragma once
 
 #include "edgekv_server.h"
@@ -11,7 +11,7 @@ namespace edgekv_server {
 // A slot's prompt begins: what was found of it, and how many of its tokens are read again although they were to be found.
 void prompt_begun(int slot, int task, int n_prompt, const found_prefix & found, int n_lost);
 
-// called with each request that ends; null: none
+// called with each request whose prompt begins, and when it ends; null: none
 void on_request(void (*function)(const edgekv_server_request *));
 
 // n_prompt 0: the slot has no request, or its prompt has not begun
@@ -23,6 +23,7 @@ edgekv_server_request progress_of(const Slot & slot) {
     const auto & stats = slot.stats;
     auto of = slot.task ? begun_of(slot.id, slot.task->id) : edgekv_server_request{};
     of.slot     = slot.id;
+    of.ended    = 1;
     of.n_read   = static_cast<int32_t>(stats.n_prompt_processed);
     of.n_answer = static_cast<int32_t>(stats.n_gen);
     of.read_s   = stats.t_start > 0 ? ((stats.n_gen > 0 ? stats.t_prompt_last : ggml_time_us()) - stats.t_start) * 1e-6 : 0;

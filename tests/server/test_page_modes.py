@@ -1,0 +1,79 @@
+"""The page at /edgekv beside servers of their own: behind keys, in other modes; and who may read what a conversation says."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.browser import browser as opened
+from support.browser import shown, text, texts, visit
+from support.clients import until
+from support.local_server import ask, complete, options, settled
+
+from edgekv.common.enums import KvMode
+from edgekv.config import KvOptions
+from edgekv.prefix_cache.settings import StoreSettings
+from edgekv.server.server import Server
+
+STORE = StoreSettings(ram_bytes=1 << 24)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with opened() as window:
+        yield window
+
+
+def test_keys_are_asked_for(synthetic, browser):
+    with Server(options(synthetic("llama"), api_key="secret")) as server:
+        visit(browser, server, "#key")
+        assert not shown(browser, "#main")
+
+        def enter(key: str) -> None:
+            field = browser.find_element("css selector", "#key")
+            field.clear()
+            field.send_keys(key)
+            browser.find_element("css selector", "#ask-key button").click()
+
+        enter("wrong")
+        until(lambda: shown(browser, "#key-wrong"))
+        enter("secret")
+        until(lambda: shown(browser, "#main"))
+        assert not shown(browser, "#ask-key") and server.alias in text(browser, "#model")
+        browser.refresh()
+        until(lambda: shown(browser, "#main"))  # the tab remembers the key
+
+
+@pytest.mark.parametrize(("mode", "note"), [(KvMode.OFF, "stock llama.cpp computes attention"), (KvMode.EXACT, "Nothing computed yet")])
+def test_what_there_is_not_is_not_drawn(synthetic, browser, mode, note):
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=mode))) as server:
+        visit(browser, server, "#note")
+        assert note in text(browser, "#note")
+        assert not any(shown(browser, of) for of in ("#slots", "#maps", "#speed", "#figures .card")), "nothing was computed"
+        assert texts(browser, "#facts h2") == ["Memory", "Settings"], "no arena"
+        complete(server, n_answer=4)
+        until(lambda: shown(browser, "canvas") and shown(browser, "#slots"))
+
+
+def test_mode_evict_is_told_as_it_is(synthetic, browser):
+    with Server(options(synthetic("llama"), kv=KvOptions(mode=KvMode.EVICT, evict_to=256, observe=True))) as server:
+        complete(server, n_answer=200)
+        kept, seen = settled(server)["kept"]
+        assert seen - kept > 100
+        visit(browser, server)
+        assert texts(browser, "#figures .card") == [f"{seen / kept:.1f}\N{MULTIPLICATION SIGN} lessKV: {kept} of {seen} tokens kept, others dropped for good"]
+
+
+def test_a_conversation_is_read_by_its_own_key_alone(synthetic, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("one\nother\n", encoding="utf-8")
+    path, body = "/edgekv/cache?slot=0&first=0&n=8", {"prompt": list(range(260, 300)), "n_predict": 1}
+    with Server(options(synthetic("llama"), api_key_file=keys, store=STORE)) as server:
+        assert ask(server, "/completion", "one", body).status == 200
+        assert ask(server, path, "one").body == {"tokens": list(range(260, 268))}
+        assert ask(server, path, "other").body == ask(server, f"{path}&cache_salt=x", "one").body == {"tokens": []}
+        assert ask(server, "/edgekv/cache?slot=x&first=0&n=8", "one").status == 400
+        ask(server, "/completion", "one", {**body, "cache_prompt": False})
+        assert ask(server, path, "one").body == {"tokens": []}, "what is not kept is not shown"
+    with Server(options(synthetic("llama"), host="0.0.0.0", store=STORE)) as server:
+        ask(server, "/completion", None, body)
+        assert ask(server, path).body == {"tokens": []}, "anybody could read it"

@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 626,
     "edgekv/runtime": 1_753,
-    "edgekv/server": 4_721,
+    "edgekv/server": 4_723,
     "edgekv/tiering": 1_534,
     "findings": 107,
     "models": 1_961,

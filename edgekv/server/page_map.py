@@ -99,6 +99,8 @@ class MapMaker:
         """uint8 [line, column] from mass, float [line, column], with `n_columns` in use. Each earlier run of the policy counts half as much
         as the next. Slots are apart: one that reads a prompt gets hundreds of times the attention of one that answers."""
         before = self._shares.get(stream)
+        if before is not None and before.shape[1] < mass.shape[1]:
+            before = np.pad(before, ((0, 0), (0, mass.shape[1] - before.shape[1])))
         shares = np.zeros(mass.shape, np.float32)
         owner = _owners(spans, n_columns)
         for number in range(int(owner.max(initial=-1)) + 1):

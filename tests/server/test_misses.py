@@ -60,7 +60,7 @@ def test_replies_log_and_metrics_agree(tiny, tmp_path, caplog):
         server.prefixes.flush()
         queries, hits, misses = counts(server)
         shown = server.get("/edgekv/state")["prompt_tokens"]
-    assert shown == {"asked": queries, "found": sum(hits.values())}
+    assert (shown["asked"], shown["found"]) == (queries, sum(hits.values()))
     assert queries == sum(len(tokens) - 1 for tokens, _, _ in rows) == sum(hits.values()) + sum(misses.values())
     assert misses == {"cold": 819 + 298 + 819, "diverged": 815, "disabled": 819}
     said = log.read_text(errors="replace")

@@ -44,8 +44,8 @@ def test_it_says_what_was_saved(served, browser):
     first, error, reused, plan = texts(browser, "#figures .card")
     assert re.match(r"[\d.]+\S lessKV read per token: \d+ of \d+ tokens per head", first)
     assert re.match(r"[\d.]+ %estimated error of a head; [\d.]+ % of the attention covered", error)
-    found = state["prompt_tokens"]["found"]
-    assert found >= N_TOKENS - 1 and reused.startswith(f"{found:,}prompt tokens reused"), "those of a slot's own cells too"
+    found, asked = (state["prompt_tokens"][name] for name in ("found", "asked"))
+    assert found >= N_TOKENS - 1 and reused.startswith(f"{found:,}of {asked:,} prompt tokens reused"), "those of a slot's own cells too"
     assert plan.startswith("2.5\N{MULTIPLICATION SIGN}as fast as llama.cpp")
 
 

@@ -62,7 +62,7 @@ function showFigures({ selection, kept, prompt_tokens: reused, plan }, past) {
     rows && [`${few(visible / rows)}× less`, `KV read per token: ${whole(rows)} of ${whole(visible)} tokens per head`],
     kept && kept[0] < kept[1] && [`${few(kept[1] / kept[0])}× less`, `KV: ${whole(kept[0])} of ${whole(kept[1])} tokens kept, others dropped for good`],
     rows && error !== null && [percent(error), `estimated error of a head${coverage ? `; ${percent(coverage)} of the attention covered` : ""}`],
-    reused?.found && [whole(reused.found), `prompt tokens reused, not read again${saved}`],
+    reused?.found && [whole(reused.found), `of ${whole(reused.asked)} prompt tokens reused, not read again${saved}`],
     plan && [`${few(plan.times)}×`, `as fast as llama.cpp behind ${whole(plan.depth)} tokens (this machine's plan)`]];
   at("figures").replaceChildren(...figures.filter(Boolean).map(([big, what]) => make("div", "card", make("b", "", big), make("span", "", what))));
 }

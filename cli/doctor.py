@@ -10,7 +10,7 @@ from edgekv.cli.common.examples import examples
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, print_json, print_rows, span
 from edgekv.cli.common.verdict import Mark, fact, prose, verdict
-from edgekv.cli.doctor_gpu import STEPS, Output, prove_gpu
+from edgekv.cli.doctor_gpu import STEPS, Output, prove_gpu, replay_gpu
 from edgekv.common.errors import EXIT_LIBRARY
 from edgekv.common.units import gibibytes, parameters, size, tokens
 
@@ -54,16 +54,20 @@ PLAN_COLUMNS = [
     "edgekv doctor model.gguf",
     "edgekv doctor --gpu",
     "edgekv doctor --gpu model.gguf -o card.json",
+    "edgekv doctor --gpu --replay card.json",
 ))
 @model_argument
 @option("--recalibrate", is_flag=True, help="Measure the rates of the GPU again; they are kept after the first time.")
 @option("--gpu", is_flag=True, help="Test EdgeKV's attention on the GPU, for three minutes at most.")
 @option("--quick", is_flag=True, help="With --gpu: 40 seconds at most.")
 @option("--only", type=click.Choice(STEPS), multiple=True, help="With --gpu: this step alone. Can be given several times.")
+@option("--replay", type=click.Path(dir_okay=False, exists=True, path_type=Path), metavar="FILE",
+        help="With --gpu: run the cases that failed in a report again, on the emulated device.")
 @option("-o", "--output", type=Output(("table", "json")), metavar="[table|json|FILE]", default="table", show_default=True,
         help="How to print; with --gpu also the file of the report.")
 @click.pass_context
-def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, gpu: bool, quick: bool, only: tuple[str, ...], output: str | Path) -> None:
+def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, gpu: bool, quick: bool, only: tuple[str, ...], replay: Path | None,
+           output: str | Path) -> None:
     """Tell what is installed, which libraries and instructions are used, whether there is a GPU, and how fast it is.
 
     With MODEL (a GGUF file) also its shape, the bytes of its KV cache, the layers that EdgeKV's attention serves (by opening a small
@@ -71,12 +75,17 @@ def doctor(ctx: click.Context, model: Path | None, recalibrate: bool, gpu: bool,
     The exit code is 5 if the libraries cannot be used.
 
     With --gpu EdgeKV's attention is tested on the GPU, with a tiny model of MODEL's head shape: its kernels, and whole answers, against the
-    processor's. The exit code is 0 if all is right, 1 if something is wrong, 5 if there is no GPU to test.
+    processor's; MODEL's own memory is compared with its plan, and its speed measured. The exit code is 0 if all is right, 1 if something is
+    wrong, 5 if there is no GPU to test (with --replay: no emulated device).
     """
+    if gpu and replay is not None:
+        if model is not None or quick or only or output != "table":
+            raise click.UsageError("--replay takes heads and cases from its FILE; leave MODEL, --quick, --only and -o out")
+        ctx.exit(replay_gpu(replay))
     if gpu:
         ctx.exit(prove_gpu(model, output, only, quick))
-    if quick or only or isinstance(output, Path):
-        raise click.UsageError("--quick, --only and -o FILE go with --gpu")
+    if quick or only or replay is not None or isinstance(output, Path):
+        raise click.UsageError("--quick, --only, --replay and -o FILE go with --gpu")
     from edgekv.diagnosis import diagnose
 
     report = diagnose(None if model is None else model_path(model), recalibrate)

@@ -9,7 +9,7 @@ import click
 from edgekv.cli.common.tables import Column, print_json, print_rows
 from edgekv.common.errors import EXIT_OK, EXIT_RUNTIME
 
-STEPS = ("facts", "rates", "kernels", "plane")
+STEPS = ("facts", "rates", "kernels", "plane", "memory", "speed")
 """`edgekv.proof.steps.STEPS`, which `--help` does not import."""
 
 COLUMNS = [Column("step", "step", right=False), Column("case", "case", right=False), Column("outcome", "outcome", right=False), Column("said", "", right=False)]
@@ -39,4 +39,15 @@ def prove_gpu(model: Path | None, output: str | Path, only: tuple[str, ...], qui
     else:
         print_rows(rows, COLUMNS, "table")
         click.echo(f"\n{said}.\nreport: {path}")
+    return EXIT_RUNTIME if any(Outcome(row["outcome"]).fails for row in rows) else EXIT_OK
+
+
+def replay_gpu(path: Path) -> int:
+    """Print the table of a report's cases on the emulated device; returns the exit code."""
+    from edgekv.proof.run import replay
+    from edgekv.proof.steps import Outcome
+
+    rows, said = replay(path, lambda title: click.echo(title, err=True))
+    print_rows(rows, COLUMNS, "table")
+    click.echo(f"\n{said}.")
     return EXIT_RUNTIME if any(Outcome(row["outcome"]).fails for row in rows) else EXIT_OK

@@ -11,12 +11,14 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import EdgeKVError, ModelError
 from edgekv.common.machine import n_cores
 from edgekv.config import KvOptions
-from edgekv.llama import Llama
+from edgekv.llama import ALL_LAYERS, Llama
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.measure.steps import set_mode
 from edgekv.planning.fit import CONTEXT_STEP, rounded
 from edgekv.runtime import attachments
+
+import llama_cpp
 
 BATCH_TOKENS = 512
 """Tokens computed at once by default."""
@@ -69,6 +71,19 @@ def beside(decoder: Decoder, n_ctx: int, flash_attn: bool = True, takes_states: 
         yield other
     finally:
         other.close()
+
+
+@contextmanager
+def weights_alone(model: Path, gpu: int | None) -> Iterator[None]:
+    """A model without a context, all of it on a GPU; None: on the processor. Raises ModelError if it cannot be loaded."""
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers, params.split_mode, params.main_gpu = 0 if gpu is None else ALL_LAYERS, llama_cpp.LLAMA_SPLIT_MODE_NONE, gpu or 0
+    if not (loaded := llama_cpp.llama_model_load_from_file(str(model).encode(), params)):
+        raise ModelError(f"llama.cpp could not load {model}")
+    try:
+        yield
+    finally:
+        llama_cpp.llama_model_free(loaded)
 
 
 def read(decoder: Decoder, tokens: Sequence[int], n_threads: int, n_batch: int = BATCH_TOKENS) -> Iterator[int]:

@@ -13,9 +13,7 @@ from edgekv.common.enums import DeviceKind
 from edgekv.common.units import size
 from edgekv.diagnosis import pinned
 from edgekv.planning import devices
-from edgekv.proof.steps import Outcome, Part
-
-Told = tuple[str, Outcome, str]
+from edgekv.proof.steps import Outcome, Part, Told
 
 _OF_DEVICES = ("cuda", "cublas", "nvrtc", "nccl", "edgekv-emulated")
 

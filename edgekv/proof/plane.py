@@ -3,9 +3,8 @@ processor. Stock attention on the card shows the noise between the two."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,17 @@ from edgekv.common.errors import CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.config import KvOptions
 from edgekv.llama import ALL_LAYERS, Llama
 from edgekv.measure.decoder import Decoder
-from edgekv.models import synth
-from edgekv.proof.steps import EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part
+from edgekv.proof.models import small_model
+from edgekv.proof.steps import EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part, Told
 
 READ_ALL = {"mode": "sparse", "sample_budget": 1e9, "exact_tokens": 0}
 TENTH = {"mode": "sparse", "attend": "10%", "exact_tokens": 0, "recent_tokens": 16, "error_every": 0}
 
 OPTIONS: dict[str, dict[str, Any]] = {STOCK: {"mode": "off"}, EXACT: {"mode": "exact"}, RING: {"mode": "exact"}, SPARSE_ALL: READ_ALL,
                                       SPARSE_TENTH: TENTH}
+
+MODES: dict[str, dict[str, Any]] = {"to sparse": READ_ALL, "to stock": {"mode": "off"}, "to exact": {"mode": "exact"}, "to this mode": {}}
+BUDGETS: dict[str, dict[str, Any]] = {"a small budget": {"kv_budget": 1 << 18}, "no bound again": {"kv_budget": None}}
 
 FLOOR = 1e-6
 """KL divergence that the order of sums explains: with F32 weights it moves a logit by 1e-4, and where that turns the rounding of a stored row, by less
@@ -49,17 +51,12 @@ class Walk:
     on_card: bool
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def n_prompt(self) -> int:
-        """Read in pieces of BATCH, of which the last is long enough to be a prompt too."""
-        return 330 if self.part.quick or self.part.kind != DeviceKind.CUDA.value else 3000
-
     @contextmanager
     def opened(self, **changes: Any) -> Iterator[tuple[Llama, Decoder]]:
         """A context, on the card with all layers."""
         device = self.part.kind if self.on_card else DeviceKind.HOST.value
         kv = KvOptions(attention_device=device, **self.options | changes)
-        llama = Llama(str(self.path), kv_options=kv, n_ctx=-(-2 * self.n_prompt // 512) * 512, n_batch=BATCH, n_ubatch=BATCH, n_threads=2, verbose=False,
+        llama = Llama(str(self.path), kv_options=kv, n_ctx=-(-self._n_tokens // 512) * 512, n_batch=BATCH, n_ubatch=BATCH, n_threads=2, verbose=False,
                       n_gpu_layers=ALL_LAYERS if self.on_card else 0, op_offload=self.on_card)
         decoder = Decoder(llama)
         try:
@@ -75,56 +72,62 @@ class Walk:
             decoder.close()
             llama.close()
 
-    def logits(self) -> Logits:
-        """What every stage gives."""
-        found: Logits = {}
-        tokens = np.random.default_rng(0).integers(260, 350, 2 * self.n_prompt).tolist()
-        with self.opened() as (llama, decoder):
-            def stage(name: str, sizes: tuple[int, ...] = (1,) * 4, of: Decoder | None = None) -> None:
-                found[name] = np.stack([self._step(of or decoder, tokens, n) for n in sizes])
+    @property
+    def _n_tokens(self) -> int:
+        """Enough for all events."""
+        return 2 * self.part.events[0][1]
 
-            decoder.read(tokens[: self.n_prompt], BATCH)
-            found["prompt"] = decoder.logits()[None]
-            stage("tokens", (1,) * (8 if self.part.quick else 20) + (2, 5, 16, 1))
-            decoder.rewind(decoder.position - 30)
-            stage("rewind")
-            decoder.shift(64, 48)
-            stage("shift")
-            saved = decoder.snapshot()
-            with self.opened(**self._less(llama)) as (_, other):
-                other.restore(saved)
-                stage("save and load", of=other)
-                stage("a second context", of=other)
-                stage("the first beside it")
-                stage("the second beside it", of=other)
-            decoder.restore(saved)
-            for name, change in self._changes().items():
-                llama.kv.configure(llama.kv.options.with_(**change))
-                if self.on_card and not self.part.arena:
-                    llama.kv.give_back(1 << 60)
-                stage(name)
+    def logits(self) -> Logits:
+        """What every event gives."""
+        found: Logits = {}
+        tokens = np.random.default_rng(0).integers(260, 350, self._n_tokens).tolist()
+        with ExitStack() as stack:
+            llama, decoder = stack.enter_context(self.opened())
+            second = stack.enter_context(ExitStack())
+            other, saved = decoder, None
+            for name, steps, *at in self.part.events:
+                of = decoder
+                if name in (*MODES, *BUDGETS) and self.options["mode"] == "off":
+                    continue
+                if name == "prompt":
+                    decoder.read(tokens[:steps], BATCH)
+                    found[name] = decoder.logits()[None]
+                    continue
+                if name == "rewind":
+                    decoder.rewind(decoder.position - at[0])
+                elif name == "shift":
+                    decoder.shift(*at)
+                elif name == "save and load":
+                    saved = decoder.snapshot()
+                    _, other = second.enter_context(self.opened(**self._less(llama)))
+                    other.restore(saved)
+                    of = other
+                elif name in ("a second context", "the second beside it"):
+                    of = other
+                elif name == "load again" and saved is not None:
+                    second.close()
+                    decoder.restore(saved)
+                elif name in (*MODES, *BUDGETS):
+                    self._change(llama, name)
+                found[name] = np.stack([self._step(of, tokens, n) for n in steps])
         return found
+
+    def _change(self, llama: Llama, name: str) -> None:
+        """Budgets are the card's only."""
+        change = BUDGETS.get(name, {}) if self.on_card else {}
+        llama.kv.configure(llama.kv.options.with_(**(self.options if name == "to this mode" else MODES.get(name, change))))
+        if self.on_card and not self.part.arena:
+            llama.kv.give_back(1 << 60)
 
     def _step(self, decoder: Decoder, tokens: list[int], n: int) -> np.ndarray:
         decoder.decode(tokens[decoder.position : decoder.position + n])
         return decoder.logits()
 
     def _less(self, llama: Llama) -> dict[str, Any]:
-        """A smaller budget on the card, for the second context."""
-        plane = device_calls.plane(llama.kv._native_handle()) if self.on_card and self.part.arena else None
+        """A smaller budget on the card, for the second context; the ring's is near the least already."""
+        smaller = self.on_card and self.part.arena and self.part.name != RING
+        plane = device_calls.plane(llama.kv._native_handle()) if smaller else None
         return {} if plane is None else {"kv_vram": plane.fixed_bytes + 2 * plane.budget_bytes // 3 - 2 * plane.fixed_bytes // 3}
-
-    def _changes(self) -> dict[str, dict[str, Any]]:
-        """Changes while it runs; those of budgets matter on the card only. Stock has none: the noise must not hold our own faults."""
-        changes: dict[str, dict[str, Any]] = {}
-        if self.options["mode"] == "off":
-            return changes
-        if self.part.name in (EXACT, SPARSE_ALL):
-            changes |= {"to sparse": READ_ALL, "to stock": {"mode": "off"}, "to exact": {"mode": "exact"}, "to this mode": self.options}
-        if self.part.name not in (STOCK, RING):
-            small = {"kv_budget": 1 << 18} if self.on_card else {}
-            changes |= {"a small budget": small, "no bound again": {"kv_budget": None} if self.on_card else {}}
-        return changes
 
 
 def _check(llama: Llama) -> None:
@@ -135,25 +138,24 @@ def _check(llama: Llama) -> None:
                           "what their rows say")
 
 
-def run(part: Part) -> Iterator[tuple[str, Outcome, str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        s = part.shape
-        path = synth.write("llama", Path(folder) / "tiny.gguf", n_layer=2, n_head=s.n_head, n_head_kv=s.n_head_kv, head_dim=s.head_dim, dtype="f32",
-                           n_ctx_train=16_384)
+def run(part: Part) -> Iterator[Told]:
+    with small_model(part.shape) as path:
         try:
-            yield part.name, *_judged(path, part)
+            outcome, said, n_events = _judged(path, part)
         except EdgeKVError as error:
-            yield part.name, Outcome.WRONG, str(error)
+            outcome, said, n_events = Outcome.WRONG, str(error), len(part.events)
+        yield part.name, outcome, said, {"events": part.events[:n_events]} if outcome.fails else {}
 
 
-def _judged(path: Path, part: Part) -> tuple[Outcome, str]:
+def _judged(path: Path, part: Part) -> tuple[Outcome, str, int]:
+    """The last is the number of events up to the first that is wrong, or of all."""
     right = Walk(path, part, False, OPTIONS[EXACT]).logits()
     stock = _distances(Walk(path, part, False, OPTIONS[STOCK]).logits(), Walk(path, part, True, OPTIONS[STOCK]).logits())
     noise = max(stock.values())
     if not np.isfinite(noise):
-        return Outcome.WRONG, "stock attention on the card gives no numbers"
+        return Outcome.WRONG, "stock attention on the card gives no numbers", len(stock)
     if part.name == STOCK:
-        return Outcome.TOLD, f"KL divergence from the processor's up to {noise:.1e}, in {len(stock)} stages: the noise"
+        return Outcome.TOLD, f"KL divergence from the processor's up to {noise:.1e}, in {len(stock)} stages: the noise", len(stock)
     options = OPTIONS[part.name]
     if part.name == RING:
         options = options | {"kv_vram": _ring_bytes(path, part)}
@@ -164,12 +166,12 @@ def _judged(path: Path, part: Part) -> tuple[Outcome, str]:
     return _told(_distances(right, logits), lambda stage: allowed)
 
 
-def _told(ours: dict[str, float], allowed: Callable[[str], float]) -> tuple[Outcome, str]:
-    for stage, distance in ours.items():
+def _told(ours: dict[str, float], allowed: Callable[[str], float]) -> tuple[Outcome, str, int]:
+    for n, (stage, distance) in enumerate(ours.items(), 1):
         if not distance <= allowed(stage):
-            return Outcome.WRONG, f"{stage}: KL divergence from the processor {distance:.1e}, allowed are {allowed(stage):.1e}"
+            return Outcome.WRONG, f"{stage}: KL divergence from the processor {distance:.1e}, allowed are {allowed(stage):.1e}", n
     worst = max(ours, key=lambda stage: ours[stage] / allowed(stage))
-    return Outcome.RIGHT, f"{len(ours)} stages, KL divergence up to {ours[worst]:.1e} of {allowed(worst):.1e} allowed ({worst})"
+    return Outcome.RIGHT, f"{len(ours)} stages, KL divergence up to {ours[worst]:.1e} of {allowed(worst):.1e} allowed ({worst})", len(ours)
 
 
 def _ring_bytes(path: Path, part: Part) -> int:

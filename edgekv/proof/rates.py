@@ -9,10 +9,10 @@ from dataclasses import asdict
 from edgekv.common.enums import DeviceKind
 from edgekv.planning.available import available_bytes
 from edgekv.planning.device import calibrate
-from edgekv.proof.steps import Outcome, Part
+from edgekv.proof.steps import Outcome, Part, Told
 
 
-def run(part: Part) -> Iterator[tuple[str, Outcome, str]]:
+def run(part: Part) -> Iterator[Told]:
     kind = DeviceKind(part.kind)
     rates = asdict(calibrate(kind, part.index, again=not part.quick, available=available_bytes()))
     for name, value in rates.items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import edgekv
 from edgekv.common import json_file, machine
 from edgekv.common.errors import ConfigError
-from edgekv.proof.steps import PROVES, Outcome, Part, Row
+from edgekv.proof.steps import PROVES, HeadShape, Outcome, Part, Row
 
 MOST_BYTES = 200_000
 _MOST_SAID, _MOST_LOG = 300, 2000
@@ -19,10 +20,10 @@ _MOST_SAID, _MOST_LOG = 300, 2000
 class Report:
     """A file that is complete at any time."""
 
-    def __init__(self, path: Path, device: dict[str, Any], steps: tuple[str, ...], quick: bool):
+    def __init__(self, path: Path, device: dict[str, Any], shape: HeadShape, steps: tuple[str, ...], quick: bool):
         self._path = path
-        self._content: dict[str, Any] = {"edgekv": edgekv.__version__, **machine.stamp(), "device": device, "steps": steps, "quick": quick,
-                                         "finished": False, "said": "", "parts": []}
+        self._content: dict[str, Any] = {"edgekv": edgekv.__version__, **machine.stamp(), "device": device, "heads": asdict(shape), "steps": steps,
+                                        "quick": quick, "finished": False, "said": "", "parts": []}
         self._write()
 
     @property
@@ -63,3 +64,16 @@ class Report:
             json_file.replace(self._path, self._content)
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be written ({error.strerror}); name another file with -o") from error
+
+
+def failures(path: Path) -> tuple[str, HeadShape, list[Row]]:
+    """Of a report: the card's name, the heads, and the rows that failed. Raises ConfigError for another file, or if nothing failed."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        rows: list[Row] = [row for part in content["parts"] for row in part["rows"] if Outcome(row["outcome"]).fails and isinstance(row["replay"], dict)]
+        found = content["device"]["name"], HeadShape(**content["heads"]), rows
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no report of `edgekv doctor --gpu`; give the file that its -o named") from error
+    if not rows:
+        raise ConfigError(f"{path} tells of no case that failed, so there is nothing to replay")
+    return found

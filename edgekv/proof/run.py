@@ -19,8 +19,8 @@ from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import CudaUnavailable
 from edgekv.models import geometry
 from edgekv.planning import devices, proven
-from edgekv.proof.report import Report
-from edgekv.proof.steps import PLANE, STEPS, HeadShape, Outcome, Part, Row, parts
+from edgekv.proof.report import Report, failures
+from edgekv.proof.steps import PLANE, STEPS, HeadShape, Outcome, Part, Row, parts, replayed
 
 
 def find_device() -> DeviceInfo:
@@ -54,9 +54,10 @@ def prove(device: DeviceInfo, model: Path | None, path: Path, steps: tuple[str, 
           begins: Callable[[str], None] = lambda title: None) -> tuple[list[Row], str]:
     """Run the steps, keep the report in `path` and the verdict for this card; returns rows and the sentence. begins: called with each part's name
     before it. The first case of the plane that fails runs again (`MENDS`)."""
-    report = Report(path, asdict(device) | {"kind": device.kind.value}, steps, quick)
+    shape = head_shape(model)
+    report = Report(path, asdict(device) | {"kind": device.kind.value}, shape, steps, quick)
     again = False
-    for part in parts(steps, quick, device.kind.value, device.index, head_shape(model)):
+    for part in parts(steps, quick, device.kind.value, device.index, shape, str(model or "")):
         begins(part.title)
         rows, seconds, log = run_part(part)
         if part.step == PLANE and _fail(rows) and not again:
@@ -66,6 +67,24 @@ def prove(device: DeviceInfo, model: Path | None, path: Path, steps: tuple[str, 
     if report.passed is not None:
         proven.keep(device, report.passed)
     return report.rows, report.finish()
+
+
+def replay(path: Path, begins: Callable[[str], None] = lambda title: None) -> tuple[list[Row], str]:
+    """Run the cases that failed in a report again, on the emulated device; returns their rows and a sentence. Raises ConfigError for a file that is no
+    report or tells of no failure, CudaUnavailable without the emulated device."""
+    name, shape, failed = failures(path)
+    if (why := devices.why_no_gpu(DeviceKind.EMULATED)) is not None:
+        raise CudaUnavailable(f"cases are replayed on the emulated device, which is not there: {why}")
+    rows = list[Row]()
+    for row in failed:
+        if row["replay"]:
+            part = replayed(row, shape)
+            begins(part.title)
+            rows += run_part(part, EDGEKV_EMULATOR_STRICT="1")[0]
+        else:
+            rows.append({**row, "outcome": Outcome.SKIPPED.value, "said": f"cannot be replayed; there: {row['said']}"})
+    tried = [row for row in rows if row["outcome"] != Outcome.SKIPPED.value]
+    return rows, f"{sum(_fail([row]) for row in tried)} of {len(tried)} cases that failed on {name} fail on the emulated device"
 
 
 def _fail(rows: list[Row]) -> bool:
@@ -81,7 +100,7 @@ def mended(part: Part, begins: Callable[[str], None] = lambda title: None) -> Ro
             right.append(how)
     wrong = [how for how in MENDS if how not in right]
     told = [f"{word} {', '.join(named)}" for word, named in (("right", right), ("wrong", wrong)) if named]
-    return Row(step=part.step, case=f"{part.name}, again", outcome=Outcome.TOLD.value, said="; ".join(told))
+    return Row(step=part.step, case=f"{part.name}, again", outcome=Outcome.TOLD.value, said="; ".join(told), replay={})
 
 
 def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
@@ -108,7 +127,8 @@ def run_part(part: Part, **variables: str) -> tuple[list[Row], float, str]:
         wrote = log.read().decode("utf-8", "replace")
     seconds = time.monotonic() - begin
     if status != 0:
-        rows.append(Row(step=part.step, case=part.name, outcome=Outcome.KILLED.value, said=_ended(status, seconds, part, wrote)))
+        again = part.replay or ({"events": part.events} if part.step == PLANE else {})
+        rows.append(Row(step=part.step, case=part.name, outcome=Outcome.KILLED.value, said=_ended(status, seconds, part, wrote), replay=again))
     return rows, seconds, wrote
 
 

@@ -14,6 +14,7 @@ from edgekv.cli import doctor_gpu
 from edgekv.common.errors import EXIT_LIBRARY, EXIT_OK, EXIT_RUNTIME, EXIT_USAGE
 from edgekv.proof.report import MOST_BYTES, Report
 from edgekv.proof.run import mended
+from edgekv.proof.speed import EMULATED_DEPTHS, MODES
 from edgekv.proof.steps import PLANE, SPARSE_TENTH, STEPS, HeadShape, Outcome, Part
 
 COMMAND = [str(Path(sys.executable).with_name("edgekv")), "doctor"]
@@ -26,7 +27,7 @@ def machine(emulator: Path, tmp_path: Path) -> dict[str, str]:
 
 
 def doctor(machine: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], env=machine, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*COMMAND, *words], env=machine, capture_output=True, text=True, timeout=1200)
 
 
 def test_facts_and_rates(machine, emulator, tmp_path):
@@ -56,6 +57,11 @@ def test_a_right_device_passes(machine, synthetic, tmp_path):
     assert rows_of(done, "kernels")["store 6/2 heads of 64"][0] == "right"
     assert [case for case, (outcome, _) in rows_of(done, "plane").items() if outcome == "right"] == [
         "exact", "exact through the ring", "sparse, all rows", "sparse, a tenth"]
+    assert {case: outcome for case, (outcome, _) in rows_of(done, "memory").items()} == dict.fromkeys(
+        ("model", "context, attached", "first prompt", "sparse"), "right")
+    speeds = rows_of(done, "speed")
+    assert list(speeds) == [f"{mode} behind {depth} tokens" for mode in MODES for depth in EMULATED_DEPTHS]
+    assert all(re.fullmatch(r"\d+\.\d\d ms a token; of an emulated device it means nothing", said) for _, said in speeds.values()), speeds
     assert not (tmp_path / "edgekv" / "gpus.json").exists()
 
 
@@ -76,8 +82,9 @@ def test_a_case_runs_again_and_says_what_mends_it(faulty, monkeypatch):
     assert mended(part)["said"] == "right without an arena; wrong without CUDA graphs, waiting behind each node"
 
 
-def test_faults_are_found(faulty, synthetic, tmp_path):
-    """A process that is killed, a kernel that is wrong, and an engine that is wrong about its slots: each is a row, and the rest goes on."""
+def test_faults_are_found(faulty, machine, synthetic, tmp_path):
+    """A process that is killed, a kernel that is wrong, an engine that is wrong about its slots, and memory that no plan has: each is a row, and the
+    rest goes on. The report's cases fail again where the fault is, and nowhere else."""
     out = tmp_path / "report.json"
     done = doctor(faulty, "--gpu", "--quick", str(synthetic("llama")), "-o", str(out))
     assert done.returncode == EXIT_RUNTIME, done.stderr
@@ -87,9 +94,36 @@ def test_faults_are_found(faulty, synthetic, tmp_path):
     assert wrong and all(case.startswith("store ") and "times what is allowed" in said for case, said in wrong.items())
     plane = rows_of(done, "plane")
     assert plane["exact"][0] == "WRONG" and plane["exact, again"][1].startswith("wrong without CUDA graphs, waiting"), "the ring has the fault too"
-    assert "sparse, a tenth" in plane and "WRONG on emulated device: rates and kernels and plane" in done.stdout
-    assert json.loads(out.read_text())["finished"]
+    assert "sparse, a tenth" in plane and "WRONG on emulated device: rates and kernels and plane and memory" in done.stdout
+    assert {case: outcome for case, (outcome, _) in rows_of(done, "memory").items()} == {
+        "model": "right", "context, attached": "WRONG", "first prompt": "WRONG", "sparse": "WRONG"}
     assert [one["passed"] for one in json.loads((tmp_path / "edgekv" / "gpus.json").read_text()).values()] == [False]
+
+    report = json.loads(out.read_text())
+    assert report["finished"]
+    for part in report["parts"]:  # one case of each kind
+        part["rows"] = [row for row in part["rows"] if row["step"] == "rates" or row["case"] in (next(iter(wrong)), "exact")]
+    out.write_text(json.dumps(report))
+    again = doctor(faulty, "--gpu", "--replay", str(out))
+    assert again.returncode == EXIT_RUNTIME and again.stdout.endswith("\n2 of 2 cases that failed on emulated device fail on the emulated device.\n")
+    assert [(case, outcome) for case, (outcome, _) in rows_of(again, "kernels").items()] == [(next(iter(wrong)), "WRONG")]
+    assert rows_of(again, "plane")["exact"] == plane["exact"] and rows_of(again, "rates")["rates"][0] == "skipped"
+    mended = doctor(machine, "--gpu", "--replay", str(out))
+    assert mended.returncode == EXIT_OK and "\n0 of 2 cases that failed" in mended.stdout, mended.stdout
+
+
+def test_what_cannot_be_replayed(machine, tmp_path):
+    """Files that are no report or tell of no failure, options beside it, and no emulated device."""
+    out = tmp_path / "report.json"
+    for text, said in (("{}", "is no report of"), (None, "tells of no case that failed")):
+        Report(out, {"name": "a card"}, HeadShape(), STEPS, False) if text is None else out.write_text(text)
+        done = doctor(machine, "--gpu", "--replay", str(out))
+        assert done.returncode == EXIT_USAGE and done.stdout == "" and said in done.stderr
+    assert doctor(machine, "--gpu", "--replay", str(out), "--quick").returncode == EXIT_USAGE
+    row = {"step": "plane", "case": "exact", "outcome": Outcome.WRONG.value, "said": "", "replay": {"events": [["prompt", 330]]}}
+    Report(out, {"name": "a card"}, HeadShape(), STEPS, False).add(Part("plane", "exact", 1.0), [row], 0.1, "")
+    done = doctor(machine | {"EDGEKV_EMULATOR": ""}, "--gpu", "--replay", str(out))
+    assert done.returncode == EXIT_LIBRARY and "replayed on the emulated device" in done.stderr
 
 
 def test_no_card(machine):
@@ -100,7 +134,7 @@ def test_no_card(machine):
 
 
 def test_options_that_need_gpu(machine):
-    for words in (["--quick"], ["--only", "facts"], ["-o", "report.json"]):
+    for words in (["--quick"], ["--only", "facts"], ["-o", "report.json"], ["--replay", __file__]):
         done = doctor(machine, *words)
         assert done.returncode == EXIT_USAGE and "go with --gpu" in done.stderr
 
@@ -111,8 +145,8 @@ def test_steps_are_those_of_the_product():
 
 def test_a_report_is_bounded(tmp_path):
     out = tmp_path / "report.json"
-    report = Report(out, {"name": "a card"}, STEPS, False)
-    row = {"step": "facts", "case": "library", "outcome": Outcome.WRONG.value, "said": "x" * 10_000}
+    report = Report(out, {"name": "a card"}, HeadShape(), STEPS, False)
+    row = {"step": "facts", "case": "library", "outcome": Outcome.WRONG.value, "said": "x" * 10_000, "replay": {}}
     for _ in range(4):
         report.add(Part("facts", "facts", 1.0), [row] * 1000, 0.1, "y" * 100_000)
         assert out.stat().st_size <= MOST_BYTES

@@ -1,4 +1,4 @@
-"""The shape of a model, read from its GGUF metadata without loading it."""
+"""The shape of a model: what its GGUF file says, and what llama.cpp makes of it, without its weights."""
 
 import re
 from dataclasses import dataclass
@@ -7,10 +7,9 @@ from typing import Any
 
 from edgekv.common.enums import Kinds
 from edgekv.common.errors import ModelError
+from edgekv.models.inspector import CONTEXT_STEP, Asked, Content, inspector, open_inspector
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
-from edgekv.models.recurrent import attending, recurrent_bytes
 from edgekv.models.shape_weights import block_of, row_bytes
-from edgekv.models.stock_layers import index_dims, index_rows, why_stock
 
 ENCODERS = frozenset({
     "bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "modern-bert",
@@ -25,29 +24,19 @@ _NO_CHAT = {
 }
 """Other architectures that cannot continue a text, and why; llama.cpp ends the process where one of them is asked to."""
 
+UBATCH_TOKENS = 512
+"""Most prompt tokens that llama.cpp computes at once on the processor."""
+
 _NOT_A_MODEL = {
     "adapter": "a LoRA adapter",
     "mmproj": "a multimodal projector",
     "imatrix": "an importance matrix",
 }
 
-# llama.cpp's patterns of sliding-window layers, for files that do not list them: (period, which layer of each period attends everything,
-# the last or the first).
-_SWA_PATTERNS = {
-    "gemma2": (2, "last"), "gpt-oss": (2, "last"), "gemma3": (6, "last"), "gemma3n": (5, "last"), "cohere2": (4, "last"),
-    "cohere2moe": (4, "first"), "exaone4": (4, "last"), "exaone-moe": (4, "last"), "llama4": (4, "last"), "olmo2": (4, "last"),
-    "plamo3": (8, "last"), "afmoe": (4, "last"), "mellum": (4, "last"), "laguna": (4, "first"), "smallthinker": (4, "first"),
-}
-
-_N_LAYER_CACHE = {"gemma3n": 20}
-"""First layers that have a cache of their own, for files that do not count those without one (llama.cpp: src/models)."""
-
-_MAX_LAYERS = 512  # llama.cpp's own limit
-
-
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a model, as its file gives it. Tuples have one entry for each layer."""
+    """The shape of a model. Names and sizes are its file's; layers, heads, and what each layer keeps are llama.cpp's. Tuples have one entry for each
+    layer."""
 
     path: Path
     architecture: str
@@ -72,11 +61,15 @@ class Geometry:
     swa: tuple[bool, ...]  # layers that attend only the window
     mla: bool  # one latent row instead of K and V
     chat_template: bool
+    states: tuple[str, ...]  # "hooked", "window" or "biased": attended by EdgeKV on the processor, the last two whole; else why not
+    reasons: tuple[str, ...]  # the same in words
+    k_numbers: tuple[int, ...]  # of a row of K in the layer's cache; 0: it has none of its own
+    v_numbers: tuple[int, ...]  # 0: rows of K hold V
+    chunks: bool  # windows begin at multiples of their size
+    ends: tuple[int, ...]  # tokens that end an answer
     head_dim_swa: int = 0  # of K and V in sliding-window layers, where it is another one
-    n_layer_shared: int = 0  # last layers, which have no cache of their own and attend an earlier one's
     index_rows: int = 0  # the most rows that an index, whose keys lie beside the rows, lets a token read; 0: there is no index
-    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty if none is known
-    stock: str = ""  # why EdgeKV leaves all layers to stock, for their architecture; empty: it does not
+    index_dims: tuple[int, ...] = ()  # numbers of an index key, for each layer that keeps such keys; 0 for others, empty if none does
     recurrent_bytes: int = 0  # f32 state of recurrent layers and convolutions, for one sequence of any length
     rope_sections: bool = False  # a token has several positions, as those of images have
 
@@ -96,11 +89,15 @@ class Geometry:
         "f16", "q8_0", "q4_0", of all layers or of each."""
         return sum(self.layer_kv_bytes(il, type_k, type_v) for il in range(self.n_layer)) + self._index_bytes(type_k)
 
-    def kv_bytes(self, n_ctx: int, type_k: Kinds = "f16", type_v: Kinds = "f16") -> int:
-        """KV cache bytes of one sequence of `n_ctx` tokens; a sliding-window layer keeps only its window."""
-        return n_ctx * self._index_bytes(type_k) + sum(
-            self.layer_kv_bytes(il, type_k, type_v) * (min(n_ctx, self.sliding_window) if self.swa[il] else n_ctx)
-            for il in range(self.n_layer)
+    def kv_bytes(self, n_ctx: int, type_k: Kinds = "f16", type_v: Kinds = "f16", n_sequences: int = 1, unified: bool = False,
+                 n_ubatch: int = UBATCH_TOKENS) -> int:
+        """KV cache bytes as llama.cpp allocates them on the processor for `n_sequences` of `n_ctx` tokens each, read in ubatches of up to `n_ubatch`
+        tokens. unified: they share one cache."""
+        n_cells = -(-n_ctx * (n_sequences if unified else 1) // CONTEXT_STEP) * CONTEXT_STEP
+        found = inspector(self.path).caches(n_cells, Asked(n_sequences, unified, n_ubatch)) if n_cells else ()
+        return sum(
+            rows.n_streams * rows.n_cells * (row_bytes(rows.k_numbers, of_layer(type_k, rows.il)) + row_bytes(rows.v_numbers, of_layer(type_v, rows.il)))
+            for rows in found if rows.content is not Content.STATE
         )
 
     def row_bytes(self, type_k: Kinds, type_v: Kinds) -> int:
@@ -130,11 +127,7 @@ class Geometry:
 
     def layer_kv_bytes(self, il: int, type_k: Kinds, type_v: Kinds) -> int:
         """KV cache bytes of one token in layer `il`."""
-        if il >= self.n_layer - self.n_layer_shared:
-            return 0
-        dims = (self.head_dim_swa,) * 2 if self.swa[il] and self.head_dim_swa else (self.head_dim_k, self.head_dim_v)
-        k, v = (row_bytes(self.n_head_kv[il] * dim, of_layer(kind, il)) for dim, kind in zip(dims, (type_k, type_v)))
-        return k if self.mla else k + v
+        return row_bytes(self.k_numbers[il], of_layer(type_k, il)) + row_bytes(self.v_numbers[il], of_layer(type_v, il))
 
 
 def of_layer(kinds: Kinds, il: int) -> str:
@@ -187,19 +180,19 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
     def get(key: str, default: Any = None) -> Any:
         return reader.value(f"{arch}.{key}", default)
 
-    n_layer, n_embd, n_ctx_train = int(get("block_count")), int(get("embedding_length")), int(get("context_length"))
-    if not 0 < n_layer <= _MAX_LAYERS:
-        raise ValueError
-    n_head = _per_layer(get("attention.head_count", 0), n_layer)
-    # Recurrent layers of hybrids have zero KV heads; a model without heads has no attention at all.
-    n_head_kv = _per_layer(get("attention.head_count_kv", n_head), n_layer)
-    n_head_kv = attending(arch, reader, n_head_kv)
-    default_dim = n_embd // max(n_head) if max(n_head) else 0
-    head_dim_k = int(get("attention.key_length", default_dim))
-    window = _largest(get("attention.sliding_window", 0))
+    n_embd, n_ctx_train = int(get("embedding_length")), int(get("context_length"))
+    int(get("block_count"))
     tensors = [tensor for part in readers for tensor in part.tensor_infos]
+    made = open_inspector(path, max(tensor.end for tensor in reader.tensor_infos)).first()
+    layers, own = made.layers, {rows.il: rows for rows in made.caches if rows.content in (Content.ALL, Content.WINDOW)}
+    slides = tuple(layer.slides or il in own and own[il].content is Content.WINDOW for il, layer in enumerate(layers))
+    attends = [layer.n_head_kv > 0 and layer.state not in ("recurrent", "idle") for layer in layers]
+    plain = next((layer for il, layer in enumerate(layers) if attends[il] and not slides[il]), None)
+    window = next((layer for il, layer in enumerate(layers) if attends[il] and slides[il]), None)
+    of_heads = plain or window or layers[0]
+    index = {rows.il: rows.k_numbers for rows in made.caches if rows.content is Content.INDEX}
     scaling = get("rope.scaling.type")
-    has_rope = default_dim > 0 and (get("rope.freq_base") is not None or get("rope.dimension_count") is not None)
+    has_rope = any(layer.n_head for layer in layers) and (get("rope.freq_base") is not None or get("rope.dimension_count") is not None)
     return Geometry(
         path=path,
         architecture=arch,
@@ -208,28 +201,32 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         file_bytes=sum(part.n_bytes for part in readers),
         n_params=sum(tensor.n_elements for tensor in tensors),
         tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
-        n_layer=n_layer,
+        n_layer=len(layers),
         n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim_k=head_dim_k,
-        head_dim_v=int(get("attention.value_length", default_dim)),
+        n_head=tuple(layer.n_head for layer in layers),
+        n_head_kv=tuple(layer.n_head_kv * attends[il] for il, layer in enumerate(layers)),
+        head_dim_k=of_heads.head_dim_k,
+        head_dim_v=of_heads.head_dim_v,
         n_ctx_train=n_ctx_train,
-        n_vocab=reader.length("tokenizer.ggml.tokens") or int(get("vocab_size", 0)),
+        n_vocab=made.n_vocab,
         rope_freq_base=float(get("rope.freq_base", 10000.0)) if has_rope else None,
         rope_scaling=None if scaling == "none" else scaling,
         rope_scaling_factor=get("rope.scaling.factor", get("rope.scale_linear")),
-        rope_dim=int(get("rope.dimension_count", head_dim_k)) if has_rope else 0,
-        sliding_window=window,
-        swa=_swa_layers(arch, get("attention.sliding_window_pattern"), window, n_layer),
-        mla=get("attention.key_length_mla") is not None,
-        chat_template=reader.value("tokenizer.chat_template") is not None,
-        head_dim_swa=int(get("attention.key_length_swa", 0)),
-        n_layer_shared=n_layer - _N_LAYER_CACHE[arch] if arch in _N_LAYER_CACHE else int(get("attention.shared_kv_layers", 0)),
-        index_rows=index_rows(arch, reader),
-        index_dims=index_dims(arch, reader, n_layer),
-        stock=why_stock(arch, reader, n_layer),
-        recurrent_bytes=recurrent_bytes(arch, reader, n_embd, n_head, n_head_kv),
+        rope_dim=int(get("rope.dimension_count", of_heads.head_dim_k)) if has_rope else 0,
+        sliding_window=made.n_window if any(slides) else 0,
+        swa=slides,
+        mla=made.mla,
+        chat_template=made.template,
+        states=tuple(layer.state for layer in layers),
+        reasons=tuple(layer.reason for layer in layers),
+        k_numbers=tuple(own[il].k_numbers if il in own else 0 for il in range(len(layers))),
+        v_numbers=tuple(own[il].v_numbers if il in own else 0 for il in range(len(layers))),
+        chunks=made.chunks,
+        ends=made.ends,
+        head_dim_swa=window.head_dim_k if plain and window and window.head_dim_k != plain.head_dim_k else 0,
+        index_rows=made.n_listed,
+        index_dims=tuple(index.get(il, 0) for il in range(len(layers))) if index else (),
+        recurrent_bytes=sum(rows.bytes for rows in made.caches if rows.content is Content.STATE),
         rope_sections=get("rope.dimension_sections") is not None,
     )
 
@@ -265,30 +262,6 @@ def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[Metada
     if int(reader.value("split.no", 0)) != 0:
         raise ModelError(f"{path} is a later part of a split model; give the first one, {names[0]}")
     return [open_gguf(name, whole) for name in names[1:]]
-
-
-def _per_layer(value: Any, n_layer: int) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)):
-        return (int(value),) * n_layer
-    if len(value) < n_layer:
-        raise ValueError
-    return tuple(int(v) for v in value[:n_layer])
-
-
-def _largest(value: Any) -> int:
-    return max(map(int, value), default=0) if isinstance(value, list) else int(value)
-
-
-def _swa_layers(arch: str, listed: Any, window: int, n_layer: int) -> tuple[bool, ...]:
-    if window == 0:
-        return (False,) * n_layer
-    if isinstance(listed, list):
-        return tuple(bool(v) for v in listed[:n_layer])
-    period, full = _SWA_PATTERNS.get(arch, (0, "last"))
-    period = int(listed) if listed is not None else period
-    if period == 0:  # a window that llama.cpp does not apply to this architecture, e.g. phi3
-        return (False,) * n_layer
-    return tuple(il % period != (0 if full == "first" else period - 1) for il in range(n_layer))
 
 
 def _file_type(reader: MetadataReader, tensors: list[TensorInfo]) -> str:

@@ -52,6 +52,8 @@ GGUF = """
 enum ggml_type { GGML_TYPE_COUNT, ... };
 enum gguf_type { GGUF_TYPE_UINT8, GGUF_TYPE_INT8, GGUF_TYPE_UINT16, GGUF_TYPE_INT16, GGUF_TYPE_UINT32, GGUF_TYPE_INT32, GGUF_TYPE_FLOAT32,
                  GGUF_TYPE_BOOL, GGUF_TYPE_STRING, GGUF_TYPE_ARRAY, GGUF_TYPE_UINT64, GGUF_TYPE_INT64, GGUF_TYPE_FLOAT64, ... };
+struct llama_model;
+void llama_model_free(struct llama_model *);
 struct gguf_context;
 void gguf_free(struct gguf_context *);
 size_t gguf_get_data_offset(struct gguf_context const *);
@@ -79,7 +81,8 @@ PARTS = ("base", "settings", "context", "observation", "pages", "tokens", "devic
 """Of edgekv.h, each behind those whose types it takes."""
 
 MODULES = {
-    "core": ("edgekv._native._core", tuple(f"edgekv_{part}.h" for part in PARTS) + ("edgekv.h", "edgekv_gguf.h", "edgekv_testing.h"), CALLBACKS + GGUF),
+    "core": ("edgekv._native._core", tuple(f"edgekv_{part}.h" for part in PARTS) + ("edgekv.h", "edgekv_gguf.h", "edgekv_inspect.h", "edgekv_testing.h"),
+             CALLBACKS + GGUF),
     "cpu": ("edgekv._native._cpu", ("edgekv_cpu.h",), ""),
     "server": ("edgekv._native._server", ("edgekv_server.h",), SERVER_CALLBACKS),
 }

@@ -53,11 +53,6 @@ def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -
     return lib.edgekv_kept_cells(n_cells, keep_tokens, by_layer, n_trained)
 
 
-def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool) -> bool:
-    """Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first channels of a row of K are its V."""
-    return lib.edgekv_serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
-
-
 def sketch_bytes(layer: LayerSize) -> int:
     """Sketches of the layer and one stream."""
     return lib.edgekv_sketch_bytes(_native(layer))

@@ -14,8 +14,9 @@ from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
+from edgekv.planning.compute import reserved_bytes
 from edgekv.planning.devices import place
-from edgekv.planning.fit import unifies
+from edgekv.planning.fit import cells, unifies
 from edgekv.planning.home import PAGE
 from edgekv.planning.plan import Plan, make_plan
 from edgekv.planning.roofline import HostRoofline, pages_read
@@ -75,10 +76,9 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
         notes += _of_disk(kv.cache.kv_dir, request, n_ctx)
     rates: HostRates | None = None
     if measuring.compute:
-        from edgekv.measure.reserve import reserved_compute
-
         try:
-            request = replace(request, compute=reserved_compute(model, kv, n_ctx, slots))
+            n_cells = cells(model.geometry, n_ctx, kv)
+            request = replace(request, compute=reserved_bytes(model, kv, n_cells, slots.n, slots.unified))
         except EdgeKVError as error:
             notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:

@@ -1,21 +1,18 @@
 """The memory of a context, part by part, from the model's header alone: llama.cpp's allocations and ours."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB
 from edgekv.config import KvOptions
-from edgekv.models.geometry import Geometry, ModelFile
+from edgekv.models.geometry import UBATCH_TOKENS, Geometry, ModelFile
 from edgekv.planning.compute import compute_bytes
 from edgekv.planning.device_fit import DeviceRoom, device_plan
 from edgekv.planning.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.planning.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.planning.workspace import prompt_bytes, step_bytes
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, most_in_flight
-
-UBATCH_TOKENS = 512
-"""Most prompt tokens that llama.cpp computes at once on the processor."""
 
 KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
 """The source of a figure: the header and the options, a formula, or a measurement."""
@@ -123,13 +120,8 @@ class ContextRequest:
 
 
 def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
-    """Bytes of K and V of all layers as llama.cpp allocates them: in steps of 256 cells; a sliding window gets a ubatch more than its size."""
-    n_caches, n_together = slots.caches
-    n_cells = rounded(n_together * kept(n_ctx, kv))
-    types = kv.cache.kinds
-    plain = _only(model, sliding=False).kv_bytes(n_cells, *types)
-    windowed = min(n_cells, rounded(n_together * model.sliding_window + n_ubatch))
-    return n_caches * (plain + _only(model, sliding=True).kv_bytes(windowed, *types))
+    """Bytes of K and V of all layers as llama.cpp allocates them."""
+    return model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds, slots.n, slots.unified, n_ubatch)
 
 
 def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
@@ -139,12 +131,6 @@ def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slo
     n_caches, n_together = slots.caches
     n_cells = rounded(n_together * n_ctx)
     return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * PAGE for il in sparse_layers(model))
-
-
-def _only(model: Geometry, sliding: bool) -> Geometry:
-    """The model with only its sliding layers, or only the others and the keys of an index, as layers without a window."""
-    heads = tuple(n if slides is sliding else 0 for n, slides in zip(model.n_head_kv, model.swa, strict=True))
-    return replace(model, n_head_kv=heads, swa=(False,) * model.n_layer, index_dims=() if sliding else model.index_dims)
 
 
 def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:

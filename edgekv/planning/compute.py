@@ -1,7 +1,9 @@
-"""llama.cpp's work buffers by a formula for a prompt's ubatch. It was fitted to the graphs that llama.cpp's allocator reserved for many
-shapes (`edgekv.measure.reserve`)."""
+"""llama.cpp's work buffers: by a formula for a prompt's ubatch, which was fitted to the graphs that llama.cpp's allocator reserved for many shapes, and as
+it reserves them."""
 
-from edgekv.models.geometry import ModelFile
+from edgekv.config import KvOptions
+from edgekv.models.geometry import UBATCH_TOKENS, ModelFile
+from edgekv.models.inspector import Asked, inspector
 from edgekv.planning.fit import rounded
 
 _F32, _F16 = 4, 2
@@ -37,3 +39,10 @@ def compute_bytes(model: ModelFile, n_ctx: int, n_slots: int, n_ubatch: int, uni
     attending = (2 * max(shape.n_head) + 3 * max(shape.n_head_kv)) * shape.head_dim_k  # queries and keys before and after RoPE, values
     logits = _F32 * shape.n_vocab * n_slots
     return masks + n_tokens * _F32 * max(activations, attending) + logits, arch in CLOSE
+
+
+def reserved_bytes(model: ModelFile, kv: KvOptions, n_ctx: int, n_slots: int, unified: bool) -> int:
+    """Bytes that llama.cpp reserves on the processor for slots of `n_ctx` tokens each, which it says without allocating them. The header is enough.
+    Raises ModelError."""
+    asked = Asked(n_slots, unified, UBATCH_TOKENS, kv.cache.type_k.ggml_type, kv.cache.type_v.ggml_type)
+    return inspector(model.geometry.path).context(rounded(n_ctx * (n_slots if unified else 1)), asked).compute_bytes

@@ -10,11 +10,8 @@ from edgekv.common.units import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
-from edgekv.models.stock_layers import ALIBI
-from edgekv.planning.workspace import kept_cells, serves_heads, sketch_bytes, slot_bytes, step_bytes, table_bytes
-
-CONTEXT_STEP = 256
-"""llama.cpp rounds a context up to a multiple of this many tokens."""
+from edgekv.models.inspector import CONTEXT_STEP
+from edgekv.planning.workspace import kept_cells, sketch_bytes, slot_bytes, step_bytes, table_bytes
 
 COMPUTE_BYTES = 256 * MIB
 """Bytes set aside for llama.cpp's work buffers on the host, where `planning.compute` does not count them."""
@@ -121,36 +118,21 @@ class ContextChoice:
 
 
 def sparse_layers(model: Geometry) -> list[int]:
-    """Layers that mode sparse can serve by the header: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and
-    layers that attend the cells of an index are served on the processor."""
-    if model.stock:
-        return []
-    return [il for il in range(model.n_layer - model.n_layer_shared)
-            if model.n_head_kv[il] and not model.swa[il] and _served(model, il, model.head_dim_k, model.head_dim_v)]
+    """Layers that mode sparse can serve: those with a plain KV cache and a head size that has a kernel. Compressed KV (MLA) and layers that attend
+    the cells of an index are served on the processor."""
+    return [il for il, state in enumerate(model.states) if state == "hooked"]
 
 
 def unifies(model: Geometry, kv: KvOptions, n_slots: int, on_gpu: bool) -> bool:
     """Whether the slots of a server share one cache unless told otherwise: what their tokens begin with in common lies there once, and no token
     reads another slot's. That holds for layers of pages on the processor; stock nodes would read the cells of all slots."""
-    caches = model.n_layer_kv - sum(n > 0 for n in model.n_head_kv[model.n_layer - model.n_layer_shared:])
     return (n_slots > 1 and kv.mode in (KvMode.EXACT, KvMode.SPARSE) and not on_gpu and not model.mla and not model.index_rows
-            and not model.recurrent_bytes and 0 < caches == len(sparse_layers(model)))
+            and not model.recurrent_bytes and 0 < sum(map(bool, model.k_numbers)) == len(sparse_layers(model)))
 
 
 def whole_layers(model: Geometry) -> list[int]:
     """Layers that EdgeKV attends whole in every mode, on the processor: their windows slide, or they have ALiBi."""
-    if model.mla or model.stock not in ("", ALIBI):
-        return []
-    found = []
-    for il in range(model.n_layer):
-        dims = (model.head_dim_swa,) * 2 if model.swa[il] and model.head_dim_swa else (model.head_dim_k, model.head_dim_v)
-        if model.n_head_kv[il] and (model.swa[il] or model.stock) and _served(model, il, *dims):
-            found.append(il)
-    return found
-
-
-def _served(model: Geometry, il: int, head_dim_k: int, head_dim_v: int) -> bool:
-    return serves_heads(model.n_head[il], model.n_head_kv[il], head_dim_k, head_dim_v, model.mla)
+    return [il for il, state in enumerate(model.states) if state in ("window", "biased")]
 
 
 def plain_layers(model: Geometry) -> list[int]:
@@ -204,12 +186,12 @@ def cells(model: Geometry, n_ctx: int, kv: KvOptions) -> int:
 
 def gives_back(model: Geometry) -> bool:
     """Whether each layer can give the memory of its rows back to the system: all have rows of their own, in growing memory (Linux)."""
-    return sys.platform.startswith("linux") and not model.n_layer_shared and not model.stock
+    return sys.platform.startswith("linux") and "shared" not in model.states and "biased" not in model.states
 
 
 def kv_bytes(model: Geometry, n_ctx: int, kv: KvOptions, n_sequences: int = 1, n_threads: int = 1) -> KvBytes:
     """Bytes of the KV cache of `n_sequences` sequences of `n_ctx` tokens each, attended by `n_threads`."""
-    home = n_sequences * model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds)
+    home = model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds, n_sequences)
     n_ctx = cells(model, n_ctx, kv)
     layers = {KvMode.SPARSE: sparse_layers(model), KvMode.EVICT: plain_layers(model)}.get(kv.mode)
     if not layers:

@@ -4,7 +4,6 @@ when it is asked."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING
 
 from edgekv.common.enums import KvMode, SketchKind
@@ -28,14 +27,6 @@ def kept_cells(n_cells: int, keep_tokens: int, by_layer: bool, n_trained: int) -
     from edgekv._native import sizes
 
     return sizes.kept_cells(n_cells, keep_tokens, by_layer, n_trained)
-
-
-@cache
-def serves_heads(n_head: int, n_head_kv: int, head_dim_k: int, head_dim_v: int, v_in_k: bool = False) -> bool:
-    """Whether kernels serve a layer with these heads. v_in_k: the first channels of a row of K are its V."""
-    from edgekv._native import sizes
-
-    return sizes.serves_heads(n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k)
 
 
 def sketch_bytes(model: Geometry, layers: list[int], n_cells: int, kv: KvOptions) -> int:

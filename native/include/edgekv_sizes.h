@@ -41,9 +41,6 @@ EDGEKV_API size_t edgekv_table_bytes(const edgekv_pages_size * of);
    rows back, and keep different tokens; n_trained: positions that the model was trained for. */
 EDGEKV_API int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained);
 
-/* Whether kernels serve a layer with these heads and a cache in f16. v_in_k: the first head_dim_v channels of a row of K are its V. */
-EDGEKV_API bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k);
-
 /* Sketches of the layer for one stream. 0 with EDGEKV_SKETCH_NONE, and if an index lists cells. */
 EDGEKV_API size_t edgekv_sketch_bytes(const edgekv_layer_size * of);
 /* Buffers between the nodes for a stream's longest step with observed mass. All layers use them in turn. */

@@ -7,6 +7,7 @@
 #include "llama-graph.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsa.h"
+#include "llama-kv-cache-dsv4.h"
 #include "llama-kv-cache.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-kv-cache-msa.h"
@@ -176,6 +177,10 @@ struct llama_edgekv_access {
     }
 
     static const llama_edgekv_sequences & sequences(const llama_kv_cells & cells, uint32_t i) { return cells.seq[i]; }
+
+    static bool slides(const llama_kv_cache & kv) { return kv.swa_type != LLAMA_SWA_TYPE_NONE; }
+
+    static size_t output_bytes(const llama_context * lctx) { return lctx->buf_output ? ggml_backend_buffer_get_size(lctx->buf_output.get()) : 0; }
 
     static bool v_transposed(const llama_kv_cache & kv) { return kv.v_trans; }
 

@@ -10,6 +10,9 @@ from edgekv.common.enums import KvMode, SketchKind
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.models import Geometry, geometry
+from edgekv.models.geometry import open_model
+from edgekv.models.model_writer import write_header
+from edgekv.models.shapes import SHAPES
 from edgekv.planning import workspace
 from edgekv.planning.device_fit import (
     DeviceRoom,
@@ -39,12 +42,11 @@ def test_only_layers_that_can_be_sparse_count(synthetic, kind, layers):
     assert evict.tables == (entries * (4 + 4 + 8 + 1) + len(layers) * 32 + 32 * 8 + 8 * (5 + 8) + n_heads * 32 * 31 if layers else 0)
 
 
-def test_heads_that_have_kernels():
-    """Sizes of K and V, and of compressed rows; at most 128 query heads share a KV head."""
-    assert [n for n in range(8, 1024, 8) if workspace.serves_heads(8, 4, n, n)] == [64, 72, 80, 96, 112, 128, 192, 256, 512]
-    assert workspace.serves_heads(128, 1, 64, 64) and not workspace.serves_heads(129, 1, 64, 64) and not workspace.serves_heads(8, 3, 64, 64)
-    assert not workspace.serves_heads(8, 4, 128, 64) and workspace.serves_heads(128, 1, 576, 512, v_in_k=True)
-    assert not workspace.serves_heads(128, 1, 584, 512, v_in_k=True) and not workspace.serves_heads(128, 1, 160, 96, v_in_k=True)
+def test_heads_that_have_kernels(synthetic):
+    """At most 128 query heads share a KV head."""
+    served = {dim: geometry(synthetic(head_dim=dim, n_layer=1)).states for dim in (56, 64, 72, 88, 112)}
+    assert [dim for dim, states in served.items() if states == ("hooked",)] == [64, 72, 112] and served[88] == ("head_dim",)
+    assert [geometry(synthetic(head_dim=64, n_layer=1, n_head=n, n_head_kv=1)).states for n in (128, 129)] == [("hooked",), ("head_dim",)]
 
 
 def test_a_sample_of_what_is_kept_takes_sketches(synthetic):
@@ -107,12 +109,11 @@ GIB = 1 << 30
 CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
 
 
-@pytest.fixture
-def large(synthetic) -> Geometry:
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Geometry:
     """Llama 3 8B with weights of 4 bits, as far as its size goes."""
-    small = geometry(synthetic("llama"))
-    return replace(small, n_layer=32, n_embd=4096, n_head=(32,) * 32, n_head_kv=(8,) * 32, head_dim_k=128, head_dim_v=128,
-                   swa=(False,) * 32, n_vocab=128_256, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
+    file = write_header(SHAPES["llama-3-8b"], tmp_path_factory.mktemp("large") / "large.gguf", "q4_0")
+    return replace(open_model(file, whole=False).geometry, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
 
 
 def test_device_formulas(large):
@@ -200,7 +201,7 @@ def test_what_stays_with_llama_cpp(synthetic):
     """Sliding-window layers, and all layers in mode off, keep their caches on the device beside the budget."""
     model = geometry(synthetic("gemma2"))
     plan = device_plan(model, 1024, EXACT, CARD)
-    assert plan.n_heads == 2 and plan.home + plan.others == model.kv_bytes(1024) and plan.others == 64 * 512
+    assert plan.n_heads == 2 and plan.home + plan.others == model.kv_bytes(1024) and plan.others == 768 * 512
     off = device_plan(model, 1024, EXACT.with_(mode="off"), CARD)
     assert (off.home, off.others, off.fixed, off.arena, off.missing) == (0, model.kv_bytes(1024), 0, 0, 0)
     recurrent = device_plan(geometry(synthetic("mamba")), 1024, SPARSE, CARD)

@@ -12,11 +12,11 @@ from support.rates import ATTENTION
 from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
-from edgekv.measure.reserve import reserved_compute
 from edgekv.models.geometry import open_model
 from edgekv.models.model_writer import write_header
 from edgekv.models.shapes import SHAPES
 from edgekv.planning.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
+from edgekv.planning.compute import reserved_bytes
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.device_roofline import DeviceRoofline, hit_share
 from edgekv.planning.fit import plain_layers
@@ -94,7 +94,7 @@ def test_totals_are_near_to_a_reserve_run(tmp_path, name, unified):
     model = header(tmp_path, name, "q8_0")
     asked = replace(request(model), slots=(slots := Slots(2, unified)))
     estimated = host_parts(asked, 8192, OFF)
-    measured = reserved_compute(model, OFF, 8192, slots)
+    measured = reserved_bytes(model, OFF, 8192, slots.n, unified)
     compute = next(part.bytes for part in estimated if part.name == "compute")
     assert compute == pytest.approx(measured, rel=0.06)
     assert total(estimated) == pytest.approx(total(host_parts(replace(asked, compute=measured), 8192, OFF)), rel=0.02)

@@ -128,10 +128,6 @@ int edgekv_kept_cells(int n_cells, int keep_tokens, bool by_layer, int n_trained
     return kept_cells(n_cells, keep_tokens, by_layer, n_trained);
 }
 
-bool edgekv_serves_heads(int n_head, int n_head_kv, int head_dim_k, int head_dim_v, bool v_in_k) {
-    return attend_supports({ n_head, n_head_kv, head_dim_k, head_dim_v, v_in_k, CellType::f16, CellType::f16 });
-}
-
 size_t edgekv_sketch_bytes(const edgekv_layer_size * of) {
     if (of->n_listed > 0) {
         return 0;

@@ -1,0 +1,295 @@
+"""What llama.cpp makes of a model file: layers, caches and work buffers, asked in a process of its own and kept by the file's identity."""
+
+import contextlib
+import enum
+import hashlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from bisect import bisect
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from edgekv.common import json_file
+from edgekv.common.errors import ModelError
+
+CONTEXT_STEP = 256
+"""llama.cpp rounds the cells of a sequence up to a multiple of this."""
+
+MOST_CELLS = 1 << 18
+"""Of the longest context that is asked for: caches of a longer one go on as these do."""
+
+TIMEOUT_S = 30.0
+
+MOST_FILES = 200
+"""Of answers in the cache folder; the oldest go."""
+
+F16 = 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A kind of context: everything but its length."""
+
+    n_seq: int = 1
+    unified: bool = False
+    """The sequences share one cache, as long as all together."""
+    n_ubatch: int = 512
+    type_k: int = F16
+    """enum ggml_type."""
+    type_v: int = F16
+
+
+@dataclass(frozen=True)
+class Layer:
+    state: str
+    """The name of an edgekv_layer_state, on the processor with K and V in the types that were asked for."""
+    reason: str
+    """The state in words."""
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+
+    @property
+    def slides(self) -> bool:
+        return self.state in ("swa", "window")
+
+
+class Content(str, enum.Enum):
+    """What a cache holds, as llama_edgekv_content names it."""
+
+    ALL = "all"
+    WINDOW = "window"
+    INDEX = "index"
+    COMPRESSED = "compressed"
+    """A row for several tokens."""
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """K and V of one layer in one cache, or a layer's state."""
+
+    content: Content
+    il: int
+    k_numbers: int
+    k_bytes: int
+    """Of one cell."""
+    v_numbers: int
+    """0: rows of K hold V."""
+    v_bytes: int
+    n_cells: int
+    """Of a stream."""
+    n_streams: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.k_bytes + self.v_bytes) * self.n_cells * self.n_streams
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A context as llama.cpp makes it on the processor."""
+
+    layers: tuple[Layer, ...]
+    caches: tuple[Rows, ...]
+    n_vocab: int
+    ends: tuple[int, ...]
+    """Tokens that end an answer."""
+    template: bool
+    n_window: int
+    chunks: bool
+    """Windows begin at multiples of their size."""
+    n_listed: int
+    """The most cells that an index lists for a token; 0: there is no index."""
+    mla: bool
+    cache_bytes: int
+    """Of all caches and states."""
+    compute_bytes: int
+
+
+class Inspector:
+    """Asks llama.cpp about one file, once for each question."""
+
+    def __init__(self, path: Path, end: int):
+        """end: of its last tensor, in a file that may hold the header alone."""
+        self._path, self._end = path, end
+        self._kept = _Kept(path)
+
+    def is_current(self) -> bool:
+        """Whether the file is what it was."""
+        return self._kept.of == _identity(self._path)
+
+    def first(self) -> Inspected:
+        """The shortest context. Raises ModelError."""
+        self.caches(CONTEXT_STEP)
+        return self.context(CONTEXT_STEP)
+
+    def context(self, n_cells: int, asked: Asked = Asked()) -> Inspected:
+        """The context with `n_cells` cells for each stream, a multiple of CONTEXT_STEP. Raises ModelError."""
+        return self._contexts(asked, n_cells)[0]
+
+    def caches(self, n_cells: int, asked: Asked = Asked()) -> tuple[Rows, ...]:
+        """Its caches, deduced from other lengths where these leave no choice: cells grow with the length, by no more than it does. Raises
+        ModelError."""
+        n_points = self._kept.points(asked) or self._first(asked)
+        if n_cells in n_points:
+            return self.context(n_cells, asked).caches
+        at = max(1, min(bisect(n_points, n_cells), len(n_points) - 1))
+        low, high = n_points[at - 1 : at + 1]
+        between = [_between(a, b, low, high, n_cells) for a, b in zip(*(one.caches for one in self._contexts(asked, low, high)), strict=True)]
+        known = tuple(rows for rows in between if rows is not None)
+        return known if len(known) == len(between) else self.context(n_cells, asked).caches
+
+    def _first(self, asked: Asked) -> list[int]:
+        """Asks for the lengths between which caches begin to grow less than the context."""
+        most = max(2, MOST_CELLS // CONTEXT_STEP // (1 if asked.unified else asked.n_seq)) * CONTEXT_STEP
+        full = self._contexts(asked, CONTEXT_STEP, most)[1]
+        ends = {rows.n_cells for rows in full.caches if CONTEXT_STEP < rows.n_cells < most and rows.n_cells % CONTEXT_STEP == 0}
+        self._contexts(asked, *ends)
+        return sorted({CONTEXT_STEP, most, *ends})
+
+    def _contexts(self, asked: Asked, *n_cells: int) -> list[Inspected]:
+        sizes = {n: (n if asked.unified else n * asked.n_seq, *astuple(asked)) for n in n_cells if not self._kept.has(n, asked)}
+        if sizes:
+            found = _process().ask(self._path, {"path": str(self._path.absolute()), "end": self._end, "sizes": list(sizes.values())})
+            self._kept.keep(asked, dict(zip(sizes, found, strict=True)))
+        return [_read(self._kept.get(n, asked)) for n in n_cells]
+
+
+@cache
+def _opened() -> dict[Path, Inspector]:
+    return {}
+
+
+def open_inspector(path: Path, end: int) -> Inspector:
+    """The inspector of a file as it is now, which `inspector()` finds from now on."""
+    known = _opened().get(path)
+    if known is None or not known.is_current():
+        known = _opened()[path] = Inspector(path, end)
+    return known
+
+
+def inspector(path: Path) -> Inspector:
+    """That of a file that was opened. Raises KeyError."""
+    return _opened()[path]
+
+
+def _between(a: Rows, b: Rows, low: int, high: int, n: int) -> Rows | None:
+    """A cache of a length between two others, or beyond the longer; None: it cannot be deduced."""
+    if a.n_cells == b.n_cells:
+        return a
+    return replace(a, n_cells=a.n_cells + n - low) if b.n_cells - a.n_cells == high - low else None
+
+
+def _read(found: dict[str, Any]) -> Inspected:
+    return Inspected(**found | {"layers": tuple(Layer(*one) for one in found["layers"]),
+                                "caches": tuple(Rows(Content(content), *one) for content, *one in found["caches"]),
+                                "ends": tuple(found["ends"]), "chunks": bool(found["chunks"]), "mla": bool(found["mla"]),
+                                "template": bool(found["template"])})
+
+
+def _identity(path: Path) -> list[str | int]:
+    from edgekv._native.device_calls import sources
+
+    state = path.stat()
+    return [str(path.absolute()), state.st_size, state.st_mtime_ns, sources()]
+
+
+class _Kept:
+    """Answers about a file, in memory and in the user's cache folder, as long as the file and our libraries stay what they are."""
+
+    def __init__(self, path: Path):
+        self.of = _identity(path)
+        name = hashlib.blake2b(str(path.absolute()).encode(errors="surrogateescape"), digest_size=12).hexdigest()
+        self._file = Path(platformdirs.user_cache_dir("edgekv")) / "models" / f"{name}.json"
+        read = json_file.read(self._file)
+        self._answers: dict[str, dict[str, Any]] = read["answers"] if read.get("of") == self.of else {}
+
+    def has(self, n_cells: int, asked: Asked) -> bool:
+        return f"{n_cells}" in self._of_kind(asked)
+
+    def get(self, n_cells: int, asked: Asked) -> dict[str, Any]:
+        found: dict[str, Any] = self._of_kind(asked)[f"{n_cells}"]
+        return found
+
+    def points(self, asked: Asked) -> list[int]:
+        return sorted(map(int, self._of_kind(asked)))
+
+    def keep(self, asked: Asked, found: dict[int, dict[str, Any]]) -> None:
+        self._of_kind(asked).update({f"{n}": one for n, one in found.items()})
+        with contextlib.suppress(OSError):  # asked again each time then
+            json_file.replace(self._file, {"of": self.of, "answers": self._answers}, indent=None)
+            for old in sorted(self._file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
+                old.unlink()
+
+    def _of_kind(self, asked: Asked) -> dict[str, Any]:
+        return self._answers.setdefault(" ".join(str(int(one)) for one in astuple(asked)), {})
+
+
+class _Process:
+    """The process that opens files. A file that ends it ends nobody else; idle, it ends by itself."""
+
+    def __init__(self) -> None:
+        self._alone = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, path: Path, question: dict[str, Any]) -> list[dict[str, Any]]:
+        """Raises ModelError if llama.cpp refuses the file, or ends or hangs over it."""
+        with self._alone:
+            line, code = self._exchange(question), 0
+            if not line and self._process is not None and (code := self._end()) == 0:
+                line = self._exchange(question)  # it had ended because nobody asked
+        if not line:
+            how = f"takes longer than {TIMEOUT_S:.0f} s" if code == -signal.SIGKILL else "ends the process"
+            raise ModelError(f"{path} is damaged, or of a kind that this llama.cpp does not run: it {how} that opens the header; convert it again")
+        answer = json.loads(line)
+        if "refused" in answer:
+            raise ModelError(f"llama.cpp refuses {path}: {_sentence(answer['refused'])}")
+        found: list[dict[str, Any]] = answer["found"]
+        return found
+
+    def _exchange(self, question: dict[str, Any]) -> bytes:
+        """The answer; empty if the process ended or hangs."""
+        if self._process is None:
+            environment = {name: value for name, value in os.environ.items() if name != "EDGEKV"} | {"GGML_NO_BACKTRACE": "1"}
+            self._process = subprocess.Popen([sys.executable, "-c", "from edgekv.models.inspecting import main; main()"], stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return b""
+        if not select.select([self._process.stdout], [], [], TIMEOUT_S)[0]:
+            self._process.kill()
+            return b""
+        return self._process.stdout.readline()
+
+    def _end(self) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        process, self._process = self._process, None
+        with contextlib.suppress(OSError):
+            process.communicate()
+        return process.returncode
+
+
+@cache
+def _process() -> _Process:
+    return _Process()
+
+
+def _sentence(said: str) -> str:
+    """llama.cpp's line without the name of its function, in characters that a terminal shows."""
+    text = said.strip().rpartition("error loading model: ")[2]
+    return "".join(one if one.isprintable() else "?" for one in text)

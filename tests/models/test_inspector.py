@@ -1,0 +1,69 @@
+"""What a context takes is what llama.cpp allocates, whatever keys a header has; a file that ends llama.cpp is one sentence."""
+
+import os
+
+import pytest
+from support.headers import MIB, allocated, with_keys
+
+from edgekv.common.errors import EXIT_MODEL, ModelError
+from edgekv.models import geometry, inspector
+
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+SHAPES = {
+    "llama": ("llama", {}, {}),
+    "gemma2": ("gemma2", {}, {}),
+    "gemma2 without a window": ("gemma2", {"n_ctx_train": 16384}, {WINDOW: None}),
+    "gemma2 with pattern 0": ("gemma2", {}, {PATTERN: 0}),
+    "gpt-oss": ("gpt-oss", {}, {}),
+    "lfm2": ("lfm2", {}, {}),
+    "lfm2 with a window": ("lfm2", {}, {WINDOW: 512}),
+    "mamba": ("mamba", {}, {}),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def odd(request, synthetic, tmp_path):
+    kind, sizes, keys = SHAPES[request.param]
+    return with_keys(synthetic(kind, **sizes), tmp_path / "model.gguf", keys)
+
+
+@pytest.mark.parametrize(("n_seq", "unified", "kind", "number"), [(1, False, "f16", 1), (4, False, "q8_0", 8), (4, True, "f16", 1)])
+def test_bytes_of_k_and_v_are_those_that_llama_cpp_allocates(odd, n_seq, unified, kind, number):
+    for n_ctx in (256, 5000, 16384):
+        made, off = allocated(odd, n_ctx, n_seq, unified, number)
+        assert geometry(odd).kv_bytes(n_ctx, kind, kind, n_seq, unified) / MIB == pytest.approx(made, abs=off + 1e-9)
+
+
+@pytest.mark.parametrize(("keys", "slides", "window"), [
+    ({}, (True, False), 64), ({WINDOW: None}, (True, False), 4096), ({PATTERN: 0}, (True, True), 64),
+])
+def test_llama_cpp_says_which_layers_slide(synthetic, tmp_path, keys, slides, window):
+    g = geometry(with_keys(synthetic("gemma2"), tmp_path / "model.gguf", keys))
+    assert (g.swa, g.sliding_window) == (slides, window)
+
+
+def test_a_second_question_starts_no_process(synthetic, tmp_path, monkeypatch):
+    path = with_keys(synthetic(), tmp_path / "model.gguf", {})
+    first = geometry(path)
+    monkeypatch.setattr(inspector, "_opened", lambda opened={}: opened)  # as a new process has it
+    monkeypatch.setattr(inspector._Process, "ask", lambda *_: pytest.fail("it asked again"))
+    assert geometry(path) == first and geometry(path).kv_bytes(512) == first.kv_bytes(512)
+    with_keys(synthetic(), path, {"context_length": 512})
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(pytest.fail.Exception, match="asked again"):
+        geometry(path)
+
+
+def test_a_file_that_ends_llama_cpp_is_a_sentence(synthetic, tmp_path):
+    """And the next file is answered. llama.cpp takes windows without a layer that slides for a fault of its own."""
+    path = with_keys(synthetic("gemma2"), tmp_path / "model.gguf", {PATTERN: 1})
+    with pytest.raises(ModelError, match="it ends the process that opens the header") as caught:
+        geometry(path)
+    assert caught.value.exit_code == EXIT_MODEL and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert geometry(with_keys(synthetic(), tmp_path / "other.gguf", {})).n_layer == 2
+
+
+def test_llama_cpp_says_why_it_refuses_a_file(synthetic, tmp_path):
+    path = with_keys(synthetic(), tmp_path / "model.gguf", {"block_count": 7})
+    with pytest.raises(ModelError, match=r"llama.cpp refuses .*'blk.2.attn_norm.weight' not found"):
+        geometry(path)

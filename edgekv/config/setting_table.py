@@ -204,7 +204,8 @@ SETTINGS = (
     *_listed(
         "Context",
         row("ctx", _context, "Context length.", unit="TOKENS|auto", short=("-c",), where=EVERYWHERE,
-                                              usual="auto, what the model was trained for, as far as memory allows; in mode evict a million tokens",
+            usual="auto, what the model was trained for, on a GPU at most 32768, as far as memory allows; "
+                  "in mode evict a million tokens",
             brief="Context length, such as 32k [as memory allows]"),
         row("when-full", WhenFull, f"When a conversation no longer fits into its context. {_described(WhenFull)}.",
          usual="stop; in chat roll, but for mode evict"),

@@ -39,6 +39,9 @@ COMPUTE_SHARE = 1 / 8
 DRAFT_TOKENS = 16
 """Most tokens of a sequence that get logits at once."""
 
+DEFAULT_TOKENS = 32768
+"""Most tokens of an automatic context: all of its K and V are pinned in host memory at the start, which takes seconds, and other programs cannot have them."""
+
 LEAST_HOT_TOKENS = 768
 """Least tokens in the arena of an automatic context: about as many as a head reads."""
 
@@ -160,8 +163,8 @@ def choose_device_context(
 ) -> ContextChoice:
     """As `context.choose_context`, for pages in host memory, and sketches and arena on a device.
 
-    n_ctx None: the trained context, or as much of it as half of the free host memory has pages for and the device holds with an arena for
-    `LEAST_HOT_TOKENS`. Raises DoesNotFit, which says what is missing on the host or on the device.
+    n_ctx None: the trained context, at most `DEFAULT_TOKENS`, or as much of it as half of the free host memory has pages for and the device holds
+    with an arena for `LEAST_HOT_TOKENS`. Raises DoesNotFit, which says what is missing on the host or on the device.
     """
     available = available_bytes() if available is None else available
 
@@ -178,14 +181,15 @@ def choose_device_context(
 
     n_train = model.n_ctx_train
     if n_ctx is None:
-        n = min(n_train, largest_context(comfortable, n_train))
+        most = min(n_train, DEFAULT_TOKENS)
+        n = min(most, largest_context(comfortable, most))
         if n < min(n_train, CONTEXT_STEP):
             check_device(model, CONTEXT_STEP, kv, room, n_sequences)
             raise DoesNotFit(f"there is no memory for a context: {size(available)} are free on the host and "
                              f"{size(room.free)} on {room.name}; close other programs, or give --ctx")
-        note = None if n == n_train else (
-            f"the context is {n:,} tokens of the {n_train:,} the model was trained for: more does not fit in half of the free "
-            f"{size(available)} and {size(plan(n).budget)} on {room.name} (--ctx sets another)")
+        why = ("its K and V are pinned in host memory at the start" if n == most else
+               f"more does not fit in half of the free {size(available)} and {size(plan(n).budget)} on {room.name}")
+        note = None if n == n_train else f"the context is {n:,} tokens of the {n_train:,} the model was trained for: {why} (--ctx sets another)"
     else:
         room_host = max(0, available - COMPUTE_BYTES)
         home = plan(rounded(n_ctx)).home

@@ -185,7 +185,7 @@ def test_the_longest_ubatch_that_fits(large):
 
 def test_automatic_budget(large):
     plan = device_plan(large, 8192, EXACT, CARD)
-    assert margin_bytes(4 * GIB) == 256 * MIB and margin_bytes(CARD.total) == int(0.05 * CARD.total)
+    assert margin_bytes(4 * GIB) == 512 * MIB and margin_bytes(CARD.total) == int(0.05 * CARD.total)
     assert plan.budget == plan.room - margin_bytes(CARD.total)
     filled = 256 * (64 // 16 + 2) * plan.slot_bytes
     assert plan.arena == plan.home + filled and plan.hot_tokens == 8192, "never more than there are pages, and those that a step fills"
@@ -270,12 +270,14 @@ def test_another_program_has_the_memory(large):
 
 
 def test_device_context_choice(large):
-    whole = choose_device_context(large, None, EXACT, CARD, available=64 * GIB)
+    usual = choose_device_context(large, None, EXACT, CARD, available=64 * GIB)
+    assert usual.n_ctx == 32768 and "pinned in host memory" in usual.note and "--ctx" in usual.note and usual.kv_bytes == 4 * GIB
+    whole = choose_device_context(large, 131072, EXACT, CARD, available=64 * GIB)
     assert whole.n_ctx == 131072 and whole.note is None and whole.device.hot_tokens > 30_000 and whole.kv_bytes == 16 * GIB
-    by_host = choose_device_context(large, None, SPARSE, CARD, available=9 * GIB)
-    assert by_host.kv_bytes <= 4.5 * GIB and "--ctx" in by_host.note and by_host.n_ctx % 256 == 0
-    by_card = choose_device_context(large, None, SPARSE.with_(kv_vram=GIB), CARD, available=64 * GIB)
-    assert 32768 < by_card.n_ctx < 65536 and by_card.device.hot_tokens >= 768 and "1.0 GiB on GeForce RTX 4070" in by_card.note
+    by_host = choose_device_context(large, None, SPARSE, CARD, available=7 * GIB)
+    assert by_host.kv_bytes <= 3.5 * GIB and "--ctx" in by_host.note and by_host.n_ctx % 256 == 0
+    by_card = choose_device_context(large, None, SPARSE.with_(kv_vram=GIB // 2), CARD, available=64 * GIB)
+    assert 8192 < by_card.n_ctx < 32768 and by_card.device.hot_tokens >= 768 and "512.0 MiB on GeForce RTX 4070" in by_card.note
     cut = choose_device_context(large, 200_000, EXACT, CARD, available=64 * GIB)
     assert cut.n_ctx == 131072 and "200,000" in cut.note
     with pytest.raises(DoesNotFit, match=r"host memory for its pages.* use --ctx (\d+) or less") as caught:

@@ -114,6 +114,7 @@ class Publisher:
             self._take(busy=self.shown.busy and not idle)
 
     def take(self) -> None:
+        """Take and publish the figures of now."""
         self._take(busy=self.shown.busy)
 
     def _take(self, busy: bool) -> None:

@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 931,
     "edgekv/runtime": 1_753,
-    "edgekv/server": 4_724,
+    "edgekv/server": 4_728,
     "edgekv/tiering": 1_534,
     "findings": 107,
     "models": 2_191,

@@ -119,6 +119,8 @@ def _check(form: str) -> None:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it cannot be read ({error})") from None
     matcher = _check_matcher(LLMatcher(LLTokenizer("byte"), grammar, log_level=0))
+    matcher.compute_bitmask()  # an error where nothing can begin an answer
+    _check_matcher(matcher)
     if given is not None and given["begun"] and not matcher.consume_tokens(list(given["begun"].encode())):
         raise ConfigError("the beginning of the answer, which the last message gives, does not fit it")
 
@@ -130,6 +132,8 @@ def _check_matcher(matcher: LLMatcher) -> LLMatcher:
     why = matcher.get_error().strip()
     if words := re.search(r"Unimplemented keys: \[(.*?)\]", why):
         raise ConfigError(f"{words[1].replace(chr(34), chr(39))} would not be enforced; leave it out, and check the answer for it")
+    if why.startswith("NoExtension"):
+        raise ConfigError("no answer fits it")
     if why.startswith("oneOf"):
         raise ConfigError("'oneOf' would not be enforced where two of its schemas can hold at once; write 'anyOf', and check the answer for it")
     if why.startswith("regex parse error"):

@@ -60,8 +60,7 @@ class Runtime:
         weight_kernels.prepare(handle, self.mode)
         wiring.set_resolutions(handle, options, self._n_heads)
         self._rows_bytes: int | None = core.memory(handle).arena_bytes  # with K and V in a file
-        if has_tiers(handle, self.options):
-            self._tiering = self._make_tiering(handle, options)
+        self._start_policy()
         self._follow_mode()
 
     def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
@@ -90,32 +89,50 @@ class Runtime:
 
     @property
     def mode(self) -> KvMode:
-        """How the next token attends. Set it on the decoding thread, in an observer, or on any thread while nothing decodes. Raises
-        ConfigError while another thread computes a ubatch, DoesNotFit if there is no memory. On a device mode off frees the arena's memory;
-        another mode takes it again."""
+        """How the next token attends. Set it on the decoding thread, in an observer, or on any thread while nothing decodes. Raises ConfigError
+        while another thread computes a ubatch, DoesNotFit if there is no memory. On a device another mode has sketches and arena of its own."""
         return core.get_params(self._native_handle())[0]
 
     @mode.setter
     def mode(self, mode: KvMode | str) -> None:
-        mode = choice(KvMode, mode, "KV mode")
-        wiring.check_evict(self._native_handle(), self._options.with_(mode=mode), self.cells)
-        self._check_errors(self._options.with_(mode=mode))
-        self._label_earlier(self._options.with_(mode=mode))
-        self._leave_arena(mode)
-        weight_kernels.prepare(self._native_handle(), mode)
-        core.set_mode(self._native_handle(), mode)
-        self._options = self._options.with_(mode=mode)
+        options = self._options.with_(mode=choice(KvMode, mode, "KV mode"))
+        with self._taking(options):
+            core.set_mode(self._native_handle(), options.mode)
+        self._options = options
         if self._tiering is not None:
-            self._tiering.set_mode(self._options)
-        elif has_tiers(self._native_handle(), self._options):
-            self._tiering = self._make_tiering(self._native_handle(), self._options)
-            self._pin_again()
+            self._tiering.set_mode(options)
+        self._start_policy()
         self._follow_mode()
 
-    def _leave_arena(self, mode: KvMode) -> None:
-        """End the policy on a device whose new mode has none: the arena's memory is freed."""
-        if self._tiering is not None and self._tiering.on_device and not has_tiers(self._native_handle(), self._options.with_(mode=mode)):
-            core.set_mode(self._native_handle(), self.mode)  # changes nothing, and is refused where another thread decodes
+    @contextmanager
+    def _taking(self, options: KvOptions) -> Iterator[None]:
+        """Inside the block the context takes these options. Another mode, or other sketches, leave the arena of a device other memory: the policy
+        ends before, and starts again where the block fails."""
+        handle, now = self._native_handle(), self.options
+        wiring.check_evict(handle, options, self.cells)
+        self._check_errors(options)
+        self._label_earlier(options)
+        anew = (options.mode, options.selection.sketch) != (now.mode, now.selection.sketch)
+        if anew and self._tiering is not None and self._tiering.on_device:
+            core.set_mode(handle, now.mode)  # changes nothing, and is refused where another thread decodes
+            self._end_policy()
+        try:
+            weight_kernels.prepare(handle, options.mode)
+            yield
+        except BaseException:
+            self._start_policy()
+            raise
+
+    def _start_policy(self) -> None:
+        """Start the policy of the options, where they have one and it does not run."""
+        options = effective.effective(self.options)
+        if self._tiering is None and has_tiers(self._native_handle(), options):
+            self._tiering = self._make_tiering(self._native_handle(), options)
+            for seq_id, first, last in self._pins:
+                self._pin(first, last, seq_id)
+
+    def _end_policy(self) -> None:
+        if self._tiering is not None:
             self._tiering.close()
             self._tiering = None
 
@@ -128,12 +145,9 @@ class Runtime:
         if plane is None or n_bytes <= 0:
             return 0
         before = core.memory(handle).arena_bytes
-        if self._tiering is not None:
-            self._tiering.close()
+        self._end_policy()
         paging.limit_arena(handle, max(0, plane.n_slots_max - -(-n_bytes // plane.slot_bytes)))
-        if self._tiering is not None:
-            self._tiering = self._make_tiering(handle, effective.effective(self.options))
-            self._pin_again()
+        self._start_policy()
         return before - core.memory(handle).arena_bytes
 
     @property
@@ -162,26 +176,18 @@ class Runtime:
             raise ConfigError(f"this context has pages of {self.page_tokens} tokens; make a new context for pages of "
                               f"{options.cache.page_size}")
         chosen = effective.effective(options)
-        wiring.check_evict(self._native_handle(), chosen, self.cells)
-        self._check_errors(chosen)
-        self._label_earlier(chosen)
-        self._leave_arena(chosen.mode)
-        weight_kernels.prepare(handle, chosen.mode)
-        paging.set_selection(handle, options)
-        wiring.set_resolutions(handle, options, self._n_heads)
-        core.set_mode(handle, chosen.mode)
+        with self._taking(chosen):
+            paging.set_selection(handle, options)
+            wiring.set_resolutions(handle, options, self._n_heads)
+            core.set_mode(handle, chosen.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
-        if self._tiering is not None and wiring.begins_with(options) == wiring.begins_with(before):
+        if wiring.begins_with(options) != wiring.begins_with(before):
+            self._end_policy()
+        if self._tiering is not None:
             self._tiering.set_mode(chosen)
             self._tiering.resize(options)
-        else:
-            if self._tiering is not None:
-                self._tiering.close()
-                self._tiering = None
-            if has_tiers(handle, chosen):
-                self._tiering = self._make_tiering(handle, chosen)
-                self._pin_again()
+        self._start_policy()
         self._follow_mode()
 
     def _label_earlier(self, options: KvOptions) -> None:
@@ -296,10 +302,6 @@ class Runtime:
         if (tiering := self._tiering) is None:
             return len(pages)
         return sum(tiering.hierarchy.pin(int(page), int(page)) for page in pages + stream * tiering.shape.pages_per_stream)
-
-    def _pin_again(self) -> None:
-        for seq_id, first, last in self._pins:
-            self._pin(first, last, seq_id)
 
     def raise_failure(self) -> None:
         """Raise CudaUnavailable if the context's GPU has failed, NativeError if the disk of its home has: it decodes no more."""

@@ -201,12 +201,9 @@ class Tiering:
         return n_slots - of_rows
 
     def set_mode(self, options: KvOptions) -> None:
-        """Change the mode from the next token on; pages stay where they are, as far as a device's arena has room for them beside rows. A device changes
-        to sparse only while nothing decodes, because sketches take room from the arena. Raises DoesNotFit."""
+        """Change the mode from the next token on; pages stay where they are. On a device another mode has a Tiering of its own."""
         self._use(options)
         self.hierarchy.limits = limits(options.mode, self._plane is not None)
-        if self._plane is not None:
-            self.resize(options)
 
     def _use(self, options: KvOptions) -> None:
         self._options = options

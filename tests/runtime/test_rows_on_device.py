@@ -85,13 +85,13 @@ def test_what_is_kept_follows_the_options(partial):
 
         assert slots() == most - round(wiring.ROWS_SHARE * most) > 0
         read(700)
-        for changes, expected in (({"mode": "exact"}, most), ({"mode": "sparse"}, slots()), ({"sketch": "none"}, most), ({"sketch": "b3"}, slots()),
+        for changes, expected in (({"mode": "exact"}, None), ({"mode": "sparse"}, slots()), ({"sketch": "none"}, None), ({"sketch": "b3"}, slots()),
                                   ({"kv_budget": 40 * run.tiers().slot_bytes}, 10), ({"kv_budget": None}, slots())):
             run.configure(run.options.with_(**changes))
             read(int(run.cells.stream().positions.max()) + 1)
-            assert slots() == expected, changes
+            assert slots() == (expected or device_calls.plane(run._native_handle()).n_slots_max), changes
         run.mode = "exact"
-        assert slots() == most
+        assert slots() == device_calls.plane(run._native_handle()).n_slots_max > most, "sketches take more than a ring"
         run.mode = "sparse"
         run.give_back(run.tiers().slot_bytes * (most // 2))
         left = device_calls.plane(run._native_handle()).n_slots_max

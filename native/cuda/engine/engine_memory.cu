@@ -152,38 +152,48 @@ bool GpuEngine::read(void * dst, const void * src, size_t n_bytes) {
 // ---- memory of a mode -------------------------------------------------------------------------------------------------------
 
 bool GpuEngine::grow(DeviceBuffer & buffer, size_t n_bytes) {
-    if (n_bytes > buffer.size()) {
-        renew();  // recorded graphs hold the old buffer's address
-        use_device(index);
+    if (n_bytes <= buffer.size()) {
+        return true;
     }
-    return buffer.reserve(n_bytes);
+    renew();  // recorded graphs hold the old buffer's address
+    return in_budget(used_bytes() - buffer.size() + align256(n_bytes)) && use_device(index) && buffer.reserve(n_bytes);
 }
 
-bool GpuEngine::reserve_sketches(SketchKind kind, bool & made) {
-    made = false;
+bool GpuEngine::in_budget(size_t n_bytes) const {
+    return !shape.budget_bytes || n_bytes <= shape.budget_bytes ||
+           fail_with("the KV budget of " + mebibytes(shape.budget_bytes) + " on the GPU is too small: sketches, tables and buffers for prompts take " +
+                     mebibytes(n_bytes) + " or more at this context; give more --kv-vram, a smaller context, or a q8_0 or q4_0 cache");
+}
+
+void GpuEngine::release() {
+    wait();
+    use_device(index);
+    for (DeviceBuffer * b : { &slots_memory, &ring_memory, &ring_held, &sights, &shares, &share_tops, &share_sums, &lists, &list_weights, &list_copies,
+                              &list_lengths, &choose_keys, &sample_words, &attend_workspace }) {
+        b->release();
+    }
+    for (LayerSketches & s : layer_sketches) {
+        s.data.release();
+        s.kind = SketchKind::none;
+    }
+    renew();
+    n_slots = n_slots_max = n_tail_slots = n_last_lists = 0;
+    rows = {};
+}
+
+bool GpuEngine::reserve_sketches(SketchKind kind) {
     for (size_t r = 0; r < shape.layers.size(); ++r) {
         LayerSketches & s = layer_sketches[r];
-        if (s.kind == kind) {
-            continue;
-        }
-        wait();
-        s.data.release();
-        renew();
-        s.kind         = SketchKind::none;
         s.stream_bytes = engine_sketch_stream_bytes(shape, static_cast<int>(r), kind);
         if (!grow(s.data, s.stream_bytes*shape.n_stream)) {
             return false;
         }
         s.kind = kind;
-        made   = made || kind != SketchKind::none;
     }
     return true;
 }
 
 bool GpuEngine::reserve_ring() {
-    if (ring_memory.size()) {
-        return true;
-    }
     Device now;
     if (!device(index, now)) {
         return false;
@@ -222,10 +232,8 @@ bool GpuEngine::reserve_arena(int n_wanted, int n_tail) {
     const size_t margin = device_margin(now.total_bytes);
     size_t room = now.free_bytes > margin ? now.free_bytes - margin : 0;
     if (shape.budget_bytes) {
-        if (shape.budget_bytes < used) {
-            return fail_with("the KV budget of " + mebibytes(shape.budget_bytes) + " on the GPU is too small: sketches, tables and buffers "
-                             "for prompts take " + mebibytes(used) + " at this context; give --kv-vram at least that, a smaller context, or a "
-                             "q8_0 or q4_0 cache");
+        if (!in_budget(used)) {
+            return false;
         }
         room = shape.budget_bytes - used;
         if (room > now.free_bytes) {

@@ -77,7 +77,8 @@ public:
     ~GpuEngine() override;
     bool init();  // false: last_error()
 
-    bool reserve_sketches(SketchKind kind, bool & made) override;
+    void release() override;
+    bool reserve_sketches(SketchKind kind) override;
     bool reserve_ring() override;
     bool reserve_arena(int n_slots, int n_tail) override;
     bool reserve_workspace(int layer, const EngineView & view, SketchKind kind, bool lists) override;
@@ -144,6 +145,7 @@ private:
     }
     size_t used_bytes() const;
     bool grow(DeviceBuffer & buffer, size_t n_bytes);
+    bool in_budget(size_t n_bytes) const;
     bool upload_step(const EngineStep & step);
     bool upload_updates(const EngineStep & step);
     bool wait_for(Stream stream);

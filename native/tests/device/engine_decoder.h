@@ -55,9 +55,8 @@ public:
         gpu::Stream main = nullptr;
         test::must(gpu::stream_create(&main));
         stream = main;
-        bool made;
         plane = std::make_unique<gpu::GpuEngine>(0, shape, main);
-        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind, made) : plane->reserve_ring()));
+        test::must(plane->init() && (options.sparse ? plane->reserve_sketches(options.kind) : plane->reserve_ring()));
         for (int layer = 0; layer < kLayers; ++layer) {
             test::must(plane->reserve_workspace(layer, view(), options.kind, options.sparse));
         }

@@ -19,47 +19,52 @@ DevicePlane::DevicePlane(State & ctx) : Plane(ctx), graph(ctx.hooked.size()) {
 
 // ---- memory and settings -----------------------------------------------------------------------------------------------------
 
-bool DevicePlane::reserve_sketches(const edgekv_selection & selection) {
-    bool       made = false;
-    const bool had  = engine->reserve_sketches(static_cast<SketchKind>(selection.sketch), made);
-    if (made) {
-        ctx.pages.stale.mark_all();
+bool DevicePlane::reserve_mode(edgekv_mode mode, SketchKind kind) {
+    if (mode != EDGEKV_MODE_SPARSE) {
+        return mode == EDGEKV_MODE_OFF || engine->reserve_ring();
     }
-    return had;
+    ctx.pages.stale.mark_all();
+    return engine->reserve_sketches(kind);
+}
+
+// Mode off leaves the memory to stock nodes, which copy K and V of each layer to the device.
+Failure DevicePlane::change(edgekv_mode mode, SketchKind kind) {
+    const auto take = [this](edgekv_mode mode, SketchKind kind) {
+        empty_arena();
+        engine->release();
+        Failure why = reserve_mode(mode, kind) ? reserve_widest(mode, kind) : no_memory();
+        return why || mode == EDGEKV_MODE_OFF || reserve_arena() ? why : no_memory();
+    };
+    Failure why = take(mode, kind);
+    if (why && take(ctx.wanted_mode.load(std::memory_order_relaxed), static_cast<SketchKind>(ctx.params.selection.sketch))) {
+        take(EDGEKV_MODE_OFF, kind);
+        ctx.wanted_mode.store(EDGEKV_MODE_OFF, std::memory_order_release);
+        why.sentence += "; the mode is off now, because what the one before had is taken";
+    }
+    return why;
 }
 
 Failure DevicePlane::do_select(const edgekv_selection & selection) {
-    if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_SPARSE && !reserve_sketches(selection)) {
-        return no_memory();
-    }
+    const edgekv_mode mode = ctx.wanted_mode.load(std::memory_order_relaxed);
     engine->renew();
-    return {};
+    return mode == EDGEKV_MODE_SPARSE && selection.sketch != ctx.params.selection.sketch ? change(mode, static_cast<SketchKind>(selection.sketch)) : Failure{};
 }
 
 Failure DevicePlane::do_enter(edgekv_mode mode) {
-    if ((mode == EDGEKV_MODE_SPARSE && !reserve_sketches(ctx.params.selection)) || (mode == EDGEKV_MODE_EXACT && !engine->reserve_ring())) {
-        return no_memory();
-    }
-    if (mode == EDGEKV_MODE_OFF) {
-        release_arena();  // leaves the memory to stock nodes, which copy K and V of each layer to the device
-    } else if (ctx.wanted_mode.load(std::memory_order_relaxed) == EDGEKV_MODE_OFF && !reserve_arena()) {
-        return no_memory();
-    }
-    return {};
+    return mode != ctx.wanted_mode.load(std::memory_order_relaxed) ? change(mode, static_cast<SketchKind>(ctx.params.selection.sketch)) : Failure{};
 }
 
 bool DevicePlane::reserve_arena() {
     Table & table = ctx.pages.table;
-    release_arena();
+    empty_arena();
     const bool reserved = engine->reserve_arena(most_slots, most_slots > 0 ? table.n_tail_slots() : 0);
     table.set_tail(engine->bytes().tail_slot);
     return reserved;
 }
 
-void DevicePlane::release_arena() {
+void DevicePlane::empty_arena() {
     ctx.pages.table.set_tail(0);
-    ctx.pages.table.set_slots(0);  // no page is in a slot
-    engine->reserve_arena(0, 0);
+    ctx.pages.table.set_slots(0);
 }
 
 Failure DevicePlane::do_set_slots(int n_slots) { return engine->set_slots(n_slots) ? Failure{} : no_memory(); }

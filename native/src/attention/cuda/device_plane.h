@@ -74,13 +74,15 @@ private:
     Failure why_not() const;
     Failure reserve_staging(ggml_backend_dev_t device, const edgekv_device_info & info);
     Failure make_engine(ggml_backend_dev_t device);
-    Failure reserve_widest();
+    Failure reserve_widest(edgekv_mode mode, SketchKind kind);
     EngineShape engine_shape() const;
 
-    // Call it while nothing decodes. All pages leave the arena; its memory is reallocated, for at most most_slots slots, or freed.
-    bool reserve_arena();
-    void release_arena();
-    bool reserve_sketches(const edgekv_selection & selection);
+    // Call these while nothing decodes.
+    bool reserve_mode(edgekv_mode mode, SketchKind kind);  // ring or sketches
+    bool reserve_arena();  // all pages leave it; its memory is reallocated, for at most most_slots slots
+    void empty_arena();    // all pages leave it
+    // All memory for this mode and kind of sketches instead of the present ones, which stay on failure; where they cannot, the mode is off.
+    Failure change(edgekv_mode mode, SketchKind kind);
 
     // ---- for the engine ----
     void mirror_pages();

@@ -19,7 +19,7 @@
 
 namespace edgekv {
 
-constexpr int kEngineAbi = 11;
+constexpr int kEngineAbi = 12;
 
 // The most query tokens of a stream that the nodes of a step serve; longer ubatches are prompts. The tokens form groups of at most
 // kMaxQueryTokens, as even as possible, which are attended one after the other. The last group of a step is observed.
@@ -156,9 +156,11 @@ public:
     virtual ~Engine() = default;  // waits for work under way
 
     // ---- memory ----
-    // Memory for the sketches of all rows; false: last_error(). made: they are new, and empty until they are built
-    virtual bool reserve_sketches(SketchKind kind, bool & made) = 0;
-    virtual bool reserve_ring() = 0;   // mode exact
+    // Frees what a mode has beside the tables: arena, ring, sketches, workspaces. No page is in a slot.
+    virtual void release() = 0;
+    // After release(). Memory for the sketches of all rows, empty until they are built; false: last_error()
+    virtual bool reserve_sketches(SketchKind kind) = 0;
+    virtual bool reserve_ring() = 0;   // after release(); mode exact
     // Reallocates the arena from the rest of the budget, for at most n_slots slots, and n_tail further slots for pages that are being
     // filled, if these are a small part of the arena. No page is in a slot.
     virtual bool reserve_arena(int n_slots, int n_tail) = 0;

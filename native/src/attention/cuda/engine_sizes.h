@@ -12,8 +12,9 @@
 
 namespace edgekv {
 
-// The device memory that an automatic budget leaves to the driver, CUDA graphs and other programs.
-constexpr size_t kLeastMargin = 256u << 20;
+// The device memory that an automatic budget leaves to what comes after the arena (cuBLAS, the pool of its backend, recorded graphs, kernels that are
+// loaded late) and to other programs.
+constexpr size_t kLeastMargin = 512u << 20;
 inline size_t device_margin(size_t total_bytes) { return std::max(kLeastMargin, total_bytes / 20); }
 
 // Most bytes of selection's and attention's data for tokens that are served together; a single token may take more.

@@ -131,12 +131,11 @@ Failure DevicePlane::make_engine(ggml_backend_dev_t device) {
 }
 
 // Reserves workspaces for the widest ubatches that the hook serves, so that none grows later.
-Failure DevicePlane::reserve_widest() {
-    const bool sparse = ctx.params.mode == EDGEKV_MODE_SPARSE;
-    for (int layer = 0; layer < ctx.shape.n_layers; ++layer) {
+Failure DevicePlane::reserve_widest(edgekv_mode mode, SketchKind kind) {
+    for (int layer = 0; mode != EDGEKV_MODE_OFF && layer < ctx.shape.n_layers; ++layer) {
         for (const EngineView & view : engine_widest(ctx.shape.n_stream, ctx.shape.n_cells)) {
             if (!engine->reserve_workspace(layer, view, SketchKind::none, false) ||
-                (sparse && !engine->reserve_workspace(layer, view, static_cast<SketchKind>(ctx.params.selection.sketch), true))) {
+                (mode == EDGEKV_MODE_SPARSE && !engine->reserve_workspace(layer, view, kind, true))) {
                 return no_memory();
             }
         }
@@ -183,16 +182,18 @@ Failure DevicePlane::place() {
     if (Failure failure = make_engine(device)) {
         return failure;
     }
-    if (ctx.params.mode == EDGEKV_MODE_SPARSE ? !reserve_sketches(ctx.params.selection) : !engine->reserve_ring()) {
+    const edgekv_mode mode = ctx.params.mode;
+    const auto        kind = static_cast<SketchKind>(ctx.params.selection.sketch);
+    if (!reserve_mode(mode, kind)) {
         return no_memory();
     }
     if (!llama_edgekv_reserve(ctx.lctx)) {
         return { EDGEKV_NO_MEMORY, "the GPU has no memory for llama.cpp's compute buffers" };
     }
-    if (Failure failure = reserve_widest()) {
+    if (Failure failure = reserve_widest(mode, kind)) {
         return failure;
     }
-    return ctx.params.mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
+    return mode != EDGEKV_MODE_OFF && !reserve_arena() ? no_memory() : Failure{};
 }
 
 bool DevicePlane::serves(int index) const { return on_backend && ctx.params.placement.index == index; }

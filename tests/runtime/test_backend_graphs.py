@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.backend_process import Decoded, Scenario, decode, on_the_backend
+from support.backend_process import ARENA, Decoded, Scenario, decode, on_the_backend
+from support.contexts import attached
 from support.decoding import kld
 from support.planes import ALL, SAMPLED, SINGLE
+
+from edgekv._native import device_calls
+from edgekv.config import KvOptions
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -109,6 +113,16 @@ def test_settings_that_change_are_in_no_recording(compare: Compare):
                      changes={"5": {"sample_budget": 10}, "9": {"mode": "off"}, "13": {"mode": "exact"}}).counts
     assert (counts["recorded"][[2, 6, 14]] == 1).all() and (counts["custom"][[5, 6, 13, 14]] == N_NODES).all()
     assert (counts["served"] == [1] * 9 + [0] * 4 + [1] * 4).all()
+
+
+@pytest.mark.parametrize("change", ARENA)
+def test_an_arena_that_changes_is_in_no_recording(compare: Compare, synthetic, change: str):
+    """A recording holds the addresses of the arena, and of the rows in it."""
+    with attached(synthetic("llama", dtype="f32"), KvOptions(attention_device="emulated", kv_vram=1 << 30, **SAMPLED), n_ctx=1024, n_seq=1) as (_, run):
+        plane = device_calls.plane(run._native_handle())
+    half = plane.fixed_bytes + plane.n_slots_max // 2 * plane.slot_bytes
+    counts = compare(options=SAMPLED | {"kv_vram": half}, steps=[300, *[1] * 9], n_ctx=1024, arena={"5": change}).counts
+    check_counts(counts, [0, *[1] * 4, *[2] * 5])
 
 
 def test_what_must_not_be_recorded_is_computed_node_by_node(compare: Compare):

@@ -23,6 +23,28 @@ COUNTS = ("graphs", "refused", "direct", "recorded", "replayed", "known", "custo
 """`Counts` of native/tests/backend/backend.h."""
 
 
+
+
+def _no_rows(run) -> None:
+    from edgekv._native import paging
+
+    paging.set_hot_rows(run._native_handle(), 0)
+
+
+def _all_slots(run) -> None:
+    from edgekv._native import device_calls
+
+    run._tiering.hierarchy.resize(device_calls.plane(run._native_handle()).n_slots_max)
+
+
+def _off_and_on(run) -> None:
+    mode, run.mode = run.mode, "off"
+    run.mode = mode
+
+
+ARENA = {"no rows": _no_rows, "all slots": _all_slots, "given back": lambda run: run.give_back(8 * run.tiers().slot_bytes), "off and on": _off_and_on}
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Calls of llama_decode: of `steps`, each the number of tokens that every sequence reads."""
@@ -38,6 +60,8 @@ class Scenario:
     """An operation of ggml that the backend leaves to the CPU."""
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Options that change before the step of this number."""
+    arena: dict[str, str] = field(default_factory=dict)
+    """What happens to the arena of each context before the step of this number: a key of `ARENA`."""
     beside: list[dict[str, Any]] = field(default_factory=list)
     """Options of further contexts, which decode the same tokens in turns with the first."""
     tiers: bool = True
@@ -84,6 +108,8 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
             for context, run in contexts:
                 if changes := scenario.changes.get(str(step)):
                     run.configure(run.options.with_(**changes))
+                if what := scenario.arena.get(str(step)):
+                    ARENA[what](run)
                 if scenario.asks and library is not None:
                     library.emulated_leave_not_ready()
                 found = context.decode(tokens.ravel(), [n_read + i for _ in range(scenario.n_seq) for i in range(n)],

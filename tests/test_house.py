@@ -37,7 +37,7 @@ BUDGETS = {
     "models": 2_191,
     "native": 560,
     "native/cuda": 6_808,
-    "native/emulator": 2_671,
+    "native/emulator": 2_666,
     "native/include": 1_369,
     "native/llama": 4_681,
     "native/server": 7_706,

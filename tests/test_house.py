@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/lab": 5_262,
     "edgekv/measure": 1_271,
     "edgekv/pages": 189,
-    "edgekv/planning": 2_566,
+    "edgekv/planning": 2_574,
     "edgekv/policies": 1_475,
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 931,

@@ -147,10 +147,10 @@ def test_show(home, tmp_path):
     path = write_header(SHAPES["gemma-3-4b"], tmp_path / "gemma.gguf", "q4_0")
     facts = json.loads(run("show", str(path), "--json").stdout)
     assert facts["sliding_window"] == 1024 and sum(layer["served"] for layer in facts["layers"]) == 5
-    assert facts["layers"][0]["reason"] == "sliding window of 1,024 tokens" and facts["tensors"][0]["type"] == "Q4_0"
+    assert facts["layers"][0]["reason"] == "attended by EdgeKV: a sliding window, whole (1,024 tokens)" and facts["tensors"][0]["type"] == "Q4_0"
     assert facts["kv_bytes_per_token_by_type"]["f16"] == 139_264 and "add_generation_prompt" in facts["chat_template_text"]
     hybrid = run("show", str(write_header(SHAPES["lfm2-1.2b"], tmp_path / "lfm2.gguf", "q4_0"))).stdout
-    assert "no KV cache: recurrent" in hybrid and "160.0 KiB of recurrent layers" in hybrid
+    assert "recurrent: no KV cache" in hybrid and "160.0 KiB of recurrent layers" in hybrid
 
 
 def test_show_whole_template(home, monkeypatch):

@@ -173,7 +173,7 @@ def test_a_compressed_cache(synthetic):
     assert [(layer.served, layer.reason) for layer in layers(indexed)] == [(True, "compressed KV (MLA), an index lists what it attends")] * 2
     assert indexed.kv_bytes_per_token() == 2 * (128 + 32 + 64) * 2 and not plain_layers(indexed), "and a key of the index"
     odd = open_model(synthetic("deepseek2", n_latent=96, n_turned=32))
-    assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for compressed KV (MLA) of 128 and 96 numbers"] * 2
+    assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for this head size: K has 128 numbers and V 96"] * 2
 
 
 def test_a_context_that_does_not_fit_names_one_that_does(tmp_path):

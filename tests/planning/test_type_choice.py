@@ -69,7 +69,7 @@ def test_layers_take_their_own_bytes(model):
     kinds = ("q8_0", "q4_0", "q4_0", "q8_0", "q4_0", "q4_0"), ("q4_0",) * 6
     q8, q4 = (model.layer_kv_bytes(0, one, "q4_0") for one in ("q8_0", "q4_0"))
     assert [model.layer_kv_bytes(il, *kinds) for il in range(6)] == [q8, q4, q4, q8, q4, q4]
-    assert model.kv_bytes(100, *kinds) == 100 * model.row_bytes(*kinds) == 100 * (2 * q8 + 4 * q4)
+    assert model.kv_bytes(256, *kinds) == 256 * model.row_bytes(*kinds) == 256 * (2 * q8 + 4 * q4)
 
 
 # ---- words ---------------------------------------------------------------------------------------------------------------------------

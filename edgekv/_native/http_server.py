@@ -99,11 +99,11 @@ class Waits:
     """Seconds of all of them together."""
 
 
-def limit(max_gap_s: float, n_slots: int, max_queue: int) -> None:
-    """Set the limits of the servers that `run` starts from now on; seconds, slots, requests that wait."""
+def limit(max_gap_s: float, n_slots: int, max_queue: int, max_body: int) -> None:
+    """Set the limits of the servers that `run` starts from now on; seconds, slots, requests that wait, bytes of a request."""
     from edgekv._native._server import lib
 
-    lib.edgekv_server_limit(max_gap_s, n_slots, max_queue)
+    lib.edgekv_server_limit(max_gap_s, n_slots, max_queue, max_body)
 
 
 def strict_fields(on: bool) -> None:

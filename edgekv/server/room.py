@@ -13,13 +13,17 @@ from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import Placement
 from edgekv.planning.fit import ContextChoice, kept
 from edgekv.planning.home import no_home
-from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells
+from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells, takes_media
 
 BATCH_TOKENS = 512
 """Prompt tokens between two checks for cancelled requests and reports of progress. On a device, the tokens that its plan computes at
 once."""
 
 
+TEXT_BYTES, TOKEN_BYTES, MEDIA_BYTES = 8 << 20, 64, 100 << 20
+"""Most bytes of a request: at least; for each token of a context, with room for JSON, tools and texts that are cut; with images or sound."""
+
+_EMBEDS = {"--embedding", "--embeddings", "--rerank", "--reranking"}
 _GPUS = {"-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"}
 """llama.cpp's options that divide a model among GPUs."""
 
@@ -47,8 +51,21 @@ def gpu_arguments(placement: Placement, extra: Sequence[str]) -> list[str]:
     return ["--device", f"CUDA{placement.index}"] if chosen else []
 
 
-def prompt_batch(kv: KvOptions, context: ContextChoice) -> int:
+def embeds(options: ServerOptions) -> bool:
+    """Whether the server makes embeddings or rankings, each of a text that is computed at once."""
+    return bool(_EMBEDS.intersection(argument.replace("_", "-") for argument in options.extra))
+
+
+def body_bytes(options: ServerOptions, n_ctx: int) -> int:
+    """Most bytes of a request: media have their own size, texts are bounded by the context."""
+    return MEDIA_BYTES if takes_media(options.extra) else max(TEXT_BYTES, n_ctx * TOKEN_BYTES)
+
+
+def prompt_batch(options: ServerOptions, context: ContextChoice) -> int:
     """Most prompt tokens of one batch."""
+    kv = options.kv
+    if embeds(options):
+        return context.n_ctx
     if context.device is not None:
         return context.device.n_ubatch
     if kv.mode is not KvMode.EVICT:

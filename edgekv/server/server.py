@@ -26,7 +26,7 @@ from edgekv.server import first_tokens
 from edgekv.server.drafts import draft_arguments, drafting, with_draft_model
 from edgekv.server.errands import Result
 from edgekv.server.log import ServerLog
-from edgekv.server.room import failed_start, gpu_arguments, memory_request, prompt_batch
+from edgekv.server.room import body_bytes, embeds, failed_start, gpu_arguments, memory_request, prompt_batch
 from edgekv.server.server_options import (
     LOOPBACK,
     ServerOptions,
@@ -253,7 +253,7 @@ class Server:
         self.stop()
 
     def _argv(self) -> list[str]:
-        options, kv, n_batch = self.options, self.options.kv, str(prompt_batch(self.options.kv, self.context))
+        options, kv, n_batch = self.options, self.options.kv, str(prompt_batch(self.options, self.context))
         argv = [
             "llama-server", "--model", str(options.model), "--alias", self.alias,
             "--host", options.host, "--port", str(self.port), "--parallel", str(options.n_slots),
@@ -272,7 +272,7 @@ class Server:
             argv += ["--gpu-layers", str(options.n_gpu_layers)]
         if self._keys:
             argv += ["--api-key", ",".join(self._keys)]
-        if kv.mode is KvMode.EVICT or self.context.device is not None:
+        if kv.mode is KvMode.EVICT or self.context.device is not None or embeds(options):
             argv += ["--ubatch-size", n_batch]
         argv += draft_arguments(self.draft) if self.draft is Drafting.NGRAM else ()
         return [*argv, *gpu_arguments(self.placement, options.extra), *options.sampling, *options.extra]
@@ -285,7 +285,7 @@ class Server:
         try:
             if not core.enabled():  # otherwise the first context waits, when it is attached
                 self._equipped.wait()
-            native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots))
+            native.limit(limits.max_gap_s, options.n_slots, limits.queue_for(options.n_slots), body_bytes(options, self.context.n_ctx))
             native.strict_fields(limits.strict_fields)
             native.roll(options.when_full is WhenFull.ROLL)
             native.draft_from_text(self.draft is Drafting.NGRAM)

@@ -187,9 +187,14 @@ def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str,
     """Options of llama.cpp's server with a file that makes embeddings of images and sound. Raises ConfigError if `extra` names one too."""
     if projector is None:
         return extra
-    if set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra}:
+    if takes_media(extra):
         raise ConfigError("--mmproj is given before and after the --; give one file")
     return "--mmproj", str(projector), *extra
+
+
+def takes_media(extra: tuple[str, ...]) -> bool:
+    """Whether these options name a file that makes embeddings of images and sound."""
+    return bool(set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra})
 
 
 def _check_projector(path: Path) -> None:

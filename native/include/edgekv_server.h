@@ -165,8 +165,8 @@ EDGEKV_API const char * edgekv_server_projector(void);
 
 /* Limits a request's cost to other requests, for servers started from now on; no limits before the first call. While prompts are read, a
    running answer waits about max_gap_s seconds at most for its next token (0: prompts are read at full speed). n_slots requests are
-   answered and max_queue wait (below 0: any number); more get HTTP 503. */
-EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue);
+   answered and max_queue wait (below 0: any number); more get HTTP 503. A request has at most max_body bytes; a longer one gets HTTP 413. */
+EDGEKV_API void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body);
 
 /* 1: requests with a field that the table of fields does not have get HTTP 400, from now on. */
 EDGEKV_API void edgekv_server_strict(int on);

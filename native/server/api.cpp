@@ -73,8 +73,8 @@ const char * edgekv_server_projector(void) {
     return edgekv_glue_projector();
 }
 
-void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue) {
-    g_limits = { max_gap_s, n_slots, max_queue };
+void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body) {
+    g_limits = { max_gap_s, n_slots, max_queue, max_body };
 }
 
 void edgekv_server_strict(int on) {

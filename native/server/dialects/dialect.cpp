@@ -15,17 +15,21 @@ std::string told_events(const std::string & text, dialect & by) {
         const size_t      data = one.compare(0, DATA.size(), DATA) == 0 ? 0 : one.find("\n" + DATA);
         at = end + END.size();
         json event = data == std::string::npos ? json() : json::parse_no_throw(one.substr(one.find(DATA, data) + DATA.size()));
-        if (!event.is_object()) {
-            told += one + END;
-            continue;
-        }
-        if (!event.contains("type")) {
+        std::vector<json> events;
+        const bool is_event = event.is_object();
+        if (is_event && event.contains("error") && !event.contains("type")) {
             by.tell_error(event);  // a stream that fails
+            events.push_back(std::move(event));
+        } else if (is_event) {
+            events = by.tell_event(std::move(event));
+        } else if (one == DATA + "[DONE]") {
+            events = by.tell_end();
         }
-        for (const auto & each : event.contains("type") ? by.tell_event(std::move(event)) : std::vector<json>{ std::move(event) }) {
+        for (const auto & each : events) {
             const std::string name = json_value(each, "type", std::string());
             told += (name.empty() ? "" : "event: " + name + "\n") + DATA + safe_json_to_str(each) + END;
         }
+        told += is_event ? "" : one + END;
     }
     return told;
 }

@@ -1,4 +1,4 @@
-// What an API has that chat/completions has not: its requests as upstream's conversion knows them, and its answers as its clients know them.
+// What an API has that upstream's has not: its requests as upstream's conversion knows them, and its answers as its clients know them.
 #pragma once
 
 #include "server/http/fields.h"
@@ -26,12 +26,17 @@ public:
     // The body of an error.
     virtual void tell_error(json & body) = 0;
 
-    // The events that stand for one of upstream's, in order; each has its name in "type".
+    // The events that stand for one of upstream's, in order; "type" is an event's name, if it has one.
     virtual std::vector<json> tell_event(json event) = 0;
+
+    // The events before the end of a stream that says where it ends.
+    virtual std::vector<json> tell_end() { return {}; }
 };
 
 std::unique_ptr<dialect> make_messages();
 std::unique_ptr<dialect> make_responses();
+std::unique_ptr<dialect> make_openai(bool chat);
+std::unique_ptr<dialect> make_lists(bool ranks);
 
 // Rewrites events of a stream, all of whose text comes in whole events; comments stay.
 std::string told_events(const std::string & text, dialect & by);

@@ -27,13 +27,17 @@ std::vector<server_task> later_answers(server_task & task, server_response_reade
 void add_usage(json & answers, const json & request) {
     const json & n      = request.contains("n_cmpl") ? request.at("n_cmpl") : request.value("n", json(1));
     const size_t n_each = n.is_number_integer() ? std::max<size_t>(1, n.get<size_t>()) : 1;
-    int64_t n_read = 0, n_written = 0;
+    int64_t n_read = 0, n_written = 0, n_cached = 0;
     for (size_t i = 0; i < answers.size(); ++i) {
         const json & of = answers[i].at("usage");
         n_written += of.at("completion_tokens").get<int64_t>();
-        n_read    += i % n_each == 0 ? of.at("prompt_tokens").get<int64_t>() : 0;
+        if (i % n_each == 0) {
+            n_read   += of.at("prompt_tokens").get<int64_t>();
+            n_cached += of.at("prompt_tokens_details").at("cached_tokens").get<int64_t>();
+        }
     }
     json & usage = answers[0].at("usage");
+    usage["prompt_tokens_details"]["cached_tokens"] = n_cached;
     usage["prompt_tokens"]     = n_read;
     usage["completion_tokens"] = n_written;
     usage["total_tokens"]      = n_read + n_written;

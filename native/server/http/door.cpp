@@ -17,7 +17,7 @@ namespace {
 struct told : server_http_res {
     server_http_req          request;
     server_http_res_ptr      answer;
-    std::unique_ptr<dialect> by;  // null: told as it is
+    std::unique_ptr<dialect> by;
 
     explicit told(const server_http_req & given) : request(given) {}
 
@@ -57,7 +57,13 @@ std::optional<endpoint> endpoint_of(const std::string & path) {
 }
 
 std::unique_ptr<dialect> dialect_of(endpoint where) {
-    return where == endpoint::messages ? make_messages() : where == endpoint::responses ? make_responses() : nullptr;
+    switch (where) {
+        case endpoint::messages:   return make_messages();
+        case endpoint::responses:  return make_responses();
+        case endpoint::embeddings: return make_lists(false);
+        case endpoint::rerank:     return make_lists(true);
+        default:                   return make_openai(where == endpoint::chat);
+    }
 }
 
 bool counts_tokens(const std::string & path) { return path.find("_tokens") != std::string::npos; }
@@ -71,7 +77,7 @@ void fail(told & res, const std::exception & e) {
 // Tells the answer, or its error, as the request's API has it.
 void tell(told & res) {
     json body = json::parse_no_throw(res.data);
-    if (!res.by || !body.is_object()) {
+    if (!body.is_object()) {
         return;
     }
     if (res.status >= 400) {
@@ -95,9 +101,7 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
         json body = json::parse(request.body);
         check_fields(body, *where, *res);
         take_form(body, *where);
-        if (res->by) {
-            res->by->take(body);
-        }
+        res->by->take(body);
         res->request.body = body.dump();
         res->answer       = handler(res->request);
     } catch (const std::exception & e) {
@@ -117,9 +121,7 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
     answer.data = std::move(res->data);  // a stream's first piece, which its next() sends
     res->next   = [&answer, by = res->by.get()](std::string & output) {
         const bool more = answer.next(output);
-        if (by != nullptr) {
-            output = told_events(output, *by);
-        }
+        output = told_events(output, *by);
         return more;
     };
     return res;

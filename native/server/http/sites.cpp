@@ -1,5 +1,6 @@
 #include "server/http/sites.h"
 
+#include "server/scheduling/limits.h"
 #include "server/scheduling/requests.h"
 
 #include <cpp-httplib/httplib.h>
@@ -134,14 +135,19 @@ bool has_right_type(const httplib::Request & req) {
            req.path.compare(req.path.size() - UPLOADS.size(), UPLOADS.size(), UPLOADS) == 0;
 }
 
-void tell(httplib::Response & res, int status, const char * type, const std::string & sentence) {
+void tell(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {
+    const bool is_messages = req.path.find("/v1/messages") != std::string::npos;
+    json       error       = {{ "code", status }, { "message", sentence }, { "type", is_messages && status == 413 ? "request_too_large" : type }};
+    json       body        = json::parse(edgekv_server::error_body(error));
+    if (is_messages) {
+        body["type"] = "error";
+    }
     res.status = status;
-    res.set_content(edgekv_server::error_body({{ "code", status }, { "message", sentence }, { "type", type }}),
-                    "application/json; charset=utf-8");
+    res.set_content(safe_json_to_str(body), "application/json; charset=utf-8");
 }
 
-bool refuse(httplib::Response & res, int status, const char * type, const std::string & sentence) {
-    tell(res, status, type, sentence);
+bool refuse(const httplib::Request & req, httplib::Response & res, int status, const char * type, const std::string & sentence) {
+    tell(req, res, status, type, sentence);
     return true;
 }
 
@@ -169,11 +175,15 @@ std::string no_such_path(const std::string & path) {
     return meant == path ? "File Not Found" : "there is no " + shown(path) + " here, ask for " + shown(meant) + "; " + BASE;
 }
 
+std::string too_large() {
+    return "the request's body is too large; " + std::to_string(edgekv_server::current().max_body >> 20) + " MiB are taken at most with this context";
+}
+
 std::string why(const httplib::Request & req, int status) {
     switch (status) {
         case 400: return "the request cannot be read: its first line, a header, or the length of its body is wrong";
         case 404: return no_such_path(req.path);
-        case 413: return "the request's body is too large; " + std::to_string(CPPHTTPLIB_PAYLOAD_MAX_LENGTH >> 20) + " MiB are taken at most";
+        case 413: return too_large();
         case 415: return "the request's Content-Encoding is " + shown(req.get_header_value("Content-Encoding")) + "; send its body as it is";
         default:  return httplib::status_message(status);
     }
@@ -181,7 +191,7 @@ std::string why(const httplib::Request & req, int status) {
 
 void explain(const httplib::Request & req, httplib::Response & res) {
     if (res.body.empty() && !res.content_provider_) {
-        tell(res, res.status, res.status == 404 ? "not_found_error" : res.status < 500 ? "invalid_request_error" : "server_error", why(req, res.status));
+        tell(req, res, res.status, res.status == 404 ? "not_found_error" : res.status < 500 ? "invalid_request_error" : "server_error", why(req, res.status));
     }
 }
 
@@ -190,6 +200,7 @@ void explain(const httplib::Request & req, httplib::Response & res) {
 void explain_errors(httplib::Server & server) {
     if (g_checks) {
         server.set_error_handler(explain);
+        server.set_payload_max_length(static_cast<size_t>(edgekv_server::current().max_body));  // of a body without a length
         server.set_default_headers({ { "Server", "EdgeKV" } });
         // a browser at the address itself finds the page
         server.Get("/", [](const httplib::Request &, httplib::Response & res) { res.set_redirect("/edgekv"); });
@@ -209,7 +220,7 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     const std::string host = req.get_header_value("Host");
     // a health check may name no host; a browser always does
     if (req.has_header("Host") && !is_ours(host_of(host))) {
-        return refuse(res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
+        return refuse(req, res, 403, "permission_error", "this server does not answer to the name " + shown(host) +
                       "; if the name is its own, start it with --allow-host");
     }
     // a browser's question is answered as what it asks for would be
@@ -217,13 +228,17 @@ bool refuses(const httplib::Request & req, httplib::Response & res, const std::s
     if (req.method == "GET" || req.method == "HEAD" || (req.method == "OPTIONS" && !asks)) {
         return false;
     }
+    if (req.get_header_value_u64("Content-Length") > static_cast<uint64_t>(edgekv_server::current().max_body)) {
+        res.set_header("Connection", "close");  // the body is not read
+        return refuse(req, res, 413, "invalid_request_error", too_large());
+    }
     const std::string origin = req.get_header_value("Origin");
     if (req.has_header("Origin") && !may_send(origin, host, origins)) {
-        return refuse(res, 403, "permission_error", "pages of " + shown(origin) + " may not use this server; to allow them, start it with "
+        return refuse(req, res, 403, "permission_error", "pages of " + shown(origin) + " may not use this server; to allow them, start it with "
                       "--cors");
     }
     if (req.method == "POST" && !has_right_type(req)) {
-        return refuse(res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +
+        return refuse(req, res, 415, "invalid_request_error", "the request's Content-Type is " + shown(req.get_header_value("Content-Type")) +
                       "; send JSON, with the header Content-Type: application/json");
     }
     return false;

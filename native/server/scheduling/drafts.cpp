@@ -6,7 +6,7 @@
 namespace edgekv_server {
 namespace {
 
-bool g_on = false;
+bool g_drafts = false;
 
 constexpr int SHORTEST   = 4;   // tokens that must match
 constexpr int LONGEST    = 12;  // that must match after wrong guesses
@@ -36,13 +36,13 @@ std::unordered_map<int, slot_drafts> & all_slots() {
 }  // namespace edgekv_server
 
 void edgekv_glue_set_drafts(bool on) {
-    edgekv_server::g_on = on;
+    edgekv_server::g_drafts = on;
     edgekv_server::all_slots().clear();
 }
 
 namespace edgekv_server {
 
-bool drafts_from_text() { return g_on; }
+bool drafts_from_text() { return g_drafts; }
 
 std::vector<int32_t> draft_from_text(int slot, int task, const std::vector<int32_t> & said, int32_t newest, int n_most) {
     auto & s = all_slots()[slot];
@@ -79,7 +79,7 @@ std::vector<int32_t> draft_from_text(int slot, int task, const std::vector<int32
 }
 
 void step_ended(int slot, int n_gen, int n_drafted, int n_taken, int64_t since_us, int64_t now_us) {
-    if (!g_on || n_gen == 0) {
+    if (!g_drafts || n_gen == 0) {
         return;  // the first token waited for its prompt
     }
     auto & s = all_slots()[slot];

@@ -10,6 +10,7 @@ struct limits {
     double  max_gap_s = 0;  // 0: prompts are read at full speed
     int32_t n_slots   = 1;
     int32_t max_queue = -1;  // most requests that wait for a slot; below 0: any number
+    int64_t max_body  = 100 << 20;  // bytes of a request
 };
 
 // call it before a server starts; it forgets an earlier server

@@ -7,11 +7,6 @@
 #include <typeinfo>
 
 namespace edgekv_server {
-namespace {
-
-[[noreturn]] void refuse(const std::string & sentence) { throw std::invalid_argument(sentence); }
-
-}  // namespace
 
 void check_tools(const json & body, const std::map<std::string, bool> & caps) {
     if (!body.contains("tools") || !asks(body.at("tools")) || !body.contains("tool_choice")) {
@@ -20,7 +15,7 @@ void check_tools(const json & body, const std::map<std::string, bool> & caps) {
     const json & choice = body.at("tool_choice");
     const auto   can    = caps.find("supports_tools");
     if ((can == caps.end() || !can->second) && (choice.is_object() || (choice.is_string() && choice.get<std::string>() == "required"))) {
-        refuse("the field 'tool_choice' asks for a call, and the model's chat template knows no tools; leave it out, or start the server "
+        decline("the field 'tool_choice' asks for a call, and the model's chat template knows no tools; leave it out, or start the server "
                "with a template that does, after -- as --chat-template-file FILE");
     }
 }
@@ -70,6 +65,9 @@ error_type fault(const std::exception & e) {
 
 void say_too_long(server_task_result & result, task_response_type dialect) {
     auto * error = dynamic_cast<server_task_result_error *>(&result);
+    if (error != nullptr && dialect == TASK_RESPONSE_TYPE_OAI_EMBD && error->n_ctx > 0 && error->n_prompt_tokens > error->n_ctx) {
+        error->err_type = ERROR_TYPE_EXCEED_CONTEXT_SIZE;  // upstream speaks of its batch
+    }
     if (error == nullptr || error->err_type != ERROR_TYPE_EXCEED_CONTEXT_SIZE) {
         return;
     }
@@ -92,8 +90,23 @@ void say_too_long(server_task_result & result, task_response_type dialect) {
     }
 }
 
+std::string plain(std::string sentence) {
+    static const std::string LIBRARY = "[json.exception.", KEY = "key '", NOT_FOUND = "' not found";
+    for (size_t at; (at = sentence.find(LIBRARY)) != std::string::npos;) {
+        const size_t end = sentence.find("] ", at);
+        sentence.erase(at, end == std::string::npos ? LIBRARY.size() : end + 2 - at);
+    }
+    const size_t key = sentence.find(KEY), behind = sentence.find(NOT_FOUND, key);
+    if (key != std::string::npos && behind != std::string::npos) {
+        sentence.replace(behind, NOT_FOUND.size(), "' is missing");
+        sentence.replace(key, KEY.size(), "the field '");
+    }
+    return sentence;
+}
+
 std::string error_body(const json & error) {
     json told = error;
+    told["message"] = plain(json_value(error, "message", std::string()));
     if (json_value(error, "type", std::string()) == "exceed_context_size_error") {
         told["code"]  = "context_length_exceeded";
         told["param"] = "messages";

@@ -31,6 +31,9 @@ error_type fault(const std::exception & e);
 // Says that a prompt is too long as clients of the dialect know it, and names our option. Any other result stays as it is.
 void say_too_long(server_task_result & result, task_response_type dialect);
 
+// a sentence without the words of the library that reads JSON
+std::string plain(std::string sentence);
+
 // the body of an error response as llama.cpp's clients know it, with OpenAI's code if there is one
 std::string error_body(const json & error);
 

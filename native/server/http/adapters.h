@@ -1,0 +1,17 @@
+// The LoRA adapters that a request names, and those of a server that has not applied them yet. Threads of requests, and of the start.
+#pragma once
+
+#include "common.h"
+
+#include <cstddef>
+#include <map>
+
+namespace edgekv_server {
+
+// Throws std::invalid_argument for an adapter that the server has not. `asked`: scales by number.
+void check_adapters(const std::map<int, float> & asked, size_t n_known);
+
+// --lora-init-without-apply: no adapter counts until a request says so.
+void set_aside(common_params & params);
+
+}  // namespace edgekv_server

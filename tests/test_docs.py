@@ -149,6 +149,7 @@ def test_named_command_lines_are_taken(line, monkeypatch):
 FOREIGN_OPTIONS = {
     "--no-build-isolation": "pip", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker",
     "--kv-unified": "llama.cpp", "--no-kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
+    "--embeddings": "llama.cpp", "--reranking": "llama.cpp", "--lora-init-without-apply": "llama.cpp",
     "--tool": "compute-sanitizer",
 }
 

@@ -95,13 +95,18 @@ class LlamaKeywords(KvKeywords, total=False):
     verbose: bool
 
 
-_NAMES = (*LlamaKeywords.__annotations__, "kv", "kv_options", "type_k", "type_v", "flash_attn", "weights_from_disk")
+_NAMES = (*LlamaKeywords.__annotations__, "kv", "kv_options", "type_k", "type_v", "flash_attn", "weights_from_disk", "report")
+
+
+def known(name: str) -> bool:
+    """Whether `Llama` has this keyword."""
+    return name in _NAMES or name in OLD_KEYWORDS
 
 
 def check_names(given: Iterable[str]) -> None:
     """Raise ConfigError for a keyword that `Llama` does not have. llama_cpp.Llama takes any, and ignores it."""
     for name in given:
-        if name not in _NAMES and name not in OLD_KEYWORDS:
+        if not known(name):
             near = difflib.get_close_matches(name, _NAMES, 1)
             raise ConfigError(f"Llama has no keyword {name!r}; " + (f"did you mean {near[0]!r}?" if near else "leave it out"))
 

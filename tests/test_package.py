@@ -95,7 +95,8 @@ def test_public_names_are_all_that_dir_shows():
     assert "Llama" in edgekv.__all__ and (Path(edgekv.__file__).parent / "py.typed").is_file()
 
 
-PROGRAM = "import llama_cpp; llama = llama_cpp.Llama({!r}, n_ctx=512, flash_attn=False, verbose=False); print(llama.kv.mode.value, llama.kv.layers[0].hooked)"
+PROGRAM = ("import llama_cpp; llama = llama_cpp.Llama({!r}, n_ctx=512, flash_attn=False, n_parts=1, verbose=False); "
+           "print(llama.kv.mode.value, llama.kv.layers[0].hooked)")
 
 
 def test_a_program_whose_llama_is_ours(synthetic, tmp_path):

@@ -1,5 +1,6 @@
 """`edgekv doctor`: this installation, and its plans for a model."""
 
+import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def _print(report: dict[str, Any]) -> None:
     works = report["libraries_error"] is None
     _print_verdict(report)
     _group("This machine")
-    _line("cpu", f"{report['cpu']['name']}, {report['cpu']['cores']} cores: {report['cpu']['family']}")
+    name, family = report["cpu"]["name"], report["cpu"]["family"]
+    _line("cpu", f"{'' if family.startswith(name) else f'{name}: '}{family}; {report['cpu']['cores']} cores")
     if works:
         _line("instructions", f"{report['isa']} (available: {', '.join(report['isa_available'])}; EDGEKV_ISA chooses)")
         _print_weights(report["weights"], report["weights_left"])
@@ -120,7 +122,7 @@ def _print(report: dict[str, Any]) -> None:
         _line("backends", ", ".join(report["backends"]))
         _line("built for", f"every processor of this kind: {', '.join(report['built_for'])}" if report["built_for"]
               else "this kind of processor alone (EDGEKV_CPU=all builds for every one)")
-        _line("compiled with", report["system"].rstrip("| "))
+        _line("compiled with", ", ".join(re.findall(r"(\w+) = 1", report["system"])))
         for folder, names in _by_folder(report["libraries"]):
             _line("libraries", f"{folder}: {', '.join(names)}")
     _line("default model", report["default_model"] or report["default_model_error"])

@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 86,
-    "cli": 3_936,
+    "cli": 3_938,
     "cli/chat": 2_733,
     "edgekv": 1_011,
     "edgekv/_native": 2_685,
@@ -44,12 +44,12 @@ BUDGETS = {
     "native/src": 20_436,
     "native/tests": 9_153,
     "patches": 4_172,
-    "tests": 1_407,
+    "tests": 1_582,
     "tests/agents": 275,
     "tests/architectures": 786,
     "tests/arrays": 653,
     "tests/bench": 1_305,
-    "tests/cli": 3_746,
+    "tests/cli": 3_747,
     "tests/config": 278,
     "tests/lab": 2_321,
     "tests/models": 607,

@@ -49,7 +49,7 @@ def chat(
     api_key: str | None, api_key_file: Path | None, resume: str | None, no_keep: bool, when_full: str | None, recall: Any,
     spec_type: str | None, model_draft: Path | None, **settings: Any,
 ) -> int:
-    """Chat with MODEL, a GGUF file; without one, with the default model.
+    """Chat with MODEL: a file, a name of `models list`, or hf:USER/REPO[:QUANT].
 
     With --prompt, or text on standard input, it answers once and leaves: the answer goes to standard output, everything else to
     standard error. Otherwise it is a conversation; /help lists what you can do in it. Conversations are kept, and --resume goes on

@@ -47,7 +47,7 @@ class Talk:
         renderer.kv = server
         if self.question is not None:
             return self._answer_once(self.question, server, keeper, renderer)
-        renderer.note(f"{server.summary()} · /help for help, Ctrl-D leaves")
+        renderer.note(f"{server.summary()} · /help · Ctrl-D leaves")
         if self.keeping and not self.kept.folder.exists():
             renderer.note(f"conversations are kept in {self.kept.folder}, and their K and V in {default_folder()}, for this user's eyes; "
                           "/chats lists them, /chats rm NAME deletes one, --no-keep keeps none")

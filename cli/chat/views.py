@@ -98,8 +98,8 @@ class OwnServer:
         mode = KvMode.OFF.value if runtime is None else mode_text(runtime)
         request = self._server.request
         where = f"{request.n_threads} thread{'s' * (request.n_threads > 1)}, {isa()}" if request.room is None else request.room.name
-        return (f"EdgeKV {edgekv.__version__} · {self._server.alias} · context {self.n_ctx:,} · KV {mode}{f' in {folder}' if folder else ''} · {where}\n"
-                + memory_line(self._server))
+        return (f"EdgeKV {edgekv.__version__} · {self._server.alias} · context {self.n_ctx:,} · KV {mode}{f' in {folder}' if folder else ''}\n"
+                f"{where} · {memory_line(self._server)}")
 
     def begin(self) -> None:
         self._server.between_batches(self._watch.begin)

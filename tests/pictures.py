@@ -31,8 +31,8 @@ def recorded(command: str, n_columns: int, said: list[str]) -> pyte.Screen:
     screen = pyte.Screen(n_columns, LINES)
     stream, left = pyte.Stream(screen), list(said)
     child = pexpect.spawn("/bin/sh", ["-c", command], encoding="utf-8", dimensions=(LINES, n_columns), env=os.environ | {"PROMPT_TOOLKIT_NO_CPR": "1"})
-    quiet_since = began = time.monotonic()
-    while time.monotonic() - began < LONGEST_S:
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < LONGEST_S:
         try:
             stream.feed(DIM.sub("90", child.read_nonblocking(65536, timeout=0.2)))
             quiet_since = time.monotonic()
@@ -57,14 +57,13 @@ def style_of(cell: pyte.screens.Char) -> Style:
 
 def styled(screen: pyte.Screen, prompt: str) -> list[Text]:
     lines: list[Text] = []
-    for y in range(screen.lines):
-        cells = [screen.buffer[y][x] for x in range(screen.columns)]
+    for row in (screen.buffer[y] for y in range(screen.lines)):
+        cells = [row[x] for x in range(screen.columns)]
         line = Text.assemble(*(("".join(cell.data for cell in run), style) for style, run in groupby(cells, key=style_of)))
         line.rstrip()
         lines.append(line)
-    while lines and not lines[-1].plain.strip():
-        lines.pop()
-    return [Text(f"$ {prompt}", "bold"), *lines]
+    n_lines = max((number for number, line in enumerate(lines, 1) if line.plain), default=0)
+    return [Text(f"$ {prompt}", "bold"), *lines[:n_lines]]
 
 
 def main() -> None:
@@ -72,8 +71,8 @@ def main() -> None:
     console = Console(record=True, width=int(n_columns), file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for line in styled(recorded(command, int(n_columns), said), command):
         console.print(line)
-    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S)  # a reader's own font, from nowhere else
-    form = form.replace("Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace")
+    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.S).replace(  # a reader's own font, from nowhere else
+        "Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace")
     Path(file).write_text(console.export_svg(title="", theme=THEME, code_format=form), encoding="utf-8")
 
 

@@ -27,7 +27,8 @@ CONTEXT_STEP = 256
 MOST_CELLS = 1 << 18
 """Of the longest context that is asked for: caches of a longer one go on as these do."""
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 300.0
+"""On a system that does not limit what the process computes (`inspecting.MOST_S`)."""
 
 MOST_FILES = 200
 """Of answers in the cache folder; the oldest go."""
@@ -250,7 +251,7 @@ class _Process:
             if not line and self._process is not None and (code := self._end()) == 0:
                 line = self._exchange(question)  # it had ended because nobody asked
         if not line:
-            how = f"takes longer than {TIMEOUT_S:.0f} s" if code == -signal.SIGKILL else "ends the process"
+            how = "takes too long for the process" if code in (-signal.SIGKILL, -signal.SIGXCPU) else "ends the process"
             raise ModelError(f"{path} is damaged, or of a kind that this llama.cpp does not run: it {how} that opens the header; convert it again")
         answer = json.loads(line)
         if "refused" in answer:

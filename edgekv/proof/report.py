@@ -72,7 +72,9 @@ def failures(path: Path) -> tuple[str, HeadShape, list[Row]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         rows: list[Row] = [row for part in content["parts"] for row in part["rows"] if Outcome(row["outcome"]).fails and isinstance(row["replay"], dict)]
         found = content["device"]["name"], HeadShape(**content["heads"]), rows
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); give the file that `edgekv doctor --gpu -o` named") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is no report of `edgekv doctor --gpu`; give the file that its -o named") from error
     if not rows:
         raise ConfigError(f"{path} tells of no case that failed, so there is nothing to replay")

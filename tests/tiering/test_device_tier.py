@@ -300,8 +300,8 @@ def test_tiering_on_an_emulated_plane(plane):
         cells = plane.home[row, :, page * 16 : page * 16 + 16, head]
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
     assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
-    tiers.set_mode(options.with_(mode=KvMode.SPARSE, kv_budget=4 * 2048))
-    tiers.hierarchy.step(tiers.observation(prompt_step([])))
+    tiers.close()
+    tiers = wiring.Tiering(object(), options.with_(mode=KvMode.SPARSE, kv_budget=4 * 2048), Stats(), wiring.operations(object()))
     assert tiers.hierarchy.table.n_slots == 1 and plane.said[-1][0] != "rows" and ("rows", 3 * 2048) in plane.said, "three quarters are for rows"
     tiers.close()
 

@@ -14,7 +14,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 """Prose, tables, pictures, and what a run leaves."""
 
 BUDGETS = {
-    ".ci": 86,
+    ".ci": 87,
     "cli": 3_937,
     "cli/chat": 2_733,
     "edgekv": 1_011,
@@ -52,9 +52,9 @@ BUDGETS = {
     "tests/cli": 3_747,
     "tests/config": 278,
     "tests/lab": 2_321,
-    "tests/models": 607,
+    "tests/models": 608,
     "tests/native": 1_428,
-    "tests/planning": 1_597,
+    "tests/planning": 1_579,
     "tests/planted": 601,
     "tests/policies": 890,
     "tests/prefix_cache": 3_534,

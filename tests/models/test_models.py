@@ -251,7 +251,8 @@ def test_split_model(synthetic, tmp_path):
         split = {"split.count": 2, "split.no": no, "split.tensors.count": len(tensors)}
         with_keys(whole, part, split, tensors[:3] if no == 0 else tensors[3:])
     g = geometry(parts[0])
-    assert g.n_params == geometry(whole).n_params and g.file_bytes == sum(part.stat().st_size for part in parts)
+    assert (g.n_params, g.tensor_bytes) == (geometry(whole).n_params, geometry(whole).tensor_bytes)
+    assert g.file_bytes == sum(part.stat().st_size for part in parts)
     assert "give the first one" in _refusal(parts[1])
     parts[1].unlink()
     with pytest.raises(ModelError, match="no file .*00002-of-00002"):

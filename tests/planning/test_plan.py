@@ -110,24 +110,6 @@ def test_a_header_alone_is_no_model(tmp_path):
         geometry(path)
 
 
-def test_split_files_count_together(tmp_path):
-    import gguf
-
-    names = [tmp_path / f"m-{i:05}-of-00002.gguf" for i in (1, 2)]
-    for i, path in enumerate(names):
-        writer = gguf.GGUFWriter(path, "llama")
-        if i == 0:
-            writer.add_context_length(4096), writer.add_embedding_length(256), writer.add_block_count(2)
-            writer.add_head_count(4), writer.add_head_count_kv(2), writer.add_feed_forward_length(512)
-        writer.add_uint16("split.count", 2)
-        writer.add_uint16("split.no", i)
-        import numpy as np
-        writer.add_tensor(f"blk.{i}.ffn_up.weight", np.zeros((512, 256), np.float16))
-        writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
-    model = open_model(names[0], whole=False)
-    assert len(model.tensors) == 2 and model.geometry.tensor_bytes == 2 * 512 * 256 * 2
-
-
 # ---- the plan -------------------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ MAY_INCLUDE = {
     "src/state": {"src/state", "src/cache", "src/kernels", "include", "llama"},
     "src/attention": {"src/attention", "src/state", "src/cache", "src/kernels", "include", "llama"},
     "src/context": {"src/context", "src/attention", "src/state", "src/cache", "include", "llama"},
-    "src/api": {"src/api", "src/context", "src/attention", "src/cache", "src/kernels", "include", "llama"},
+    "src/api": {"src/api", "src/context", "src/attention", "src/state", "src/cache", "src/kernels", "include", "llama"},
     "cuda/kernels": {"cuda/kernels", "cuda", "src/kernels", "include"},
     "cuda/runtime": {"cuda/runtime", "cuda"},
     "cuda/engine": {"cuda/engine", "cuda/kernels", "cuda", "src/attention/cuda", "src/kernels", "include"},
@@ -29,7 +29,7 @@ MAY_INCLUDE = {
 def includes(path: Path) -> list[Path]:
     """Those of ours."""
     names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(encoding="utf-8"), re.M)
-    return [found for name in names if (found := next((root / name for root in ROOTS if (root / name).is_file()), None))]
+    return [found.resolve() for name in names if (found := next((root / name for root in ROOTS if (root / name).is_file()), None))]
 
 
 def folder(path: Path) -> str:

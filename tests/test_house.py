@@ -33,7 +33,7 @@ BUDGETS = {
     "edgekv/runtime": 1_752,
     "edgekv/server": 4_750,
     "edgekv/tiering": 1_534,
-    "findings": 107,
+    "findings": 285,
     "models": 2_197,
     "native": 560,
     "native/cuda": 6_808,

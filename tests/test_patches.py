@@ -57,7 +57,7 @@ LOCALS = {
     "server/0020": {"edgekv_infill"}, "server/0022": {"edgekv_begun", "edgekv_error"}, "server/0023": {"edgekv_state"},
     "server/0026": {"edgekv_file", "edgekv_why"}, "server/0027": {"edgekv_here"},
     "server/0028": {"edgekv_before", "edgekv_error"}, "server/0031": {"edgekv_answer"},
-    "server/0032": {"edgekv_i", "edgekv_slot", "edgekv_token"}}
+    "server/0033": {"edgekv_i", "edgekv_slot", "edgekv_token"}}
 
 UPSTREAMS = {"core/0008", "core/0009", "core/0014"}
 """Patches that mend upstream's own faults, as upstream would."""

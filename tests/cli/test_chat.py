@@ -51,8 +51,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
                   NO_COLOR="1")
     chat.say(f"/read {tmp_path}/long.txt", "6,000 characters")
     footer = chat.say("Summarise.", r"decode [\d.]+ t/s")
-    error = re.search(r"KV sparse [\d.]+ %, error ~([\d.]+) %", footer)
-    assert error is not None and 0 < float(error[1]) < 50, footer
+    assert re.search(r"KV sparse [\d.]+ %", footer), footer  # and the error, where the line has room: an answer that is cut says so
     shown = chat.say("/pin last", r"2\s+assistant: .*\(pinned, tokens [\d,]+ to [\d,]+\)")
     assert re.search(r"system: Be brief\.  \(pinned, tokens \d+ to \d+\)", shown)
     chat.say("/regen", r"decode [\d.]+ t/s")
@@ -63,6 +62,7 @@ def test_a_session_in_mode_sparse(screen, tmp_path):
     shown = chat.say("/memory", r"error +~[\d.]+ % of")
     for expected in (r"home +45.0 MiB", r"sketches +4.6 MiB +b3", r"reads +\d+ of [\d,]+ tokens a head: [\d.]+ %, of these [\d.]+ % for certain"):
         assert re.search(expected, shown), shown
+    assert 0 < float(re.search(r"error +~([\d.]+) % of", shown)[1]) < 50, shown
     reads = re.search(r"reads +(\d+) of ([\d,]+) tokens a head", shown)
     assert 100 < int(reads[1]) < 600 and 1000 < int(reads[2].replace(",", "")) < 2048, shown
     assert "arena" not in footer + shown

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgekv.common.enums import Kinds
 from edgekv.common.errors import ModelError
-from edgekv.models.inspector import CONTEXT_STEP, Asked, Content, inspector, open_inspector
+from edgekv.models.inspector import Asked, Content, inspector, open_inspector, rounded
 from edgekv.models.reader import MetadataReader, TensorInfo, open_gguf
 from edgekv.models.shape_weights import block_of, row_bytes
 
@@ -93,7 +93,7 @@ class Geometry:
                  n_ubatch: int = UBATCH_TOKENS) -> int:
         """KV cache bytes as llama.cpp allocates them on the processor for `n_sequences` of `n_ctx` tokens each, read in ubatches of up to `n_ubatch`
         tokens. unified: they share one cache."""
-        n_cells = -(-n_ctx * (n_sequences if unified else 1) // CONTEXT_STEP) * CONTEXT_STEP
+        n_cells = rounded(n_ctx * (n_sequences if unified else 1))
         found = inspector(self.path).caches(n_cells, Asked(n_sequences, unified, n_ubatch)) if n_cells else ()
         return sum(
             rows.n_streams * rows.n_cells * (row_bytes(rows.k_numbers, of_layer(type_k, rows.il)) + row_bytes(rows.v_numbers, of_layer(type_v, rows.il)))

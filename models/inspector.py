@@ -36,6 +36,11 @@ MOST_FILES = 200
 F16 = 1
 
 
+def rounded(n: int) -> int:
+    """The length to which llama.cpp rounds a context of `n` tokens."""
+    return -(-n // CONTEXT_STEP) * CONTEXT_STEP
+
+
 @dataclass(frozen=True)
 class Asked:
     """A kind of context: everything but its length."""
@@ -125,6 +130,7 @@ class Inspector:
         """end: of its last tensor, in a file that may hold the header alone."""
         self._path, self._end = path, end
         self._kept = _Kept(path)
+        self._made: dict[tuple[Asked, int], Inspected] = {}
 
     def is_current(self) -> bool:
         """Whether the file is what it was."""
@@ -164,7 +170,10 @@ class Inspector:
         if sizes:
             found = _process().ask(self._path, {"path": str(self._path.absolute()), "end": self._end, "sizes": list(sizes.values())})
             self._kept.keep(asked, dict(zip(sizes, found, strict=True)))
-        return [_read(self._kept.get(n, asked)) for n in n_cells]
+        for n in n_cells:
+            if (asked, n) not in self._made:  # plans ask for the same few lengths hundreds of times
+                self._made[asked, n] = _read(self._kept.get(n, asked))
+        return [self._made[asked, n] for n in n_cells]
 
 
 @cache

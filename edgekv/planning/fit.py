@@ -10,7 +10,7 @@ from edgekv.common.units import MIB, size
 from edgekv.config import CacheOptions, Keep, KvOptions
 from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
-from edgekv.models.inspector import CONTEXT_STEP
+from edgekv.models.inspector import CONTEXT_STEP, rounded
 from edgekv.planning.workspace import kept_cells, sketch_bytes, slot_bytes, step_bytes, table_bytes
 
 COMPUTE_BYTES = 256 * MIB
@@ -228,8 +228,3 @@ def largest_context(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle * CONTEXT_STEP) else (low, middle - 1)
     return low * CONTEXT_STEP
-
-
-def rounded(n: int) -> int:
-    """The length to which llama.cpp rounds a context of `n` tokens."""
-    return -(-n // CONTEXT_STEP) * CONTEXT_STEP

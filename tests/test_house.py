@@ -57,7 +57,7 @@ BUDGETS = {
     "tests/planning": 1_579,
     "tests/planted": 601,
     "tests/policies": 890,
-    "tests/prefix_cache": 3_534,
+    "tests/prefix_cache": 3_652,
     "tests/proof": 201,
     "tests/runtime": 6_847,
     "tests/server": 9_331,

@@ -99,27 +99,6 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
     store.came(again, 0)
 
 
-def test_what_is_in_use_is_not_evicted(tmp_path):
-    """The rows of an evicted block in use would be in memory beside the bound."""
-    store = open_store(2 * BLOCK_BYTES)
-    store.save(TOKENS[:512], exact(TOKENS[:512]), rows)
-    restored = store.restore(TOKENS[:512], 0, EXACT, in_part=True)
-    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_left_out == 256
-    assert store.stats().ram.n_blocks == 2
-    store.came(restored, 2)
-    assert store.save(TOKENS[256:512], exact(TOKENS[256:512]), rows).n_new == 256
-    assert store.restore(TOKENS[:512], 0, EXACT).n_tokens == 256
-
-
-def test_a_load_that_ends_in_the_middle_gives_its_room_back(opens):
-    store = opens(4 * BLOCK_BYTES)
-    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
-    assert restored.pieces[0].read(range(2)) is not None and store.stats().ram.n_bytes == 4 * BLOCK_BYTES
-    store.came(restored, 0)
-    assert store.stats().ram.n_bytes == store.stats().in_flight_bytes == 0
-    assert store.save(TOKENS[:1024], exact(TOKENS[:1024]), rows).n_left_out == 0
-
-
 def test_who_asks_for_more_than_may_be_in_flight_waits():
     flight = InFlight(RowLayout((1 << 14,), (1 << 14,)))
     held = [flight.array(flight.most_bytes // 2) for _ in range(2)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import until
-from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reader
 from support.stores import n_restored, open_store
 from support.stores import save_through as save
 
@@ -240,22 +240,6 @@ def test_pins_are_named(tmp_path):
 
 
 # ---- any conversations -------------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=15, deadline=None)
-@given(plans(5), st.sampled_from(Reading), st.sampled_from([0, 30_000, RAM]), st.integers(0, 300))
-def test_the_longest_prefix_comes_back_after_a_restart(tmp_path_factory, plan, accepts, ram_bytes, n_have):
-    folder, grown = tmp_path_factory.mktemp("prefixes"), grow(plan)
-    for tokens, readings in grown:
-        store = open_store(folder, ram_bytes)
-        save(store, tokens, readings)
-        store.close()
-    store = open_store(folder, ram_bytes)
-    for tokens, _ in grown:
-        for asked in (tokens, conversation(40, 99, after=tokens[: len(tokens) // 2])):
-            best = max(reachable(*saved, asked, accepts) for saved in grown)
-            assert n_restored(store, asked, n_have, accepts) == max(0, best - n_have)
-    store.close()
 
 
 @settings(max_examples=15, deadline=None)

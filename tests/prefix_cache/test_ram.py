@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, grow, identity, plans, reachable, reader
+from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, save
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
@@ -27,14 +25,6 @@ def test_a_conversation_comes_back():
         (0, 256, 0, 256, "ram"), (256, 256, 0, 256, "ram"), (512, 188, 0, 188, "ram")]
     assert check_rows(restored, tokens, 0, EXACT) == 700
     assert restored.nearly is None
-
-
-@pytest.mark.parametrize("n_have", [1, 255, 256, 257, 600, 699, 700, 900])
-def test_only_what_is_not_in_place_comes_back(n_have):
-    store, tokens = ram_store(), conversation(700)
-    save(store, tokens)
-    asked = conversation(300, 1, after=tokens)
-    assert n_restored(store, asked, n_have) == max(0, 700 - n_have)
 
 
 def test_a_block_is_used_up_to_the_first_token_that_differs():
@@ -67,17 +57,6 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
     assert store.stats().ram.n_blocks == 4
     for seed in (1, 2):
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
-
-
-def test_a_tail_stays_when_only_a_worse_block_begins_with_it():
-    store, tokens = ram_store(), conversation(100)
-    save(store, tokens)
-    longer = conversation(300, 1, after=tokens)
-    save(store, longer, np.full(400, SPARSE))
-    assert n_restored(store, longer, accepts=EXACT) == 100
-    assert n_restored(store, longer, accepts=SPARSE) == 400
-    save(store, longer)
-    assert n_restored(store, longer, accepts=EXACT) == 400
 
 
 def test_a_common_beginning_is_kept_once():
@@ -208,30 +187,3 @@ def test_a_closed_store_is_empty():
     store.close()
     assert n_restored(store, tokens) == 0
     assert save(store, tokens).n_left_out == 300
-
-
-# ---- any conversations -------------------------------------------------------------------------------------------------------------
-
-@settings(max_examples=40, deadline=None)
-@given(plans(7), st.sampled_from(Reading), st.integers(0, 600))
-def test_the_longest_prefix_comes_back_and_is_that_of_these_tokens(plan, accepts, n_have):
-    store, grown = ram_store(), grow(plan)
-    for tokens, readings in grown:
-        save(store, tokens, readings)
-    for tokens, _ in grown:
-        for asked in (tokens, conversation(40, 99, after=tokens[: len(tokens) // 2])):
-            best = max(reachable(*saved, asked, accepts) for saved in grown)
-            assert n_restored(store, asked, n_have, accepts) == max(0, best - n_have)
-
-
-@settings(max_examples=40, deadline=None)
-@given(plans(7), st.integers(1, 6), st.sampled_from(Reading))
-def test_the_bound_of_ram_holds_and_rows_are_right(plan, n_blocks, accepts):
-    store = ram_store(n_blocks * BLOCK_BYTES)
-    for tokens, readings in grow(plan):
-        saved = save(store, tokens, readings)
-        assert saved.n_known + saved.n_new + saved.n_left_out == len(tokens)
-        assert store.stats().ram.n_bytes <= n_blocks * BLOCK_BYTES
-        n_restored(store, tokens, 0, accepts)
-        # The blocks are there that the save has reported.
-        assert n_restored(store, tokens, 0, SPARSE) == saved.n_known + saved.n_new

@@ -79,14 +79,14 @@ def check_rows(restored: PrefixHit, tokens: np.ndarray, n_have: int, accepts: Re
         assert piece.first == at, f"a gap: rows follow to {at}, and the next piece begins at {piece.first}"
         assert piece.n >= 1 and 0 <= piece.skip <= piece.skip + piece.n <= piece.n_block, f"a piece outside its block: {piece}"
         assert piece.reading <= accepts, f"{piece.reading!r} is not accepted"
-        assert piece.payload.dtype == np.uint8, piece.payload.dtype
-        assert piece.payload.shape == (layout.block_bytes(piece.n_block),), piece.payload.shape
+        payload = piece.read(range(n_layer))
+        assert payload is not None and payload.dtype == np.uint8 and payload.shape == (layout.block_bytes(piece.n_block),)
         start = 0
         for layer in range(n_layer):
             for which in (0, 1):
                 want = expected[which * n_layer + layer][at : at + piece.n]
                 n_bytes = piece.n_block * want.shape[1]
-                got = piece.payload[start : start + n_bytes].reshape(piece.n_block, -1)[piece.skip : piece.skip + piece.n]
+                got = payload[start : start + n_bytes].reshape(piece.n_block, -1)[piece.skip : piece.skip + piece.n]
                 of = f"layer {layer}, {'KV'[which]}, tokens {at} to {at + piece.n}"
                 assert np.array_equal(got[:, :3], want[:, :3]) and np.array_equal(got[:, 4:], want[:, 4:]), f"rows of other tokens: {of}"
                 assert (got[:, 3] <= piece.reading).all(), f"rows read otherwise than the piece says: {of}"

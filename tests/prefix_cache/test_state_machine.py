@@ -1,0 +1,203 @@
+"""Any order of saves, loads that other saves and evictions cross, pins, restarts, crashes and damage, compared with a list of what was saved."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader
+from support.stores import n_restored, open_store
+
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Reading
+from edgekv.prefix_cache.ram import Pins
+from edgekv.prefix_cache.results import PrefixHit
+
+AMPLE = 10_000
+"""Blocks that no run fills."""
+
+WHICH = st.integers(0, 3)
+LENGTH = st.sampled_from([1, 100, 255, 256, 257, 300, 512, 600, 700, 1500])
+"""Few, so that conversations meet: in the middle of a block, at its end, one behind it."""
+
+PINNED = st.sampled_from([0, 0, 0, 50])
+"""Seconds."""
+
+Said = tuple[np.ndarray, np.ndarray]
+"""Tokens and readings of a conversation."""
+
+
+class Machine(RuleBasedStateMachine):
+    """What holds whatever happens: rows are those of the tokens asked for, without a gap, and read no worse than was accepted; nothing is found that
+    nobody saved; RAM stays within its bound; what is pinned stays. And where nothing had to go, everything is found that was saved."""
+
+    @initialize(ram_blocks=st.sampled_from([0, 2, 6, AMPLE]), on_disk=st.booleans(), n=LENGTH)
+    def begin(self, ram_blocks, on_disk, n):
+        self.home, self.n_folders = Path(tempfile.mkdtemp()), 1
+        self.folder = self.home / "0" if on_disk else None
+        self.ram_bytes, self.now = ram_blocks * BLOCK_BYTES, 0.0
+        self.conversations: list[Said] = []
+        self.saved: list[Said] = []
+        """At most this is found."""
+        self.lost = not on_disk and ram_blocks != AMPLE
+        """Not all of it need be there."""
+        self.damaged = False
+        """A file may be found damaged whenever it is read, and counts as there until then."""
+        self.pins: list[tuple[np.ndarray, float]] = []
+        """Prompts, and how long they stay."""
+        self.hits: list[tuple[PrefixHit, np.ndarray, int, Reading]] = []
+        """Not given back yet, with what was asked."""
+        self.open()
+        self.talk(0, 0, n, Reading.EXACT, 0, 0)
+
+    def open(self):
+        self.store = open_store(self.folder, self.ram_bytes)
+        self.store.shared.pins = Pins(self.store.shared.blocks, lambda: self.now)
+
+    def teardown(self):
+        if hasattr(self, "store"):
+            self.stop()
+            shutil.rmtree(self.home)
+
+    def stop(self):
+        while self.hits:
+            self.load(0, -1)
+        with self.store.shared.lock:
+            assert not self.store.shared.in_use and self.store.stats().in_flight_bytes == 0
+            assert self.store.stats().ram.n_bytes == sum(block.n_bytes for block in self.in_ram())
+        self.store.close()
+
+    # ---- what a server does ----------------------------------------------------------------------------------------------------------
+
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED)
+    def talk(self, which, at, n, reading, since, pinned_for):
+        """A conversation goes on, or another one leaves it."""
+        before, readings = self.conversations[which % len(self.conversations)] if self.conversations else (np.empty(0), np.empty(0))
+        tokens = conversation(n, len(self.conversations), after=before[:at])
+        first = len(tokens) - n
+        labels = np.concatenate([readings[:first], np.zeros(n)]).astype(np.uint8)
+        labels[max(since, first):] = reading
+        self.conversations.append((tokens, np.maximum.accumulate(labels)))
+        self.insert(len(self.conversations) - 1, len(tokens), pinned_for)
+
+    @rule(which=WHICH, n=LENGTH, pinned_for=PINNED)
+    def insert(self, which, n, pinned_for):
+        tokens, readings = (part[:n] for part in self.conversations[which % len(self.conversations)])
+        saved = self.store.save(tokens, readings, reader(tokens, readings))
+        n_kept = saved.n_known + saved.n_new
+        assert n_kept + saved.n_left_out == len(tokens)
+        self.saved.append((tokens[:n_kept], readings[:n_kept]))
+        if pinned_for and not saved.n_left_out and not self.damaged and self.store.pin_first(tokens, saved.chain, self.now + pinned_for):
+            self.pins.append((tokens, self.now + pinned_for))
+
+    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=LENGTH, accepts=st.sampled_from(Reading), at_once=st.booleans())
+    def match(self, which, at, more, n_have, accepts, at_once):
+        asked = conversation(more, 1000, after=self.conversations[which % len(self.conversations)][0][:at])
+        all_there = self.all_there()
+        hit = self.store.restore(asked, n_have, accepts, in_part=not at_once)
+        most = max([n_have, *(reachable(*one, asked, accepts) for one in self.saved)]) - n_have
+        assert hit.n_tokens == most if all_there else hit.n_tokens <= most
+        if at_once:
+            check_rows(hit, asked, n_have, accepts)
+        else:
+            self.hits.append((hit, asked, n_have, accepts))
+
+    @precondition(lambda self: self.hits)
+    @rule(which=WHICH, n=st.integers(-1, 4))
+    def load(self, which, n):
+        """The rows of a hit come, all or the first, or it is given up, whatever happened since it was found. A file may be gone, what is in RAM is there."""
+        hit, asked, n_have, accepts = self.hits.pop(which % len(self.hits))
+        if n < 0:
+            self.store.leave(hit)
+            return
+        wanted, layers = hit.pieces[:n], range(self.store.identity.layout.n_layers)
+        n_good = next((i for i, piece in enumerate(wanted) if piece.read(layers) is None), len(wanted))
+        assert n_good == len(wanted) or wanted[n_good].source == "disk"
+        check_rows(hit.first_pieces(n_good), asked, n_have, accepts)
+        self.store.came(hit, n_good)
+
+    @rule(seconds=st.integers(1, 60))
+    def wait(self, seconds):
+        self.now += seconds
+        self.pins = [pin for pin in self.pins if pin[1] > self.now]
+
+    # ---- what happens to it ----------------------------------------------------------------------------------------------------------
+
+    @rule(how=st.sampled_from(["ends", "is killed", "is killed at rest"]))
+    def begin_again(self, how):
+        """The process ends and another begins, with the same folder; or it is killed, and the next finds what the folder held at that moment."""
+        self.lost |= how == "is killed" or not self.all_there()
+        if how != "ends" and self.folder is not None:
+            self.folder, old = self.home / str(self.n_folders), self.folder
+            self.n_folders += 1
+            copy_as_it_is(old, self.folder)
+        self.stop()
+        self.pins.clear()
+        if self.folder is None:
+            self.saved.clear()
+        self.open()
+
+    @precondition(lambda self: self.folder)
+    @rule(which=st.integers(0, 99), at=st.integers(0, 20_000), gone=st.sampled_from(["a bit", "its end", "the file"]))
+    def damage(self, which, at, gone):
+        self.store.flush(20)
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size)
+        if not files:
+            return
+        self.lost = self.damaged = True
+        self.pins.clear()
+        file = files[which % len(files)]
+        data = bytearray(file.read_bytes())
+        if gone == "the file":
+            file.unlink()
+        elif gone == "its end":
+            file.write_bytes(data[: at % len(data)])
+        else:
+            data[at % len(data)] ^= 1
+            file.write_bytes(data)
+
+    # ---- what holds ------------------------------------------------------------------------------------------------------------------
+
+    def all_there(self) -> bool:
+        """Whether all that was saved must be found. What waited for the writer too long may be dropped, which is counted."""
+        if self.folder is not None:
+            assert self.store.flush(20), "writing takes too long"
+        self.lost |= self.store.stats().n_dropped > 0
+        return not self.lost
+
+    def in_ram(self) -> list[Block]:
+        return [block for link in self.store.shared.blocks.links() if (block := self.store.shared.blocks.get(link.key))]
+
+    @invariant()
+    def ram_is_bounded(self):
+        """With what hits hold: a block that leaves RAM while its rows are needed frees nothing. A tail leaves it all the same where a longer block
+        takes its place, and lives as long as the hit."""
+        with self.store.shared.lock:
+            held = {piece.block for hit, *_ in self.hits for piece in hit.pieces
+                    if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS}
+            assert sum(block.n_bytes for block in held | set(self.in_ram())) <= self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
+
+    @precondition(lambda self: self.pins)
+    @rule()
+    def pinned_prompts_are_there(self):
+        assert self.folder is None or self.store.flush(20)
+        for tokens, _ in self.pins:
+            assert n_restored(self.store, tokens, 0, Reading.SPARSE) == len(tokens)
+
+
+def copy_as_it_is(folder: Path, to: Path) -> None:
+    """Copy files that another thread may write, rename or remove meanwhile."""
+    for path in [folder, *sorted(folder.rglob("*"))] if folder.exists() else []:
+        try:
+            if path.is_dir():
+                (to / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
+            else:
+                shutil.copyfile(path, to / path.relative_to(folder))
+        except FileNotFoundError:
+            pass
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)

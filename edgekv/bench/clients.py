@@ -159,7 +159,8 @@ class Endpoint:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
-    """The events of a stream that hold text."""
+    """The events of a stream that hold text. Raises EdgeKVError where it ends before the answer does: a connection that is closed says nothing of it."""
+    finished = False
     for line in response:
         data = line.decode("utf-8", "replace").strip()
         if not data.startswith("data:"):
@@ -170,8 +171,12 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict]:
         event = json.loads(data)
         if "error" in event:
             raise EdgeKVError(f"the server broke off: {event['error'].get('message', event['error'])}")
-        if any(choice.get("text") for choice in event.get("choices", ())):
+        choices = event.get("choices", ())
+        finished |= any(choice.get("finish_reason") for choice in choices)
+        if any(choice.get("text") for choice in choices):
             yield event
+    if not finished:
+        raise EdgeKVError("the server broke off in the middle of an answer: its stream ended without a finish_reason")
 
 
 def prompts_for(text: str, load: Load, turn: int) -> list[str]:

@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.clients import until
 from support.local_server import exposed
+from support.paper import DONE, PaperServer
 
 from edgekv.bench.clients import Answered, Endpoint, Load, LoadPart, prompts_for
 from edgekv.bench.serve import ServeBench, run
@@ -53,6 +55,17 @@ def test_an_endpoint_that_runs(synthetic):
             Endpoint(server.url).ask("x", 2, "m")
     with pytest.raises(EdgeKVError, match="cannot be reached"):
         endpoint.ask("x", 2, "m")
+
+
+def test_an_answer_that_breaks_off_is_no_answer():
+    """A server's process ends, and its connections close: the stream ends as after a whole answer, but for a finish_reason or [DONE]."""
+    one = {"choices": [{"text": "a", "finish_reason": None}]}
+    with closing(PaperServer()) as paper:
+        paper.script = [[one, {"choices": [{"text": "b", "finish_reason": "length"}]}], [one, DONE], [one]]
+        endpoint = Endpoint(paper.url)
+        assert [len(endpoint.ask("x", 2, "m").arrivals) for _ in range(2)] == [2, 1]
+        with pytest.raises(EdgeKVError, match="broke off in the middle of an answer"):
+            endpoint.ask("x", 2, "m")
 
 
 def test_servers_take_turns(synthetic):

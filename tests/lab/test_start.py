@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.quality import SPARSE
+from support.stub import write_stub
 
 from edgekv.bench.modes import find_mode
 from edgekv.bench.passes import Caches, opened
@@ -123,3 +124,11 @@ def test_answers_are_read_gap_by_gap(synthetic, monkeypatch):
         assert asking.ask(decoder, one_word, (), ())[0].strip() == "Rome"
         short = Question("?", (Blank("in", "Rome"),), n_answer=3)
         assert asking.ask(decoder, short, (), ())[0].strip() == "res"
+
+
+def test_every_token_that_ends_an_answer_ends_a_gap(tmp_path, monkeypatch):
+    """Of this file's two it names the other (llama.cpp 0c1e57098 knows more ends by their texts: findings/reponame-ends)."""
+    with opened(write_stub(tmp_path / "two.gguf", "", eos="<|im_end|>"), Caches(), 500, 1) as decoder:
+        script = iter(decoder.llama.tokenize(b"42<|endoftext|>7 7", add_bos=False, special=True))
+        monkeypatch.setattr(asking.np, "argmax", lambda logits: next(script))
+        assert asking.ask(decoder, Question("age?", (Blank("is", "42"),)), (), ()) == ["42"]

@@ -10,6 +10,8 @@ from edgekv.lab.texts.frame import plain
 from edgekv.llama import Llama
 from edgekv.measure.decoder import Decoder
 
+import llama_cpp
+
 CLAUSE_ENDS = '.,;\n"<>(){}[]='
 """A gap that is not empty ends before the first of these."""
 
@@ -41,11 +43,13 @@ def _decode(decoder: Decoder, tokens: Sequence[int]) -> None:
 def _fill(decoder: Decoder, question: Question) -> tuple[str, str]:
     """(answer, its text that is not decoded yet). The token in which the gap ends is not decoded."""
     llama, ends = decoder.llama, CLAUSE_ENDS + " " * question.one_word
+    vocab = llama_cpp.llama_model_get_vocab(llama.model)
     tokens: list[int] = []
     said = ""
     while len(tokens) < question.n_answer:
         token = int(np.argmax(decoder.logits()))
-        longer = llama.detokenize([*tokens, token]).decode(errors="replace") if token != llama.token_eos() else said + "\n"
+        ended = llama_cpp.llama_vocab_is_eog(vocab, token)  # the file names one such token, and llama.cpp knows others by their texts
+        longer = said + "\n" if ended else llama.detokenize([*tokens, token]).decode(errors="replace")
         begins = len(longer) - len(longer.lstrip(" \n\"'`*<[("))
         end = next((i for i in range(begins, len(longer)) if longer[i] in ends), None)
         if end is not None and end > begins:

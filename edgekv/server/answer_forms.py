@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgekv.common.errors import ConfigError
+from edgekv.server.form_schema import as_meant
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -103,7 +104,7 @@ def _given(form: str) -> dict[str, Any] | None:
 
 
 def _schema_text(given: dict[str, Any]) -> str:
-    schema = given["schema"]
+    schema = as_meant(given["schema"])
     return json.dumps(schema | {"x-guidance": _SPACES} if isinstance(schema, dict) else schema)  # over the client's, which may ask for less
 
 

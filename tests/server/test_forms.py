@@ -87,6 +87,18 @@ def test_no_form_is_refused(served: Served, form: dict, why: str):
         assert why in refusal(served.ask(path, asked(path, form)))
 
 
+def test_what_llguidance_reads_otherwise_is_read_as_json_schema_means_it(tmp_path: Path):
+    """llguidance 1.9.1 takes a name with an escape for another property, and Rust's classes for ECMA's: "[[:alpha:]]" is one of "[:alph" and a "]"."""
+    with serving(tmp_path, str(write_stub(tmp_path / "sly.gguf", '{"a": "z", "\\u0061": 1}'))) as sly:
+        def answer(properties: dict, **more: Any) -> str:
+            schema = {"type": "object", "properties": properties, **more}
+            return said(CHAT, sly.ask(CHAT, asked(CHAT, {"type": "json_schema", "schema": schema}, 24)))
+
+        for text in (answer({"a": {"type": "string"}}), answer({"a": {"type": "string"}, "b": {}}, additionalProperties={"type": "integer"})):
+            assert text.startswith('{"a": "z"') and "u0061" not in text
+        assert not answer({"a": {"type": "string", "pattern": "^[[:alpha:]]$"}}).startswith('{"a": "z')
+
+
 UNENFORCED = [
     ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "'uniqueItems' would not be enforced"),
     ({"type": "array", "contains": {"const": 1}}, "'contains' would not"), ({"type": "object", "propertyNames": {"maxLength": 3}}, "'propertyNames' would not"),
@@ -95,6 +107,7 @@ UNENFORCED = [
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf' would not be enforced"), ({"type": "string", "pattern": "(?=a)b"}, "'pattern' cannot"),
     ({"not": {}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"), ({"type": "moon"}, "moon"),
     ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported when"),
+    ({"type": "object", "patternProperties": {"^s": {"type": "string"}}}, "'patternProperties' would not be enforced where other properties may come"),
 ]
 ENFORCED = [
     ({"type": "string", "pattern": "z+", "maxLength": 16}, '".*z.*"'), ({"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 4}, '"aaaa?"'),
@@ -107,7 +120,9 @@ ENFORCED = [
     ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 2, "maxItems": 2}, r"\[1,2\]"),
     ({"$ref": "#/$defs/a", "minLength": 2, "$defs": {"a": {"enum": ["a", "bc"]}}}, '"bc"'), ({"anyOf": [{"const": 1}, {"const": 2}], "minimum": 2}, "2"),
     ({"oneOf": [{"type": "object", "properties": {"k": {"const": kind}}, "required": ["k"], "additionalProperties": False} for kind in "ab"],
-      "required": ["k"]}, r'{"k":"[ab]"}'), ({"type": "string", "minimum": 3, "x-own": 1, "const": "x"}, '"x"'),
+      "required": ["k"]}, r'{"k":"[ab]"}'),
+    ({"allOf": [{"type": "object", "properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}],
+      "required": ["a", "b"], "maxProperties": 2}, '{"a":1,"b":2}'), ({"type": "string", "minimum": 3, "x-own": 1, "const": "x"}, '"x"'),
 ]
 """And what the answer is, without spaces."""
 

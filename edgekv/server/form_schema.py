@@ -1,0 +1,76 @@
+"""What llguidance reads otherwise than JSON Schema means it, said in its words (llguidance 1.9.1: `findings/`)."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from edgekv.common.errors import ConfigError
+
+_ONE = {"additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"}
+_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
+_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+"""Words that hold a schema, several, and several by name."""
+
+_CLASSES = re.compile(r"(\\.)|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+_ATOMS = re.compile(r"\\u[0-9a-fA-F]{4}|\\u\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\[pP]\{[^}]*\}|\\.|.", re.DOTALL)
+_SETS = re.compile(r"\\[dDwWsSpP]")
+
+
+def as_meant(schema: Any) -> Any:
+    """The schema with its patterns and further properties spelled so that llguidance enforces them. Raises ConfigError for what
+    it would not, RecursionError."""
+    if not isinstance(schema, dict):
+        return schema
+    read = {word: _inside(word, given) for word, given in schema.items()}
+    names, patterns, others = read.get("properties", {}), read.get("patternProperties", {}), read.get("additionalProperties", True)
+    if not names and not patterns or others is False or not isinstance(names, dict) or not isinstance(patterns, dict):
+        return read
+    # It takes a name with an escape for another property ("\u0061" beside "a"), but does not in names of a pattern.
+    if patterns:
+        raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it")
+    further = {"^": {}} if others in (True, {}) else {f"^{_none_of(names)}$": others}
+    return read | {"patternProperties": further, "additionalProperties": False}
+
+
+def _inside(word: str, given: Any) -> Any:
+    if word == "pattern" and isinstance(given, str):
+        return in_rust(given)
+    if word in _BY_NAME and isinstance(given, dict):
+        return {in_rust(name) if word == "patternProperties" else name: as_meant(inner) for name, inner in given.items()}
+    if word in _LISTS and isinstance(given, list):
+        return [as_meant(one) for one in given]
+    return as_meant(given) if word in _ONE else given
+
+
+def in_rust(pattern: str) -> str:
+    """A pattern of ECMA-262, whose classes of characters know no classes, intersections and differences inside."""
+    return _CLASSES.sub(_class, pattern)
+
+
+def _class(found: re.Match[str]) -> str:
+    if found[1] is not None:
+        return found[0]
+    if not found[3]:
+        return r"[\s\S]" if found[2] else r"[^\s\S]"
+    atoms, spelled = _ATOMS.findall(found[3]), ""
+    while atoms:
+        first, *rest = atoms
+        if len(rest) < 2 or rest[0] != "-":
+            spelled, atoms = spelled + _literal(first), rest
+            continue
+        between = r"\-" if _SETS.match(first) or _SETS.match(rest[1]) else "-"
+        spelled, atoms = spelled + _literal(first) + between + _literal(rest[1]), rest[2:]
+    return f"[{found[2]}{spelled}]"
+
+
+def _literal(atom: str) -> str:
+    return f"\\{atom}" if atom in "[&~^-" else atom
+
+
+def _none_of(words: Iterable[str]) -> str:
+    """An expression of every text but these."""
+    words = set(words)
+    firsts = sorted({word[0] for word in words if word})
+    other = f"[^{''.join(map(re.escape, firsts))}]" if firsts else "(?s:.)"
+    ways = [re.escape(first) + _none_of(word[1:] for word in words if word[:1] == first) for first in firsts]
+    return f"(?:{'|'.join([*ways, f'{other}(?s:.)*'])}){'' if '' in words else '?'}"

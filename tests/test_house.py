@@ -26,7 +26,7 @@ BUDGETS = {
     "edgekv/lab": 5_266,
     "edgekv/measure": 1_271,
     "edgekv/pages": 189,
-    "edgekv/planning": 2_569,
+    "edgekv/planning": 2_575,
     "edgekv/policies": 1_475,
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 933,

@@ -153,7 +153,8 @@ def _why_not(kind: DeviceKind, found: list[DeviceInfo]) -> str | None:
     if not seen:
         return problem
     if not has_cuda_build():
-        return "this build of EdgeKV has no CUDA code; install it again with EDGEKV_CUDA=on"
+        cuda = next((cuda for cuda, driver in DRIVER_NEEDED.items() if _branch(seen[0]) >= driver), min(DRIVER_NEEDED))
+        return f'this build of EdgeKV has no CUDA code; in a checkout, pip install ".[cuda{cuda}]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'
     return library_problem() or _driver_problem(seen[0])
 
 
@@ -172,12 +173,17 @@ def library_problem() -> str | None:
 
 def _driver_problem(seen: str) -> str:
     """The reason why CUDA finds no GPU although the build and a GPU are there."""
-    version = seen.rpartition("driver ")[2]
-    branch = int(version.partition(".")[0]) if version.partition(".")[0].isdigit() else 0
-    if branch < max(DRIVER_NEEDED.values()):
+    if _branch(seen) < max(DRIVER_NEEDED.values()):
+        version = seen.rpartition("driver ")[2]
         needed = ", ".join(f"CUDA {cuda} needs {driver} or newer" for cuda, driver in DRIVER_NEEDED.items())
         return f"the NVIDIA driver {version} is too old for this build ({needed}); update it"
     return f"nvidia-smi lists {seen}, and CUDA does not find it; look at CUDA_VISIBLE_DEVICES, and at the container's access to it"
+
+
+def _branch(seen: str) -> int:
+    """The branch of the driver of a GPU that `nvidia_gpus` lists; 0: unknown."""
+    branch = seen.rpartition("driver ")[2].partition(".")[0]
+    return int(branch) if branch.isdigit() else 0
 
 
 def _cupy_problem(info: DeviceInfo) -> str | None:

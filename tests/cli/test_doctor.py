@@ -185,7 +185,7 @@ LISTED = "echo 'NVIDIA H100 80GB HBM3, 81559 MiB, 550.54'"
 @pytest.mark.parametrize(("script", "libcuda", "said"), [
     (None, None, "no NVIDIA driver"),
     (None, "libcuda.so.1", "not nvidia-smi"),
-    (LISTED, "libcuda.so.1", "EDGEKV_CUDA=on"),
+    (LISTED, "libcuda.so.1", 'pip install ".[cuda12]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'),
     (LISTED, None, "libcuda is missing"),
     ("echo 'No devices were found'; exit 6", "libcuda.so.1", "No devices were found"),
 ])

@@ -72,8 +72,9 @@ def test_the_first_usable_one(machine):
 
 UNUSABLE = [
     ("no driver", dict(smi=()), "no NVIDIA driver is installed"),
-    ("no code", dict(built=False), "EDGEKV_CUDA=on"),
+    ("no code", dict(built=False), 'pip install ".[cuda12]" builds it with the CUDA toolkit and EDGEKV_CUDA=on'),
     ("old driver", dict(), "driver 550.54 is too old for this build (CUDA 13 needs 580 or newer, CUDA 12 needs 525 or newer)"),
+    ("no code, a new driver", dict(built=False, smi=("GeForce RTX 4070, 12282 MiB, driver 580.65.06",)), 'pip install ".[cuda13]"'),
     ("hidden", dict(smi=("GeForce RTX 4070, 12282 MiB, driver 580.65.06",)), "CUDA_VISIBLE_DEVICES"),
 ]
 

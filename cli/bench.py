@@ -13,6 +13,7 @@ from edgekv.cli.bench_cache import bench_cache
 from edgekv.cli.bench_serve import bench_serve
 from edgekv.cli.common.ending import ending
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import Group
 from edgekv.cli.common.lazy_group import check_moved
 from edgekv.cli.common.lists import CommaList, ModeList
 from edgekv.cli.common.ranges import numbers, pair
@@ -47,7 +48,7 @@ def _many(*names: str, **settings: Any) -> Any:
     return option(*names, multiple=True, show_default=True, **settings)
 
 
-class _Bench(click.Group):
+class _Bench(Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] == "kv":
             raise click.UsageError("`edgekv bench` itself compares modes now: --kld adds predictions, and -p N -n 0 replaces --prefill")

@@ -11,6 +11,7 @@ import click
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import Group
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_json, print_rows
@@ -50,7 +51,7 @@ folder_option = option("--cache-dir", "folder", envvar="EDGEKV_CACHE_DIR", type=
                        help="The folder of the prefixes.  [default: edgekv/prefixes in the user's cache folder]")
 
 
-@click.group(epilog=examples(
+@click.group(cls=Group, epilog=examples(
     "edgekv cache list",
     "edgekv cache show 3f2a",
     "edgekv cache rm --all",
@@ -75,7 +76,8 @@ def list_(folder: Path | None, output: str) -> None:
     more than rows (windows, recurrent states) also have snapshots.
     """
     chains = _chains(folder)
-    print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
+    if chains or output != "table":
+        print_rows([_row(chain) for chain in chains], LIST_COLUMNS, output)
     if output == "table":
         files = {file.path: file.n_bytes for chain in chains for file in chain.files}
         snapshots = {file.path: file.n_bytes for chain in chains for file in chain.snapshots}

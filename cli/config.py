@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from edgekv.cli.common.caches import without_password
 from edgekv.cli.common.config_file import COMMANDS, ONLY_SAID, config_path, keys, use_config_file, variable_set
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import Group
 from edgekv.cli.common.reference import values
 from edgekv.cli.common.shared_options import SettingOption, option
 from edgekv.cli.common.tables import NAME, Column, output_option, print_rows
@@ -35,7 +36,7 @@ def commands() -> dict[str, click.Command]:
     return {name: getattr(importlib.import_module(_MODULES[name]), name) for name in COMMANDS}
 
 
-@click.group(epilog=examples(
+@click.group(cls=Group, epilog=examples(
     "edgekv config init",
     "edgekv config show",
 ))

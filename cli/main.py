@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -130,10 +132,10 @@ def _run() -> int:
         code: Any = cli.main(prog_name="edgekv", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
     except click.ClickException as error:
-        error.show()
+        click.UsageError(_wrapped(error.format_message(), "Error: "), getattr(error, "ctx", None)).show()
         return error.exit_code
     except EdgeKVError as error:
-        click.echo(f"edgekv: {error}", err=True)
+        click.echo(f"edgekv: {_wrapped(str(error), 'edgekv: ')}", err=True)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         click.echo("edgekv: interrupted", err=True)
@@ -145,6 +147,16 @@ def _run() -> int:
         if _written(EXIT_OK, "\n") == EXIT_OK:  # it is not about standard output
             raise
         return EXIT_RUNTIME
+
+
+def _wrapped(text: str, behind: str) -> str:
+    """A message of an error that stands behind a word; on a terminal its lines break between words."""
+    if not sys.stderr.isatty():
+        return text
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    lines = (textwrap.fill(behind * (not number) + line, width, break_long_words=False, break_on_hyphens=False)
+             for number, line in enumerate(text.splitlines()))
+    return "\n".join(lines).removeprefix(behind)
 
 
 def _leave(code: int) -> NoReturn:

@@ -10,6 +10,7 @@ import click
 
 from edgekv.cli.common import choices
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import Group
 from edgekv.cli.common.shared_options import model_argument, model_path, option
 from edgekv.cli.common.tables import NAME, Column, layer_runs, output_option, print_json, print_rows
 from edgekv.cli.synthetic import shapes, synth
@@ -36,7 +37,7 @@ LIST_COLUMNS = [
 TYPE_COLUMNS = [
     Column("type", "type", right=False),
     Column("tensors", "tensors", tokens),
-    Column("numbers", "numbers", lambda n: f"{n / 1e6:,.1f}M"),
+    Column("numbers", "numbers", parameters),
     Column("bytes", "size", size),
 ]
 
@@ -50,7 +51,7 @@ LAYER_COLUMNS = [
 _TEMPLATE_LINES = 6
 
 
-@click.group(epilog=examples(
+@click.group(cls=Group, epilog=examples(
     "edgekv models list",
     "edgekv models show model.gguf",
     "edgekv models synth llama-3-8b --header-only",
@@ -78,6 +79,7 @@ def list_models(output: str) -> None:
     rows = [_row(model) for model in local_models()]
     if output == "table" and not rows:
         click.echo("there is no model here; `edgekv models pull hf:USER/REPO` fetches one", err=True)
+        return
     print_rows(rows, LIST_COLUMNS, output)
 
 

@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 87,
-    "cli": 3_937,
+    "cli": 3_963,
     "cli/chat": 2_733,
     "edgekv": 1_011,
     "edgekv/_native": 2_685,
@@ -23,7 +23,7 @@ BUDGETS = {
     "edgekv/bench": 2_814,
     "edgekv/common": 826,
     "edgekv/config": 1_047,
-    "edgekv/lab": 5_266,
+    "edgekv/lab": 5_267,
     "edgekv/measure": 1_271,
     "edgekv/pages": 189,
     "edgekv/planning": 2_575,
@@ -49,7 +49,7 @@ BUDGETS = {
     "tests/architectures": 786,
     "tests/arrays": 653,
     "tests/bench": 1_318,
-    "tests/cli": 3_747,
+    "tests/cli": 3_774,
     "tests/config": 278,
     "tests/lab": 2_330,
     "tests/models": 608,

@@ -48,6 +48,14 @@ def _named(first: str) -> str:
     return re.sub(r"(?<![\w-])--?[\w-]+", lambda found: _accent(found[0]), first) if first.startswith("-") else _accent(first)
 
 
+class Group(click.Group):
+    """A group whose help has the first sentence of each command, whole: click cuts it at the end of a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=1000)) for name in self.list_commands(ctx)])
+
+
 class SettingsCommand(click.Command):
     """A command whose `--help` has a line for each main setting, and `--help-all` everything."""
 

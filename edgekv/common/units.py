@@ -87,8 +87,8 @@ def tokens(n: int) -> str:
 
 
 def parameters(n: int) -> str:
-    """ "135M", "8.03B": a model's numbers, with three digits."""
-    return f"{n / 1e9:.3g}B" if n >= 999.5e6 else f"{n / 1e6:.3g}M"
+    """ "35.1K", "135M", "8.03B": a model's numbers, with three digits."""
+    return f"{n / 1e9:.3g}B" if n >= 999.5e6 else f"{n / 1e6:.3g}M" if n >= 999.5e3 else f"{n / 1e3:.3g}K"
 
 
 def fixed(value: float, digits: int) -> str:

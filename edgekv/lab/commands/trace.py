@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from edgekv.cli.common.examples import examples
+from edgekv.cli.common.help import Group
 from edgekv.cli.common.progress import progress_bar
 from edgekv.cli.common.shared_options import Parsed, model_argument, model_path, option, threads_option
 from edgekv.cli.common.tables import output_option, print_json
@@ -16,7 +17,7 @@ from edgekv.config import SelectionOptions, parse_sample_budget
 _TYPE_NAMES = [kind.value for kind in CacheType]
 
 
-@click.group(epilog=examples(
+@click.group(cls=Group, epilog=examples(
     "edgekv lab trace record -o prose.npz",
     "edgekv lab sim prose.npz",
 ))

@@ -23,7 +23,8 @@ DIM = re.compile(r"(?<=\[)2(?=[;m])|(?<=\[0;)2(?=[;m])")
 """The code for dim text, which pyte does not know: grey stands for it."""
 THEME = TerminalTheme((24, 26, 31), (222, 224, 228), [(24, 26, 31), (235, 100, 100), (120, 200, 120), (225, 190, 90), (110, 160, 240), (200, 130, 220),
                       (90, 195, 205), (222, 224, 228)], [(140, 146, 156), *[(240, 240, 240)] * 7])
-NAMES = {"brown": "yellow", "brightblack": "bright_black"}
+NAMES = {"brown": "yellow", "brightbrown": "bright_yellow"}
+"""pyte's names that rich does not know, but for `bright`, which rich parts from the colour."""
 
 
 def recorded(command: str, n_columns: int, said: list[str]) -> pyte.Screen:
@@ -50,7 +51,7 @@ def recorded(command: str, n_columns: int, said: list[str]) -> pyte.Screen:
 
 
 def style_of(cell: pyte.screens.Char) -> Style:
-    fg, bg = (NAMES.get(name, f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else name) for name in (cell.fg, cell.bg))
+    fg, bg = (NAMES.get(name, f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else re.sub("^bright", "bright_", name)) for name in (cell.fg, cell.bg))
     return Style(color=None if fg == "default" else fg, bgcolor=None if bg == "default" else bg, bold=cell.bold or None, italic=cell.italics or None,
                  underline=cell.underscore or None, reverse=cell.reverse or None)
 

@@ -150,6 +150,7 @@ FOREIGN_OPTIONS = {
     "--no-build-isolation": "pip", "--build": "cmake", "--target": "cmake", "--cpus": "docker", "--cpuset-cpus": "docker", "--memory": "docker",
     "--kv-unified": "llama.cpp", "--no-kv-unified": "llama.cpp", "--sleep-idle-seconds": "llama.cpp",
     "--embeddings": "llama.cpp", "--reranking": "llama.cpp", "--lora-init-without-apply": "llama.cpp",
+    "--no-ui": "llama.cpp", "--dsa": "ik_llama.cpp", "--smartcache": "KoboldCpp",
     "--tool": "compute-sanitizer",
 }
 

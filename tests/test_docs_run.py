@@ -92,3 +92,6 @@ def test_lines_of_python(block, desk, server):
     done = subprocess.run([sys.executable, "-c", program], cwd=desk, env=of_reader(desk), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout and len(done.stderr.splitlines()) < 5, f"the answer drowns:\n{done.stderr[-3000:]}"
+    if shared := re.findall(r"^(\d+) of (\d+) tokens of the prompt were read before$", done.stdout, re.M):
+        first, second = (int(found) / int(asked) for found, asked in shared)
+        assert first < 0.5 < second, "the second question finds the document"

@@ -132,8 +132,11 @@ def _run() -> int:
         code: Any = cli.main(prog_name="edgekv", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_OK
     except click.ClickException as error:
-        click.UsageError(_wrapped(error.format_message(), "Error: "), getattr(error, "ctx", None)).show()
-        return error.exit_code
+        code = error.exit_code
+        if type(error).show in (click.ClickException.show, click.UsageError.show):  # others print a help
+            error = click.UsageError(_wrapped(error.format_message(), "Error: "), getattr(error, "ctx", None))
+        error.show()
+        return code
     except EdgeKVError as error:
         click.echo(f"edgekv: {_wrapped(str(error), 'edgekv: ')}", err=True)
         return error.exit_code

@@ -15,7 +15,7 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 87,
-    "cli": 3_963,
+    "cli": 3_966,
     "cli/chat": 2_733,
     "edgekv": 1_011,
     "edgekv/_native": 2_685,
@@ -49,7 +49,7 @@ BUDGETS = {
     "tests/architectures": 786,
     "tests/arrays": 653,
     "tests/bench": 1_318,
-    "tests/cli": 3_774,
+    "tests/cli": 3_779,
     "tests/config": 278,
     "tests/lab": 2_330,
     "tests/models": 608,

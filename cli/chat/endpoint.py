@@ -146,7 +146,7 @@ class RemoteServer:
         except httpx.TimeoutException:
             raise EdgeKVError(f"the server at {self._client.url} does not answer in time") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EdgeKVError(f"there is no server at {self._client.url} ({error or type(error).__name__})") from None
+            raise EdgeKVError(f"there is no server at {self._client.url} ({error or type(error).__name__}); `edgekv serve` starts one") from None
 
 
 # ---- figures whose names may change: what is not understood is left out ---------------------------------------------------------

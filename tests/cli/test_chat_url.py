@@ -143,7 +143,7 @@ def test_nobody_there(opened):
     endpoint = opened()
     remote = connect(endpoint)
     endpoint.close()
-    with pytest.raises(EdgeKVError, match="there is no server at http://127.0.0.1"):
+    with pytest.raises(EdgeKVError, match="there is no server at http://127.0.0.1.*`edgekv serve` starts one"):
         connect(endpoint)
     with pytest.raises(EdgeKVError, match="the server does not answer"):
         ask(remote)

@@ -16,6 +16,11 @@ def test_helps_fit_and_are_whole(width):
         assert not [line for line in said.splitlines() if len(line) > width or line.endswith("...") and not line.startswith("Usage")], words
 
 
+def test_a_group_alone_shows_its_help(edgekv):
+    alone, asked = edgekv("models"), edgekv("models", "--help")
+    assert alone.stderr == asked.stdout and "Error" not in asked.stdout
+
+
 @pytest.mark.parametrize("words", [("plan", "--ctx", "a hundred thousand"), ("cache", "show", "3f2a", "--cache-dir", ".")],
                          ids=lambda words: words[0])
 def test_errors_break_between_words(words, tmp_path, environment, edgekv):

@@ -83,6 +83,20 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def header_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`header_file("llama-3-8b", "q4_0")`: the header of a model of such a shape without its weights (edgekv.models.shapes), written once."""
+    from edgekv.models import model_writer, shapes
+
+    folder = tmp_path_factory.mktemp("headers")
+
+    def write(name: str, weight_type: str = "q4_0") -> Path:
+        path = folder / f"{name}-{weight_type}.gguf"
+        return path if path.exists() else model_writer.write_header(shapes.SHAPES[name], path, weight_type)
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def default_model() -> Path:
     """The real default model; tests that need it are skipped where the extra `demo` is not installed."""
     from edgekv.common.errors import ModelError

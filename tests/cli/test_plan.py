@@ -25,8 +25,6 @@ from edgekv.config import KvOptions
 from edgekv.measure.busy import Others
 from edgekv.measure.planned import stock_speed
 from edgekv.models.geometry import open_model
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.host import WeightRates
@@ -57,12 +55,13 @@ def on_terminal(monkeypatch, width: int, *arguments: str) -> list[str]:
     return screen.shown().splitlines()
 
 
-def header(tmp_path, name="llama-3.2-1b", weight_type="q4_0") -> str:
-    return str(write_header(SHAPES[name], tmp_path / f"{name}.gguf", weight_type))
+@pytest.fixture
+def header(header_file):
+    return lambda name="llama-3.2-1b": str(header_file(name))
 
 
-def test_table(tmp_path, measured):
-    result = run(header(tmp_path), "--ctx", "16384", "--attention-device", "cpu", "--parallel", "2", "--cache-ram", "256MiB", "-v")
+def test_table(header, measured):
+    result = run(header(), "--ctx", "16384", "--attention-device", "cpu", "--parallel", "2", "--cache-ram", "256MiB", "-v")
     assert result.exception is None and result.return_value == 0, result.output
     assert "16,384 tokens for each of 2 slots, mode sparse" in result.stdout
     for words in ("weights", "KV home", "1024.0  known", "prefix store", "256.0", "context that fits", "5 tokens/s up to", "131,072",
@@ -70,14 +69,14 @@ def test_table(tmp_path, measured):
         assert words in result.stdout, words
     assert "at the start, then " in result.stdout and "bytes a token as tokens come" in result.stdout
     assert result.stderr.splitlines() == ["measuring this machine once"] and measured == ["q4_0"], "one line, whatever is measured"
-    again = run(str(tmp_path / "llama-3.2-1b.gguf"), "--ctx", "auto", "--attention-device", "cpu")
+    again = run(header(), "--ctx", "auto", "--attention-device", "cpu")
     assert again.return_value == 0 and "measuring" not in again.stderr and measured == ["q4_0"]
 
 
 @pytest.mark.parametrize("width", [80, 110])
-def test_the_verdict_comes_first_in_few_lines(tmp_path, monkeypatch, width):
+def test_the_verdict_comes_first_in_few_lines(header, monkeypatch, width):
     monkeypatch.setattr(Others, "busy", lambda self: 1.6)
-    lines = on_terminal(monkeypatch, width, header(tmp_path), "--ctx", "16384", "--attention-device", "cpu")
+    lines = on_terminal(monkeypatch, width, header(), "--ctx", "16384", "--attention-device", "cpu")
     words = " ".join(" ".join(lines).split())
     assert len(lines) <= 40 and max(map(len, lines)) <= width
     marks = [line[:12].split() for line in lines if line[:1] in "✓→!" and line]
@@ -88,15 +87,15 @@ def test_the_verdict_comes_first_in_few_lines(tmp_path, monkeypatch, width):
     assert lines[-1] == "Memory by part, limits, reasons: edgekv plan -v    JSON: --json" and "KV home" not in words
 
 
-def test_layers_that_are_read_whole_are_told_apart(tmp_path):
-    found = run(header(tmp_path, "gemma-3-4b"), "--attention-device", "cpu").stdout
+def test_layers_that_are_read_whole_are_told_apart(header):
+    found = run(header("gemma-3-4b"), "--attention-device", "cpu").stdout
     assert re.search(r"EdgeKV samples 5 of 34 layers, reads 29 whole", found), found
 
 
-def test_a_busy_machine_is_said_once(tmp_path, monkeypatch, measured):
+def test_a_busy_machine_is_said_once(header, monkeypatch, measured):
     busy = [1.6]
     monkeypatch.setattr(Others, "busy", lambda self: busy[0])
-    path = header(tmp_path)
+    path = header()
 
     def lines(*arguments: str) -> list[str]:
         return run(path, "--ctx", "16384", "--attention-device", "cpu", *arguments).stdout.splitlines()
@@ -130,8 +129,8 @@ def test_one_line_and_one_bar_on_a_terminal(monkeypatch, capsys):
     assert len(bars) == 1 and not capsys.readouterr().err
 
 
-def test_json(tmp_path):
-    result = run(header(tmp_path), "--ctx", "4096", "--json", "--attention-device", "cpu", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
+def test_json(header):
+    result = run(header(), "--ctx", "4096", "--json", "--attention-device", "cpu", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
     found = json.loads(result.stdout)
     assert found["n_ctx"] == 4096 and found["fits"] and found["mode"] == "sparse" and found["kv_bytes_per_token"] == 32_768 * 34 // 64
     assert found["total"]["host"] == sum(part["bytes"] for part in found["parts"])
@@ -139,20 +138,19 @@ def test_json(tmp_path):
     assert {"--cache-type-k", "q8_0"} < set(found["flags"]) and {speed["mode"] for speed in found["speeds"]} == {"off", "exact", "sparse"}
 
 
-def test_work_buffers_are_measured_when_asked(tmp_path):
-    found = json.loads(run(header(tmp_path), "--ctx", "4096", "--json", "--measure", "--attention-device", "cpu").stdout)
+def test_work_buffers_are_measured_when_asked(header):
+    found = json.loads(run(header(), "--ctx", "4096", "--json", "--measure", "--attention-device", "cpu").stdout)
     compute = next(part for part in found["parts"] if part["name"] == "compute")
     assert compute["how"] == "measured" and compute["bytes"] == pytest.approx(68.5 * 2**20, rel=0.01)
 
 
-def test_what_does_not_fit_has_its_exit_code(tmp_path):
-    path = str(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "bf16"))
-    result = run(path, "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
+def test_what_does_not_fit_has_its_exit_code(header):
+    result = run(header("llama-3-70b"), "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
     assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "Run " not in result.stdout
 
 
-def test_a_home_on_disk(tmp_path):
-    result = run(header(tmp_path), "--ctx", "8192", "--json", "--attention-device", "cpu", "--kv", "sparse", "--kv-dir", str(tmp_path))
+def test_a_home_on_disk(header, tmp_path):
+    result = run(header(), "--ctx", "8192", "--json", "--attention-device", "cpu", "--kv", "sparse", "--kv-dir", str(tmp_path))
     found = json.loads(result.stdout)
     (home,) = [part for part in found["parts"] if part["name"] == "KV home"]
     assert home["place"] == str(tmp_path) and home["bytes"] == 8192 * found["kv_bytes_per_token"] == found["total"][str(tmp_path)]
@@ -192,27 +190,27 @@ def test_summary_line_with_what_is_there(synthetic):
     llama.close()
 
 
-def test_summary_line_of_a_gpu(tmp_path, monkeypatch):
+def test_summary_line_of_a_gpu(header, monkeypatch):
     """The card's memory has a line of its own."""
     placed = SimpleNamespace(room=DeviceRoom("a card", 12 << 30, 11 << 30), in_force=lambda kv: kv)
     monkeypatch.setattr(devices, "place", lambda kv, model: placed)
     monkeypatch.setattr("edgekv.server.server.open_model", lambda path: open_model(path, whole=False))
-    server = Server(ServerOptions(Path(header(tmp_path, "llama-3-8b")), KvOptions(mode="exact", attention_device="cuda"), 32_768))
+    server = Server(ServerOptions(Path(header("llama-3-8b")), KvOptions(mode="exact", attention_device="cuda"), 32_768))
     host, card = summary_line(server).splitlines()
     assert "(KV home 4.0 GiB)" in host and "weights" not in host
     assert card.startswith("needs on a card ") and "(weights 4." in card and card.endswith("), 11.0 GiB are free")
 
 
-def test_without_edgekv_there_are_no_speeds(tmp_path):
+def test_without_edgekv_there_are_no_speeds(header, tmp_path):
     environment = os.environ | {"EDGEKV": "0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    result = subprocess.run([*EDGEKV, "plan", header(tmp_path), "--ctx", "4096", "--attention-device", "cpu"], env=environment,
+    result = subprocess.run([*EDGEKV, "plan", header(), "--ctx", "4096", "--attention-device", "cpu"], env=environment,
                             capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and "the speeds could not be measured: EDGEKV=0 is set" in result.stdout + result.stderr, result.stderr
 
 
-def test_a_chat_says_of_stock_what_the_plan_says(tmp_path):
+def test_a_chat_says_of_stock_what_the_plan_says(header):
     """Before a plan measured this machine a chat has no figure."""
-    model, kv, n_threads = Path(header(tmp_path)), KvOptions.from_env(), default_threads()
+    model, kv, n_threads = Path(header()), KvOptions.from_env(), default_threads()
     assert stock_speed(model, kv, n_threads) is None
     planned = json.loads(run(str(model), "--ctx", "8192", "--json").stdout)["speeds"]
     stock = {row["depth"]: row["decode"] for row in planned if row["mode"] == "off"}

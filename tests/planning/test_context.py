@@ -10,8 +10,6 @@ from edgekv.common.errors import EXIT_DOES_NOT_FIT, ConfigError, DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
 from edgekv.models.geometry import ModelFile, geometry, open_model
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning import available
 from edgekv.planning.allocations import HOST, ContextRequest, Slots, total
 from edgekv.planning.context import choose_context
@@ -143,9 +141,9 @@ def test_layers_on_a_gpu_are_not_on_the_host(model):
 # ---- weights that do not fit ----------------------------------------------------------------------------------------------------
 
 
-def test_weights_from_disk(tmp_path):
+def test_weights_from_disk(header_file):
     """Weights are mapped and need not be in memory all at once; everything else must."""
-    file = open_model(write_header(SHAPES["llama-3-70b"], tmp_path / "large.gguf", "q4_0"), whole=False)
+    file = open_model(header_file("llama-3-70b"), whole=False)
     said = refusal(request(file, EXACT, 4096, 16 << 30))
     assert "the weights take 37.0 GiB and 16.0 GiB are free" in said and "--weights-from-disk" in said
     allowed = request(file, EXACT, 4096, 16 << 30, from_disk=True)

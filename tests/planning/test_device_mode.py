@@ -7,8 +7,6 @@ from support.fake_gpus import CARD, GIB
 
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.config import KvOptions
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning import device_mode, proven
 from edgekv.planning.devices import Placement
 
@@ -17,11 +15,11 @@ PLACED = Placement(DeviceKind.CUDA, 0, CARD)
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
+def model(header_file, monkeypatch):
     """Of a shape whose context is worth a thought, on a card that has passed."""
     monkeypatch.setattr(device_mode, "proven", lambda card: True)
     monkeypatch.setattr(device_mode, "available_bytes", lambda: 64 * GIB)
-    return write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
+    return header_file("llama-3-8b")
 
 
 @pytest.mark.parametrize(("n_ctx", "mode"), [(1024, "exact"), (4096, "exact"), (131_072, "sparse"), (None, "sparse")])

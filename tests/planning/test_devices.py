@@ -8,8 +8,6 @@ from support.fake_gpus import CARD
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EXIT_LIBRARY, CudaUnavailable
 from edgekv.config import KvOptions
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning import devices
 
 LISTED = "GeForce RTX 4070, 12282 MiB, driver 550.54"
@@ -47,17 +45,17 @@ def test_a_usable_gpu(machine):
     assert host.kind is DeviceKind.HOST and host.room is None and host.warning is None
 
 
-def test_the_model_lies_on_the_gpu_with_the_most_free_memory(machine, tmp_path):
+def test_the_model_lies_on_the_gpu_with_the_most_free_memory(machine, header_file):
     machine(CARD, replace(CARD, index=1, name="the freest", free_bytes=CARD.free_bytes + 1))
-    model = write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
+    model = header_file("llama-3-8b")
     placed = devices.place(KvOptions(), model)
     assert (placed.index, placed.others, placed.stock, placed.room.name) == (1, (), False, "the freest")
 
 
-def test_weights_that_no_gpu_holds_alone_lie_on_all_with_stock_attention(machine, tmp_path):
+def test_weights_that_no_gpu_holds_alone_lie_on_all_with_stock_attention(machine, header_file):
     small = replace(CARD, free_bytes=3 << 30)
     machine(small, replace(small, index=1))
-    model = write_header(SHAPES["llama-3-8b"], tmp_path / "llama-3-8b.gguf", "q4_0")
+    model = header_file("llama-3-8b")
     placed = devices.place(KvOptions(mode="sparse"), model)
     assert placed.stock and len(placed.others) == 1 and placed.room.free == 6 << 30 and "on none of 2 GPUs alone" in placed.warning
     assert devices.place(KvOptions(mode="off"), model).room.free == 6 << 30

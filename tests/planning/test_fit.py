@@ -11,8 +11,6 @@ from edgekv.common.errors import EXIT_DOES_NOT_FIT, DoesNotFit
 from edgekv.config import KvOptions
 from edgekv.models import Geometry, geometry
 from edgekv.models.geometry import open_model
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning import workspace
 from edgekv.planning.device_fit import (
     DeviceRoom,
@@ -110,10 +108,9 @@ CARD = DeviceRoom("GeForce RTX 4070", 12 * GIB, 12 * GIB - 300 * MIB)
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory) -> Geometry:
+def large(header_file) -> Geometry:
     """Llama 3 8B with weights of 4 bits, as far as its size goes."""
-    file = write_header(SHAPES["llama-3-8b"], tmp_path_factory.mktemp("large") / "large.gguf", "q4_0")
-    return replace(open_model(file, whole=False).geometry, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
+    return replace(open_model(header_file("llama-3-8b"), whole=False).geometry, n_ctx_train=131_072, tensor_bytes=4_517_000_000)
 
 
 def test_device_formulas(large):

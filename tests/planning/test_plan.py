@@ -4,6 +4,7 @@ import csv
 import logging
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,6 @@ from edgekv.common.enums import KvMode
 from edgekv.config import KvOptions
 from edgekv.llama import Llama
 from edgekv.models.geometry import open_model
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.planning.allocations import HOST, ContextRequest, Slots, home_bytes, host_parts, total
 from edgekv.planning.compute import reserved_bytes
 from edgekv.planning.device_fit import DeviceRoom
@@ -31,8 +30,9 @@ RATES = HostRates(2, 10e9, {"bf16": WeightRates(8e9, 50e9, 50e9), "q4_0": Weight
                   ATTENTION)
 
 
-def header(tmp_path, name, weight_type="bf16", **changes):
-    return open_model(write_header(replace(SHAPES[name], **changes), tmp_path / f"{name}-{weight_type}.gguf", weight_type), whole=False)
+@pytest.fixture(scope="module")
+def header(header_file):
+    return cache(lambda name, weight_type="bf16": open_model(header_file(name, weight_type), whole=False))
 
 
 def request(model, kv=SPARSE, n_ctx=None, n_slots=1, available=64 * GB, **more) -> ContextRequest:
@@ -42,14 +42,14 @@ def request(model, kv=SPARSE, n_ctx=None, n_slots=1, available=64 * GB, **more) 
 # ---- the published example ------------------------------------------------------------------------------------------------------
 
 
-def test_llama_3_70b(tmp_path):
+def test_llama_3_70b(header):
     """Llama-3-70B, bf16: 327,680 bytes a token, 42.9 GB at 131,072; conversations of 4K in what its 4-bit weights leave of 80 GB."""
-    model = header(tmp_path, "llama-3-70b")
+    model = header("llama-3-70b")
     assert model.geometry.kv_bytes_per_token() == 327_680
     assert home_bytes(model.geometry, 131_072, EXACT) == 327_680 * 131_072 == pytest.approx(42.9 * GB, rel=2e-3)
     plan = make_plan(request(model, EXACT, 131_072, available=80 * GB), None)
     assert plan.problem is not None and "weights take 131.4 GiB" in plan.problem and plan.users == 0
-    small = header(tmp_path, "llama-3-70b", "q4_0")
+    small = header("llama-3-70b", "q4_0")
     asked = request(small, EXACT, 4096, available=80 * GB)
     left = 80 * GB - small.geometry.tensor_bytes
     assert users(asked, EXACT) == 29 == (left - 700 * MIB) // (4096 * 327_680)
@@ -89,9 +89,9 @@ def test_parts_are_what_is_allocated(synthetic, caplog, kind, changes, n_ctx, mo
 @pytest.mark.parametrize(("name", "unified"), [
     ("llama-3.2-1b", False), ("llama-3.2-1b", True), ("lfm2-1.2b", False), ("llama-3-8b", False), ("llama-3-8b", True), ("gemma-3-4b", False),
     ("qwen3-14b", False), ("qwen3-30b-a3b", False), ("qwen3-32b", False), ("llama-3-70b", False)])
-def test_totals_are_near_to_a_reserve_run(tmp_path, name, unified):
+def test_totals_are_near_to_a_reserve_run(header, name, unified):
     """With llama.cpp's own word on its work buffers: it reserves the graph of a header that has no weights."""
-    model = header(tmp_path, name, "q8_0")
+    model = header(name, "q8_0")
     asked = replace(request(model), slots=(slots := Slots(2, unified)))
     estimated = host_parts(asked, 8192, OFF)
     measured = reserved_bytes(model, OFF, 8192, slots.n, unified)
@@ -100,11 +100,11 @@ def test_totals_are_near_to_a_reserve_run(tmp_path, name, unified):
     assert total(estimated) == pytest.approx(total(host_parts(replace(asked, compute=measured), 8192, OFF)), rel=0.02)
 
 
-def test_a_header_alone_is_no_model(tmp_path):
+def test_a_header_alone_is_no_model(header_file):
     from edgekv.common.errors import ModelError
     from edgekv.models import geometry
 
-    path = write_header(SHAPES["llama-3-70b"], tmp_path / "header.gguf", "q4_0")
+    path = header_file("llama-3-70b")
     assert path.stat().st_size < 8 * MIB
     with pytest.raises(ModelError, match="holds the header of a model and no weights; `edgekv plan` reads it"):
         geometry(path)
@@ -113,22 +113,22 @@ def test_a_header_alone_is_no_model(tmp_path):
 # ---- the plan -------------------------------------------------------------------------------------------------------------------
 
 
-def test_short_contexts_gain_nothing(tmp_path):
-    model = header(tmp_path, "llama-3.2-1b")
+def test_short_contexts_gain_nothing(header):
+    model = header("llama-3.2-1b")
     plan = make_plan(request(model, n_ctx=GAINS_FROM), RATES)
     assert plan.recommended == "off" and "nothing is gained" in plan.why
     unmeasured = make_plan(request(model, n_ctx=GAINS_FROM), None)
     assert unmeasured.recommended == "off" and "little or nothing is gained" in unmeasured.why
 
 
-def test_a_small_model_gains_early(tmp_path):
+def test_a_small_model_gains_early(header):
     """Its weights are few, and attention counts from the beginning."""
-    plan = make_plan(request(header(tmp_path, "qwen3-0.6b", "q4_0"), n_ctx=GAINS_FROM), RATES)
+    plan = make_plan(request(header("qwen3-0.6b", "q4_0"), n_ctx=GAINS_FROM), RATES)
     assert plan.recommended in ("exact", "sparse") and re.search(r"\d\.\dx as fast as stock", plan.why)
 
 
-def test_long_contexts_gain(tmp_path):
-    plan = make_plan(request(header(tmp_path, "llama-3.2-1b", "q4_0"), n_ctx=65_536), RATES)
+def test_long_contexts_gain(header):
+    plan = make_plan(request(header("llama-3.2-1b", "q4_0"), n_ctx=65_536), RATES)
     assert plan.problem is None and plan.recommended == "sparse" and re.search(r"\d\.\dx as fast as stock", plan.why)
     assert plan.flags[:4] == ("--ctx", "65536", "--kv", "sparse") and "--attention-device" in plan.flags
     of = {(speed.mode, speed.depth): speed.decode for speed in plan.speeds}
@@ -158,15 +158,15 @@ def test_a_compressed_cache(synthetic):
     assert [layer.reason for layer in layers(odd.geometry)] == ["no kernel for this head size: K has 128 numbers and V 96"] * 2
 
 
-def test_a_context_that_does_not_fit_names_one_that_does(tmp_path):
-    model = header(tmp_path, "llama-3.2-1b", "q4_0")
+def test_a_context_that_does_not_fit_names_one_that_does(header):
+    model = header("llama-3.2-1b", "q4_0")
     plan = make_plan(request(model, n_ctx=131_072, available=3 * GB), RATES)
     best = int(re.search(r"use --ctx (\d+) or less", plan.problem)[1])
     assert 1024 < best < 131_072 and make_plan(request(model, n_ctx=best - 4096, available=3 * GB), RATES).problem is None
 
 
-def test_the_prefix_store_and_slots_count(tmp_path):
-    model = header(tmp_path, "llama-3.2-1b")
+def test_the_prefix_store_and_slots_count(header):
+    model = header("llama-3.2-1b")
     one = make_plan(request(model, n_ctx=8192), None)
     more = make_plan(request(model, n_ctx=8192, n_slots=4, store_bytes=1 << 30), None)
     parts = {part.name: part.bytes for part in more.parts}
@@ -175,9 +175,9 @@ def test_the_prefix_store_and_slots_count(tmp_path):
     assert "--parallel" in more.flags and not more.speeds
 
 
-def test_on_a_gpu_the_limit_is_memory(tmp_path):
+def test_on_a_gpu_the_limit_is_memory(header):
     """K and V of stock must fit beside the weights; EdgeKV's pages lie in host memory."""
-    model = header(tmp_path, "llama-3-8b", "q4_0")
+    model = header("llama-3-8b", "q4_0")
     room = DeviceRoom("a GPU", 8 << 30, 8 << 30)
     kv = KvOptions(mode="exact", attention_device="cuda")
     plan = make_plan(request(model, kv, 65_536, room=room), None)
@@ -189,18 +189,18 @@ def test_on_a_gpu_the_limit_is_memory(tmp_path):
     assert short.recommended == "off" and "fit into GPU memory" in short.why
 
 
-def test_on_a_gpu_the_processor_turns_the_keys_of_what_rolls_on(tmp_path):
+def test_on_a_gpu_the_processor_turns_the_keys_of_what_rolls_on(header):
     """65,536 tokens of 32 layers, 8 heads and 128 channels in f16 have 4 GiB of keys, and in mode off they lie in GPU memory."""
-    model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 24 << 30, 24 << 30)
+    model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 24 << 30, 24 << 30)
     said = {mode: [note for note in make_plan(request(model, KvOptions(mode=mode), 65_536, room=room), None).notes if "--when-full roll" in note]
             for mode in ("exact", "sparse", "off")}
     assert all("4.0 GiB" in note for note in (*said["exact"], *said["sparse"])) and [*map(len, said.values())] == [1, 1, 0]
 
 
-def test_a_gpu_s_speed_follows_its_link(tmp_path):
+def test_a_gpu_s_speed_follows_its_link(header):
     from edgekv._native.device_calls import Rates
 
-    model, room = header(tmp_path, "llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
+    model, room = header("llama-3-8b", "q4_0"), DeviceRoom("a GPU", 8 << 30, 8 << 30)
     line = DeviceRoofline(model, KvOptions(mode="exact", attention_device="cuda"), room, Rates(20e9, 14e9, 12e9, 6e9, 900e9, 20e9, 5.0))
     assert line.decode_seconds(KvMode.OFF, 131_072) is None, "K and V of stock do not fit"
     exact, sparse = (line.decode_seconds(mode, 131_072) for mode in (KvMode.EXACT, KvMode.SPARSE))
@@ -217,8 +217,8 @@ def test_an_arena_s_hits_are_those_that_the_lab_measured():
     assert hit_share(0.0) == 0 and hit_share(1.0) == 1
 
 
-def test_fitting_context(tmp_path):
-    model = header(tmp_path, "llama-3.2-1b", "q4_0")
+def test_fitting_context(header):
+    model = header("llama-3.2-1b", "q4_0")
     g = model.geometry
     assert fitting_context(model, 64 * GB) == g.n_ctx_train and fitting_context(model, g.tensor_bytes) == 0
     assert 256 <= fitting_context(model, g.tensor_bytes + 300 * MIB) < 8192

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from support.rates import ATTENTION, give_rates
@@ -12,8 +13,6 @@ from edgekv.config import KvOptions
 from edgekv.measure import weights as measuring
 from edgekv.measure.busy import Others
 from edgekv.models.geometry import open_model
-from edgekv.models.model_writer import write_header
-from edgekv.models.shapes import SHAPES
 from edgekv.models.traffic import traffic
 from edgekv.planning.correction import correct
 from edgekv.planning.host import (
@@ -35,8 +34,9 @@ RATES = HostRates(2, 1e12, {"q4_0": WeightRates(5e9, 40e9, 40e9)}, ATTENTION)
 SMALL = MatrixShape(576, 1536)
 
 
-def header(tmp_path, name, weight_type="q4_0"):
-    return open_model(write_header(SHAPES[name], tmp_path / f"{name}-{weight_type}.gguf", weight_type), whole=False)
+@pytest.fixture(scope="module")
+def header(header_file):
+    return cache(lambda name, weight_type="q4_0": open_model(header_file(name, weight_type), whole=False))
 
 
 def test_rows_follow_what_was_measured():
@@ -45,8 +45,8 @@ def test_rows_follow_what_was_measured():
     assert rows_read(7168, 8000) == pytest.approx(2 * rows_read(7168, 2000), abs=1)
 
 
-def test_the_time_of_a_token(tmp_path):
-    model = header(tmp_path, "llama-3.2-1b")
+def test_the_time_of_a_token(header):
+    model = header("llama-3.2-1b")
     line = HostRoofline(model, KvOptions(mode="sparse"), RATES)
     base = traffic(model).active_bytes / 5e9 + 16 * 1e-5
     assert line.decode_seconds(KvMode.OFF, 8192) == pytest.approx(base + 16 * 2e-5 + 16 * 8 * 8192 * 60e-9)
@@ -60,35 +60,35 @@ def test_the_time_of_a_token(tmp_path):
     assert slow.decode_seconds(KvMode.EXACT, 8192) == pytest.approx(base + 8192 * 32_768 / 1e9), "memory is the bound"
 
 
-def test_prompts_have_rates_of_their_own(tmp_path):
+def test_prompts_have_rates_of_their_own(header):
     """EdgeKV's modes have a kernel for several tokens with some types of weights."""
-    model = header(tmp_path, "llama-3.2-1b")
+    model = header("llama-3.2-1b")
     line = HostRoofline(model, KvOptions(), replace(RATES, weights={"q4_0": WeightRates(5e9, 20e9, 40e9)}))
     n = sum(traffic(model).prompt_weights.values())
     assert line.prompt_seconds(KvMode.OFF, 0) == pytest.approx(n / 20e9)
     assert line.prompt_seconds(KvMode.EXACT, 0) == pytest.approx(n / 40e9)
 
 
-def test_windows_and_recurrent_layers_do_not_grow(tmp_path):
-    gemma, lfm2 = header(tmp_path, "gemma-3-4b"), header(tmp_path, "lfm2-1.2b")
+def test_windows_and_recurrent_layers_do_not_grow(header):
+    gemma, lfm2 = header("gemma-3-4b"), header("lfm2-1.2b")
     line = HostRoofline(gemma, KvOptions(), RATES)
     assert line.decode_seconds(KvMode.OFF, 8192) - line.decode_seconds(KvMode.OFF, 4096) == pytest.approx(5 * 4 * 4096 * 60e-9)
     line = HostRoofline(lfm2, KvOptions(), RATES)
     assert line.decode_seconds(KvMode.EXACT, 8192) - line.decode_seconds(KvMode.EXACT, 4096) == pytest.approx(6 * 8 * 4096 * 30e-9)
 
 
-def test_a_mixture_reads_the_experts_it_uses(tmp_path):
-    model = header(tmp_path, "qwen3-30b-a3b", "bf16")
+def test_a_mixture_reads_the_experts_it_uses(header):
+    model = header("qwen3-30b-a3b", "bf16")
     read = traffic(model)
     assert read.active_bytes == pytest.approx(2 * 3.0e9, rel=0.05), "3.3 billion of 30.5, less the table of embeddings"
     assert sum(read.prompt_weights.values()) < 3.0e9
 
 
-def test_rows_are_as_long_as_the_model_s(tmp_path):
+def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
-    assert matrix_shape(header(tmp_path, "llama-3.2-1b")) == MatrixShape(2048, 8192)
-    assert matrix_shape(header(tmp_path, "qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
-    assert matrix_shape(header(tmp_path, "llama-3-70b")) == MatrixShape(2048, 8192), "longer rows take no longer for a byte"
+    assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192)
+    assert matrix_shape(header("qwen3-30b-a3b")) == MatrixShape(2048, 768), "of an expert"
+    assert matrix_shape(header("llama-3-70b")) == MatrixShape(2048, 8192), "longer rows take no longer for a byte"
     odd = measuring._weights_shape(2, "q4_k", MatrixShape(576, 1600))
     assert (odd.n_embd, odd.n_ff) == (768, 1792), "whole blocks"
 
@@ -128,10 +128,10 @@ def test_a_damaged_file_is_measured_again(tmp_path, text):
     assert KeptRates(2, "avx2", path).weights("q4_0", SMALL) is None
 
 
-def test_measured_once(tmp_path, monkeypatch):
+def test_measured_once(header, tmp_path, monkeypatch):
     """All rates of a model are measured, kept, and not measured again unless a person asks."""
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
-    model, kv, shown = header(tmp_path, "tiny"), KvOptions(), []
+    model, kv, shown = header("tiny"), KvOptions(), []
 
     def show(*told):
         shown.append(told)
@@ -145,9 +145,9 @@ def test_measured_once(tmp_path, monkeypatch):
     assert first.busy == 0 and attention_shape(model.geometry, kv) == AttentionShape(64, 2)
 
 
-def test_only_what_is_missing_is_measured(tmp_path, monkeypatch):
+def test_only_what_is_missing_is_measured(header, tmp_path, monkeypatch):
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(5e9, 40e9, 40e9))
-    model, kv, shown = header(tmp_path, "tiny"), KvOptions(), []
+    model, kv, shown = header("tiny"), KvOptions(), []
     KeptRates(1, _native.isa()).keep("read", 1e10)
     found = measuring.host_rates(model, kv, 1, lambda *told: shown.append(told))
     assert shown == [(measuring.WHAT, 0, 2), (measuring.WHAT, 1, 2)] and found.read == 1e10
@@ -159,9 +159,9 @@ def test_small_matrices_make_no_more_layers_than_llama_cpp_takes():
         assert 2 <= measuring._layers(measuring._WEIGHT_BYTES, "q8_0", matrices) <= measuring._MOST_LAYERS < 512
 
 
-def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
+def test_what_a_busy_machine_gives_is_not_kept(header, tmp_path, monkeypatch):
     """Rates of a busy machine serve once and are measured again until nobody disturbs. Rates that were kept before stay."""
-    model, kv, shown, rates = header(tmp_path, "tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
+    model, kv, shown, rates = header("tiny"), KvOptions(), [], iter([1e9, 2e9, 3e9])
     busy = [1.6]
     give_rates(monkeypatch, tmp_path, lambda kind: WeightRates(next(rates), 40e9, 40e9), lambda: busy[0])
     for decode in (1e9, 2e9):
@@ -176,11 +176,11 @@ def test_what_a_busy_machine_gives_is_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at_first", [True, False], ids=["before", "meanwhile"])
-def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: bool):
+def test_beside_others_one_thread_is_measured(header, tmp_path, monkeypatch, at_first: bool):
     """Threads that wait for each other wait for other programs too: rates for several threads follow from one. The other programs may begin
     during the measurement."""
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
-    model, kv = header(tmp_path, "tiny"), KvOptions()
+    model, kv = header("tiny"), KvOptions()
     asked: dict[str, list[int]] = {"read": [], "attention": [], "weights": []}
     busy = [1.6 if at_first else 0.0]
 
@@ -205,9 +205,9 @@ def test_beside_others_one_thread_is_measured(tmp_path, monkeypatch, at_first: b
     assert kept_for(model, kv, KeptRates(4, _native.isa())) is None
 
 
-def test_a_fast_token_corrects_what_is_kept(tmp_path, monkeypatch):
+def test_a_fast_token_corrects_what_is_kept(header, tmp_path, monkeypatch):
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / name))
-    model, kv, kept = header(tmp_path, "llama-3.2-1b"), KvOptions(mode="exact"), KeptRates(2, "avx2")
+    model, kv, kept = header("llama-3.2-1b"), KvOptions(mode="exact"), KeptRates(2, "avx2")
     assert correct(kept, model, kv, KvMode.EXACT, 0, 1e-3) is None, "nothing is kept"
     kept.keep("read", 1e10)
     kept.keep("weights q4_0 2048x8192", WeightRates(1e9, 2e9, 3e9))

@@ -49,7 +49,7 @@ BUDGETS = {
     "tests/architectures": 786,
     "tests/arrays": 653,
     "tests/bench": 1_318,
-    "tests/cli": 3_777,
+    "tests/cli": 3_781,
     "tests/config": 278,
     "tests/lab": 2_330,
     "tests/models": 608,

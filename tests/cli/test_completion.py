@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pexpect
 import pytest
-from support.laboratory import COMMAND
+from click.testing import CliRunner
 from support.prefix_rows import conversation
 from support.program import CONTROL, EDGEKV
 from support.stores import open_store, save
@@ -20,6 +20,7 @@ from support.stores import open_store, save
 from edgekv.bench import text
 from edgekv.cli.chat.kept import KeptChats
 from edgekv.cli.common.choices import OF_OPTION, TEXTS
+from edgekv.cli.completion import register
 from edgekv.cli.main import COMMANDS, cli
 from edgekv.policies import POLICIES
 from edgekv.prefix_cache.listing import list_chains
@@ -45,17 +46,19 @@ def home(environment, tmp_path) -> dict[str, str]:
 
 
 @pytest.fixture
-def ask(home, tmp_path) -> Ask:
+def ask(home, tmp_path, no_variables, monkeypatch) -> Ask:
     """`ask("chat --kv ")`: the offers, by click's protocol; a file or folder is its type and a comma."""
+    register()
+    monkeypatch.chdir(tmp_path / "work")
+
     def of(line: str, shell: str = "bash") -> list[str]:
         words = f"edgekv {line}"
         if shell == "fish":
             variables = {"COMP_CWORD": "" if words.endswith(" ") else words.split(" ")[-1]}
         else:
             variables = {"COMP_CWORD": str(words.count(" "))}
-        found = subprocess.run(COMMAND, env={**home, **variables, "COMP_WORDS": words, "_EDGEKV_COMPLETE": f"{shell}_complete"},
-                               cwd=tmp_path / "work", capture_output=True, text=True, timeout=120, check=True)
-        assert not found.stderr
+        found = CliRunner().invoke(cli, [], prog_name="edgekv", env={**home, **variables, "COMP_WORDS": words, "_EDGEKV_COMPLETE": f"{shell}_complete"})
+        assert found.exit_code == 0 and not found.stderr, found.exception
         lines = found.stdout.splitlines()
         if shell == "zsh":  # three lines each: type, value, help
             lines = [f"{kind},{value}" for kind, value in zip(lines[::3], lines[1::3])]

@@ -33,7 +33,7 @@ BUDGETS = {
     "edgekv/runtime": 1_752,
     "edgekv/server": 4_827,
     "edgekv/tiering": 1_534,
-    "findings": 1_315,
+    "findings": 1_290,
     "models": 2_206,
     "native": 560,
     "native/cuda": 6_808,

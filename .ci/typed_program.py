@@ -10,5 +10,7 @@ edgekv.runtime.set_defaults(KvOptions(mode="sparse"))
 caught: tuple[type[ValueError], type[ValueError], type[MemoryError]] = (ConfigError, ModelError, DoesNotFit)
 with edgekv.Llama("model.gguf") as other:
     other.eval([1, 2, 3])
+    tokens: list[int] = list(other.generate([1], temp=0.5))
+    other.create_completion("a", max_tokens="9")  # type: ignore[arg-type]
 edgekv.Llama("model.gguf", n_ctx="8192")  # type: ignore[arg-type]
 edgekv.Llama("model.gguf", resolutoin=5)  # type: ignore[call-arg]

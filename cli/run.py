@@ -29,6 +29,7 @@ def run(program: tuple[str, ...]) -> None:
 
     install()
     sys.argv = list(program[is_module:])
+    sys.path[0] = "" if is_module else str(Path(program[0]).resolve().parent)  # as Python does
     if is_module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

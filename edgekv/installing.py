@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from edgekv.common.enums import KvMode
+from edgekv.config import option_names
 from edgekv.llama import Llama  # first: it puts llama_cpp on our libraries
 from edgekv.llama_keywords import known
 
@@ -31,8 +32,11 @@ def install(kv: KvMode | str | None = None, *, flash_attn: bool = True, **option
             if none := [name for name in named if not known(name)]:  # packages name what older ones had
                 log.info("%s: llama_cpp.Llama has no such keywords, and ignores them", ", ".join(none))
             own = {name: value for name, value in named.items() if name not in none and (value is not None or name not in given)}
-            super().__init__(model_path, **{**given, **own, "flash_attn": flash_attn})
+            left_out = ("kv", *option_names()) if named.get("kv_options") is not None else ()  # which a copy has
+            ours = {name: value for name, value in given.items() if name not in left_out}
+            super().__init__(model_path, **{**ours, **own, "flash_attn": flash_attn})
 
     Installed.__name__ = Installed.__qualname__ = Llama.__name__
+    Installed.__module__ = llama_cpp.__name__  # where pickle finds it
     Installed.__doc__ = Llama.__doc__
-    llama_cpp.Llama = Installed  # type: ignore[misc]
+    llama_cpp.Llama = llama_cpp.llama.Llama = Installed  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import AUTO_DEVICE, KvOptions, option_names
 from edgekv.config.setting_table import OLD_KEYWORDS
-from edgekv.llama_keywords import LlamaKeywords, check_names, in_python, signature_of
+from edgekv.llama_keywords import LlamaKeywords, as_in, check_names, in_python, signature_of
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import device_mode, devices, fit
@@ -63,6 +64,8 @@ def listen() -> None:
 
 
 listen()
+for _part in (llama_cpp.llama, llama_cpp._internals):  # it hides the process's streams, for good where two threads load; `_log` prints nothing unasked
+    _part.suppress_stdout_stderr = lambda disable: nullcontext()  # type: ignore[attr-defined]
 
 ALL_LAYERS = -1
 """llama_cpp's n_gpu_layers for a whole model on the GPU."""
@@ -118,7 +121,9 @@ class Llama(llama_cpp.Llama):
               options: dict[str, Any]) -> None:
         if not isinstance(kv_options, KvOptions | None):
             raise ConfigError(f"kv_options is {kv_options!r}; give KvOptions(...), or each option by its own name")
-        kv = options.pop("mode", kv) if kv is None else kv
+        if "mode" in options and kv is not None:
+            raise ConfigError("kv and mode are one option; leave one of the two out")
+        kv = options.pop("mode", kv)
         named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
         named |= {name: options.pop(name) for name in (*option_names(), *OLD_KEYWORDS) if name in options}
         if kv_options is None:
@@ -211,6 +216,7 @@ class Llama(llama_cpp.Llama):
                                  "conversations, or read a shorter text") from error
             raise
 
+    @as_in(llama_cpp.Llama.embed)
     def embed(self, *arguments: Any, **options: Any) -> Any:
         """As in llama_cpp, and raises as `eval` does where a signal comes."""
         with self._raising():
@@ -220,11 +226,13 @@ class Llama(llama_cpp.Llama):
         found = self._runtime()
         return nullcontext() if found is None else found.raising()
 
+    @as_in(llama_cpp.Llama.generate)
     def generate(self, tokens: Sequence[int], *arguments: Any, **options: Any) -> Generator[int, Sequence[int] | None, None]:
         """As in llama_cpp. New tokens of the prompt are read as a prompt, however few they are: in mode sparse by the kernels of mode exact,
         unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
         prompt = list(tokens)
-        if self.n_tokens and options.get("reset", True) and (why := self._out_of_reach(prompt)):
+        asked = inspect.signature(super().generate).bind(prompt, *arguments, **options).arguments
+        if self.n_tokens and asked.get("reset", True) and (why := self._out_of_reach(prompt)):
             log.info("the prompt goes back %s, and is read from its start", why)
             self.reset()
         answer = super().generate(prompt, *arguments, **options)
@@ -244,6 +252,7 @@ class Llama(llama_cpp.Llama):
             options["logits_processor"] = llama_cpp.LogitsProcessorList([guarded])
         return super()._init_sampler(*arguments, **options)
 
+    @as_in(llama_cpp.Llama.sample)
     def sample(self, *arguments: Any, **options: Any) -> int:
         """As in llama_cpp. Raises what a logits processor raised."""
         token = super().sample(*arguments, **options)
@@ -252,11 +261,13 @@ class Llama(llama_cpp.Llama):
             raise error
         return token
 
+    @as_in(llama_cpp.Llama.create_completion)
     def create_completion(self, *arguments: Any, **options: Any) -> Any:
         """As in llama_cpp."""
         result = super().create_completion(*arguments, **options)
         return answers.with_report(result, self.kv) if self._report else result
 
+    @as_in(llama_cpp.Llama.create_chat_completion)
     def create_chat_completion(self, *arguments: Any, **options: Any) -> Any:
         """As in llama_cpp."""
         result = super().create_chat_completion(*arguments, **options)
@@ -322,7 +333,6 @@ def _only_gpu(placement: Placement, n_gpu_layers: int) -> int | None:
     if placement.kind is DeviceKind.CUDA:
         return None if placement.others else placement.index
     return _NO_GPU if placement.kind is DeviceKind.HOST and n_gpu_layers == 0 else None
-
 
 
 _OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from edgekv.common.enums import KvMode, PromptReading, SketchKind, Split
 from edgekv.common.errors import ConfigError
@@ -120,6 +121,15 @@ def signature_of(init: Callable[..., None], base: Callable[..., None]) -> inspec
     have |= {one.name for one in more}
     kv: list[Any] = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in option_names() if name not in have]
     return inspect.Signature([*own, *more, *kv])
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_in(stock: Callable[P, T]) -> Callable[[Callable[..., Any]], Callable[P, T]]:
+    """A method with the parameters and types of the one that it replaces, for help(), editors and type checkers."""
+    return functools.partial(functools.update_wrapper, wrapped=stock, assigned=(), updated=())
 
 
 _IN_PYTHON = {"ctx": "n_ctx", "threads": "n_threads", "gpu-layers": "n_gpu_layers", "weights-from-disk": "weights_from_disk", "kv": "kv",

@@ -14,10 +14,10 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 """Prose, tables, pictures, and what a run leaves."""
 
 BUDGETS = {
-    ".ci": 87,
-    "cli": 3_966,
+    ".ci": 89,
+    "cli": 3_967,
     "cli/chat": 2_733,
-    "edgekv": 1_011,
+    "edgekv": 1_035,
     "edgekv/_native": 2_685,
     "edgekv/arrays": 1_201,
     "edgekv/bench": 2_814,
@@ -44,7 +44,7 @@ BUDGETS = {
     "native/src": 20_436,
     "native/tests": 9_153,
     "patches": 4_172,
-    "tests": 1_600,
+    "tests": 1_612,
     "tests/agents": 275,
     "tests/architectures": 786,
     "tests/arrays": 653,
@@ -59,7 +59,7 @@ BUDGETS = {
     "tests/policies": 890,
     "tests/prefix_cache": 3_652,
     "tests/proof": 201,
-    "tests/runtime": 6_847,
+    "tests/runtime": 6_871,
     "tests/server": 9_346,
     "tests/support": 3_676,
     "tests/templates": 153,

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,27 @@ PROGRAM = ("import llama_cpp; llama = llama_cpp.Llama({!r}, n_ctx=512, flash_att
 
 
 def test_a_program_whose_llama_is_ours(synthetic, tmp_path):
-    """By a call, and by the command: the program itself knows nothing of EdgeKV."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(str(synthetic("llama"))))
-    (tmp_path / "package.py").write_text(program.read_text() + "; import sys; print(sys.argv[1:])")
-    own = f"import edgekv; edgekv.install(kv='exact'); exec(open({str(program)!r}).read())"
-    environment = {**os.environ, "EDGEKV_KV": "exact", "PYTHONPATH": str(tmp_path)}
-    for arguments, more in ((["-c", own], ""), (["-m", "edgekv", "run", str(program)], ""),
-                            (["-m", "edgekv", "run", "-m", "package", "--port", "1"], "['--port', '1']\n")):
-        done = subprocess.run([sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    """By a call, and by the command: the program itself knows nothing of EdgeKV, and finds its own modules as under Python."""
+    program = tmp_path / "apps" / "program.py"
+    program.parent.mkdir()
+    program.write_text("import beside; " + PROGRAM.format(str(synthetic("llama"))))
+    (program.parent / "beside.py").touch()
+    (tmp_path / "package.py").write_text(PROGRAM.format(str(synthetic("llama"))) + "; import sys; print(sys.argv[1:])")
+    own = f"import edgekv; edgekv.install(kv='exact'); exec(open({str(tmp_path / 'package.py')!r}).read())"
+    command = str(Path(sysconfig.get_path("scripts"), "edgekv"))
+    for arguments, more in ((["-c", own], "[]\n"), ([command, "run", str(program)], ""), (["-m", "edgekv", "run", str(program)], ""),
+                            ([command, "run", "-m", "package", "--port", "1"], "['--port', '1']\n")):
+        done = subprocess.run([sys.executable, *arguments], env=os.environ | {"EDGEKV_KV": "exact"}, cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout == f"exact True\n{more}" and done.returncode == 0, done.stderr
+
+
+def test_an_installed_llama_is_copied_as_it_is(synthetic, tmp_path):
+    """Under either name of the class."""
+    program = ("import edgekv, pickle; edgekv.install(kv='exact', n_ctx=64); from llama_cpp.llama import Llama; "
+               f"llama = Llama({str(synthetic('llama'))!r}); llama.kv.mode = 'sparse'; "
+               "copy = pickle.loads(pickle.dumps(llama)); print(copy.kv)")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("<edgekv.Runtime: mode sparse, 2 of 2 layers served"), done.stderr
 
 
 LIBRARIES = """

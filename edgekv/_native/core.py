@@ -122,11 +122,11 @@ _caller = _Caller()
 def raising(handle: Handle | None = None) -> Iterator[None]:
     """What a callback raises on this thread inside the block ends llama_decode, if `handle` decodes, and is raised at the block's end. Python runs
     the handlers of signals inside callbacks too."""
-    _caller.waits = True
+    before, _caller.waits = _caller.waits, True  # an observer may ask another model
     try:
         yield
     finally:
-        _caller.waits = False
+        _caller.waits = before
         error, _caller.raised = _caller.raised, None
         if error is not None:
             if handle is not None:

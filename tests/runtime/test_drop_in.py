@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import pickle
 from itertools import islice
 
@@ -61,6 +62,7 @@ def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
     ({"kv_options": {"mode": "exact"}}, r"give KvOptions\(...\)"),
     ({"kv": "sparse", "kv_budget": "64 potatoes"}, "kv_budget is '64 potatoes'"),
     ({"kv": "evict", "embedding": True}, "leave embedding out"),
+    ({"kv": "off", "mode": "exact"}, "kv and mode are one option"),
 ])
 def test_what_would_have_no_effect_is_refused(opened, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
@@ -142,6 +144,14 @@ def test_what_a_logits_processor_raises_comes_where_the_caller_called(opened, ca
     assert llama.create_completion(PROMPT, max_tokens=4, temperature=0, logits_processor=plain)["choices"] == fresh
 
 
+def test_what_a_program_prints_while_a_model_loads_is_seen(opened, monkeypatch, capfd):
+    """llama_cpp hides the streams of the whole process meanwhile, and for good where two threads load at once."""
+    load = llama_cpp.llama_cpp.llama_model_load_from_file
+    monkeypatch.setattr(llama_cpp.llama_cpp, "llama_model_load_from_file", lambda *given: os.write(1, b"meanwhile\n") and load(*given))
+    opened(kv="exact")
+    assert capfd.readouterr() == ("meanwhile\n", "")
+
+
 def test_an_adapter_that_is_missing_or_none_is_refused(opened, tmp_path):
     """llama_cpp goes on without it."""
     (tmp_path / "text").write_text("no adapter")
@@ -158,3 +168,7 @@ def test_keywords_are_those_that_are_read():
     assert set(LlamaKeywords.__annotations__) | {"model_path", "flash_attn", "type_k", "type_v"} == stock | set(option_names())
     assert shown == stock | set(option_names()) | {"kv", "kv_options", "weights_from_disk", "report"}
     assert inspect.signature(Llama).parameters["n_ctx"].default == 512
+    both = [name for name in vars(Llama).keys() & vars(llama_cpp.Llama).keys() if callable(getattr(Llama, name)) and name[0] != "_"]
+    assert len(both) > 6
+    for name in both:
+        assert [*inspect.signature(getattr(Llama, name)).parameters] == [*inspect.signature(getattr(llama_cpp.Llama, name)).parameters], name

@@ -92,6 +92,16 @@ def test_an_interrupted_answer_does_not_lose_its_first_token(llama):
     assert answer(llama) == fresh
 
 
+def test_an_interrupt_comes_also_after_an_observer_asked_another_model(llama, synthetic):
+    def interrupt(ubatch):
+        other.eval(PROMPT[:2])
+        raise KeyboardInterrupt
+
+    llama.kv.observers.append(interrupt)
+    with Llama(synthetic("llama"), kv="exact", n_ctx=64) as other, pytest.raises(KeyboardInterrupt):
+        llama.eval(PROMPT)
+
+
 def test_a_users_abort_callback_stays(llama):
     """One that stops the decode does so also after an interrupt."""
     asked = []

@@ -1,17 +1,21 @@
-"""`python tests/llama_cpp_python`: the package's own tests, of the pinned sdist, on its class and on ours."""
+"""`python tests/llama_cpp_python`: the package's own tests, of the pinned sdist, on its class and on ours. With --packages: other people's packages
+that use it, each installed into an environment of its own on top of the present one."""
 
 import argparse
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "patches"))
 
 from apply import fetch_sdist  # noqa: E402 - patches/apply.py, which is in no package
+from packages import PACKAGES  # noqa: E402
 
 EXPECTED = {
     "assert tokens == [9419, 11, 1814, 0]": "assert tokens == [19556, 28, 905, 17]",
@@ -21,12 +25,30 @@ EXPECTED = {
 """What the tests expect of their model, and of the default one, which is smaller and has another vocabulary."""
 
 
+def with_packages(chosen: str) -> int:
+    """Install each whose name has these letters, and run its test."""
+    codes = []
+    for name in (one for one in PACKAGES if chosen in one):
+        with tempfile.TemporaryDirectory() as folder:
+            venv.create(folder, symlinks=True)
+            python, own = Path(folder, "bin", "python"), sysconfig.get_path("purelib", vars={"base": folder})
+            Path(own, "present.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8")
+            subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[name].needs.split()], check=True)
+            test = Path(__file__).with_name("test_packages.py")
+            codes.append(subprocess.run([python, "-m", "pytest", "-p", "no:cacheprovider", f"{test}::test_a_package_answers_from_ours[{name}]"],
+                                        cwd=ROOT, check=False).returncode)
+    return int(any(codes))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/llama_cpp_python", description=__doc__)
     parser.add_argument("--on", nargs="+", metavar="CLASS", default=["stock", "off", "exact", "sparse"],
                         help="stock, or a KV mode of edgekv.Llama (default: stock off exact sparse)")
     parser.add_argument("-k", dest="chosen", default="", help="as of pytest")
+    parser.add_argument("--packages", action="store_true", help=f"{', '.join(PACKAGES)}; of these those whose names have the letters of -k")
     asked = parser.parse_args()
+    if asked.packages:
+        return with_packages(asked.chosen)
     codes = []
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fetch_sdist()) as archive:

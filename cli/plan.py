@@ -39,13 +39,10 @@ SPEED_COLUMNS = [
 ))
 @model_argument
 @settings_of("plan")
-@option("--measure", is_flag=True, help="Ask llama.cpp for the size of its work buffers, without loading the model; a formula otherwise.")
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("-v", "--verbose", is_flag=True, envvar="EDGEKV_PLAN_VERBOSE", help="Also the memory by part, the limits of each mode, and reasons.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
-def plan(
-    model: Path | None, parallel: int, cache_ram: int | None, measure: bool, recalibrate: bool, verbose: bool, as_json: bool, **settings: Any
-) -> int:
+def plan(model: Path | None, parallel: int, cache_ram: int | None, recalibrate: bool, verbose: bool, as_json: bool, **settings: Any) -> int:
     """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
@@ -60,7 +57,7 @@ def plan(
     store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
     asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"])
     with measuring_bar() as show:
-        found = plan_here(path, asked, Measuring(show, measure, recalibrate))
+        found = plan_here(path, asked, Measuring(show, recalibrate))
     if as_json:
         print_json(asdict(found) | {"fits": found.problem is None, "total": {place: found.total(place) for place in found.free}})
     else:

@@ -226,7 +226,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
         head_dim_swa=window.head_dim_k if plain and window and window.head_dim_k != plain.head_dim_k else 0,
         index_rows=made.n_listed,
         index_dims=tuple(index.get(il, 0) for il in range(len(layers))) if index else (),
-        recurrent_bytes=sum(rows.bytes for rows in made.caches if rows.content is Content.STATE),
+        recurrent_bytes=made.cache_bytes - sum(rows.bytes for rows in made.caches if rows.content is not Content.STATE),  # deepseek4 has others too
         rope_sections=get("rope.dimension_sections") is not None,
     )
 
@@ -267,10 +267,10 @@ def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[Metada
 def _file_type(reader: MetadataReader, tensors: list[TensorInfo]) -> str:
     from edgekv._native.gguf_header import file_types
 
-    said = reader.value("general.file_type")
-    if isinstance(said, int) and said in file_types():
-        return file_types()[said]
-    by_type: dict[str, int] = {}  # not said, or newer than llama.cpp: the type of most weights
+    said = file_types().get(reader.value("general.file_type"), "")
+    if any(tensor.type.partition("_")[0] == said.partition("_")[0] for tensor in tensors):  # IQ3_M has IQ3_S
+        return said
+    by_type: dict[str, int] = {}  # not said, newer than llama.cpp, or of rows that held no such block: the type of most weights
     for tensor in tensors:
         by_type[tensor.type] = by_type.get(tensor.type, 0) + tensor.n_bytes
     return max(by_type, key=lambda name: by_type[name])

@@ -1,6 +1,8 @@
 """A process that asks llama.cpp about models: a line of JSON for each question, and one for its answer. It may die of a bad file, and ends where no
 question comes for some seconds."""
 
+from __future__ import annotations
+
 import json
 import os
 import select
@@ -8,28 +10,40 @@ import shutil
 import sys
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekv._native.headers import OpenHeader
 
 IDLE_S = 5.0
-MOST_BYTES = 2 << 30
+MOST_BYTES = 1 << 30
 """Of memory of its own: a header that asks for more is damaged."""
-MOST_S = 30
+MOST_S = 10
 """Of computing for a question: a busy machine takes longer by the clock."""
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """`path`, its `end` with all tensors, and `sizes`, each the arguments of `OpenHeader.inspect()`: `found` for each, or why not."""
-    from edgekv._native.headers import OpenHeader
     from edgekv.common.errors import EdgeKVError
 
     path = Path(question["path"])
     try:
-        with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
-            model = OpenHeader(_with_holes(path, question["end"], Path(folder)))
-            return {"found": [model.inspect(*size) for size in question["sizes"]]}
+        state = path.stat()
+        model = _open(path, question["end"], state.st_size, state.st_mtime_ns)
+        return {"found": [model.inspect(*size) for size in question["sizes"]]}
     except (EdgeKVError, OSError) as error:
         return {"refused": str(error)}
+
+
+@lru_cache(maxsize=1)
+def _open(path: Path, end: int, *identity: int) -> OpenHeader:
+    """Kept for the next question: opening takes most of the time."""
+    from edgekv._native.headers import OpenHeader
+
+    with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
+        return OpenHeader(_with_holes(path, end, Path(folder)))
 
 
 def _with_holes(path: Path, end: int, folder: Path) -> Path:

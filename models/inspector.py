@@ -27,6 +27,9 @@ CONTEXT_STEP = 256
 MOST_CELLS = 1 << 18
 """Of the longest context that is asked for: caches of a longer one go on as these do."""
 
+CLOSE = 0.01
+"""Work buffers may be so far from what was deduced."""
+
 TIMEOUT_S = 300.0
 """On a system that does not limit what the process computes (`inspecting.MOST_S`)."""
 
@@ -52,6 +55,11 @@ class Asked:
     type_k: int = F16
     """enum ggml_type."""
     type_v: int = F16
+
+    @property
+    def n_cells_of_ubatch(self) -> int:
+        """The shortest context, in cells of a stream, that has a whole ubatch of tokens."""
+        return rounded(-(-self.n_ubatch // (1 if self.unified else self.n_seq)))
 
 
 @dataclass(frozen=True)
@@ -157,13 +165,25 @@ class Inspector:
         known = tuple(rows for rows in between if rows is not None)
         return known if len(known) == len(between) else self.context(n_cells, asked).caches
 
+    def compute_bytes(self, n_cells: int, asked: Asked) -> int:
+        """Its work buffers, deduced where three lengths around it lie on a line: with whole ubatches they grow along lines. Raises ModelError."""
+        n_points = self._kept.points(asked) or self._first(asked)
+        while n_cells not in n_points and n_cells > asked.n_cells_of_ubatch:
+            points = [(n, self.context(n, asked).compute_bytes) for n in n_points if n >= asked.n_cells_of_ubatch]
+            at = max(1, min(bisect(points, (n_cells,)), len(points) - 1))
+            between, *beside = (_at(n_cells, *points[i - 1], *points[i]) for i in (at, at - 1, at + 1) if 0 < i < len(points))
+            if n_cells > points[-1][0] or any(abs(line - between) <= CLOSE * between for line in beside):
+                return int(between)
+            self.context(rounded((points[at - 1][0] + points[at][0]) // 2), asked)
+            n_points = self._kept.points(asked)
+        return self.context(n_cells, asked).compute_bytes
+
     def _first(self, asked: Asked) -> list[int]:
-        """Asks for the lengths between which caches begin to grow less than the context."""
+        """Asks for lengths between which caches begin to grow less than the context, and for some that show how work buffers grow."""
         most = max(2, MOST_CELLS // CONTEXT_STEP // (1 if asked.unified else asked.n_seq)) * CONTEXT_STEP
-        full = self._contexts(asked, CONTEXT_STEP, most)[1]
-        ends = {rows.n_cells for rows in full.caches if CONTEXT_STEP < rows.n_cells < most and rows.n_cells % CONTEXT_STEP == 0}
-        self._contexts(asked, *ends)
-        return sorted({CONTEXT_STEP, most, *ends})
+        *_, full = self._contexts(asked, CONTEXT_STEP, asked.n_cells_of_ubatch, rounded(most // 2), most)
+        self._contexts(asked, *(rows.n_cells for rows in full.caches if CONTEXT_STEP < rows.n_cells < most and rows.n_cells % CONTEXT_STEP == 0))
+        return self._kept.points(asked)
 
     def _contexts(self, asked: Asked, *n_cells: int) -> list[Inspected]:
         sizes = {n: (n if asked.unified else n * asked.n_seq, *astuple(asked)) for n in n_cells if not self._kept.has(n, asked)}
@@ -199,6 +219,11 @@ def _between(a: Rows, b: Rows, low: int, high: int, n: int) -> Rows | None:
     if a.n_cells == b.n_cells:
         return a
     return replace(a, n_cells=a.n_cells + n - low) if b.n_cells - a.n_cells == high - low else None
+
+
+def _at(n: int, low: int, at_low: int, high: int, at_high: int) -> float:
+    """The value at `n` of the line through two points."""
+    return at_low + (at_high - at_low) * (n - low) / (high - low)
 
 
 def _read(found: dict[str, Any]) -> Inspected:

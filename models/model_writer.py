@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import gguf
 import numpy as np
@@ -122,14 +122,16 @@ def _whole(shape: ModelShape, path: Path, weight_type: str, body: Callable[[gguf
 
 def _write_header(writer: gguf.GGUFWriter, shape: ModelShape, weight_type: str, header_only: bool) -> int:
     """Write the header; return the bytes of all tensors with their padding."""
+    from edgekv._native.gguf_header import type_numbers
+
     _add_metadata(writer, shape, weight_type)
     if header_only:
         writer.add_bool(HEADER_ONLY, True)
     total = 0
     for tensor in shape.weights():
         n_bytes = tensor.n_bytes(weight_type)
-        kind = gguf.GGMLQuantizationType[tensor.type_in(weight_type).upper()]
-        writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), n_bytes, raw_dtype=kind)
+        number = type_numbers()[tensor.type_in(weight_type).upper()]  # gguf's list is shorter, and it writes any number
+        writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), n_bytes, raw_dtype=cast(gguf.GGMLQuantizationType, number))
         total += writer.ggml_pad(n_bytes, writer.data_alignment)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -10,6 +10,9 @@ from edgekv.common.errors import ModelError
 HEADER_ONLY = "edgekv.header_only"
 """Key of files that were written without their tensors, for planning."""
 
+MAPPED_AT = 32
+"""llama.cpp ends the process where weights that it maps begin at other bytes."""
+
 _VERSIONS = (2, 3)
 """Of GGUF, that llama.cpp reads."""
 
@@ -92,6 +95,9 @@ def open_gguf(path: Path, whole: bool = True) -> MetadataReader:
         raise
     except ValueError as error:
         raise ModelError(f"{path} is truncated or damaged in its header, or of a newer kind ({error}); download it again") from None
+    if any((tensor.end - tensor.n_bytes) % MAPPED_AT for tensor in reader.tensor_infos):
+        raise ModelError(f"{path} has weights at multiples of {reader.value('general.alignment')} bytes, and llama.cpp maps them at multiples of {MAPPED_AT}: "
+                         "convert it again without general.alignment")
     missing = max((tensor.end for tensor in reader.tensor_infos), default=0) - n_bytes
     if missing > 0 and whole:
         if HEADER_ONLY in reader:

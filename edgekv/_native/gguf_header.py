@@ -86,6 +86,12 @@ def block_sizes() -> dict[str, tuple[int, int]]:
 
 
 @cache
+def type_numbers() -> dict[str, int]:
+    """enum ggml_type, by names as those of `block_sizes()`."""
+    return {_type_name(number): number for number in range(lib.GGML_TYPE_COUNT)}
+
+
+@cache
 def file_types() -> dict[int, str]:
     """The mixes of types that `general.file_type` numbers, e.g. "Q4_K_M", by llama.cpp's enum: its function's names are others than people use."""
     names = ffi.typeof("enum llama_ftype").elements

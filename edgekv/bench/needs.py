@@ -7,8 +7,7 @@ from edgekv.common.enums import KvMode
 from edgekv.common.units import size
 from edgekv.config import CacheOptions, KvOptions
 from edgekv.models.geometry import ModelFile
-from edgekv.planning.allocations import by_head_bytes, home_bytes
-from edgekv.planning.compute import compute_bytes
+from edgekv.planning.allocations import by_head_bytes, home_bytes, work_bytes
 from edgekv.planning.fit import KvBytes, kv_bytes, rounded
 from edgekv.planning.home import check_space, hot_rows_bytes
 
@@ -74,4 +73,4 @@ class Room:
 
     def _work(self, n_ctx: int) -> int:
         logits = _F32 * self.n_ubatch * self.model.geometry.n_vocab
-        return compute_bytes(self.model, n_ctx, 1, self.n_ubatch)[0] + logits
+        return work_bytes(self.model.geometry, n_ctx, self.cache, n_ubatch=self.n_ubatch) + logits

@@ -14,9 +14,8 @@ from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
-from edgekv.planning.compute import reserved_bytes
 from edgekv.planning.devices import place
-from edgekv.planning.fit import cells, unifies
+from edgekv.planning.fit import unifies
 from edgekv.planning.home import PAGE
 from edgekv.planning.plan import Plan, make_plan
 from edgekv.planning.roofline import HostRoofline, pages_read
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class Measuring:
-    """The measurements of a plan. compute: also llama.cpp's work buffers. again: measure kept rates again. show: called before each measurement
-    with (what is done, finished measurements, all of them)."""
+    """The measurements of a plan. again: measure kept rates again. show: called before each measurement with (what is done, finished measurements,
+    all of them)."""
 
-    def __init__(self, show: Show = lambda what, done, total: None, compute: bool = False, again: bool = False):
-        self.show, self.compute, self.again = show, compute, again
+    def __init__(self, show: Show = lambda what, done, total: None, again: bool = False):
+        self.show, self.again = show, again
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,6 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     if kv.cache.kv_dir is not None:
         notes += _of_disk(kv.cache.kv_dir, request, n_ctx)
     rates: HostRates | None = None
-    if measuring.compute:
-        try:
-            n_cells = cells(model.geometry, n_ctx, kv)
-            request = replace(request, compute=reserved_bytes(model, kv, n_cells, slots.n, slots.unified))
-        except EdgeKVError as error:
-            notes.append(f"llama.cpp's work buffers could not be measured: {error}")
     try:
         rates = measured_rates(model, kv, n_threads, measuring)
     except EdgeKVError as error:  # memory is worth telling without speeds

@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import gguf
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES
 
 from edgekv import _native
 from edgekv.common.enums import KvMode
@@ -27,7 +25,7 @@ from edgekv.measure.steps import best_step, fastest, set_mode, timed
 from edgekv.models.geometry import ModelFile
 from edgekv.models.model_shape import ModelShape
 from edgekv.models.model_writer import write_empty
-from edgekv.models.shape_weights import row_bytes
+from edgekv.models.shape_weights import block_of, row_bytes
 from edgekv.planning.host import (
     AttentionRates,
     HostRates,
@@ -156,6 +154,6 @@ def _layers(n_bytes: int, kind: str, matrices: MatrixShape) -> int:
 
 def _weights_shape(n_layer: int, kind: str, matrices: MatrixShape) -> ModelShape:
     """With rows as long as the model's, in whole blocks of the type, and next to no attention."""
-    block = max(32, GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]][0])
+    block = max(32, block_of(kind)[0])
     n_embd, n_ff = (-(-n // block) * block for n in (matrices.n_embd, matrices.n_ff))
     return ModelShape("weights", "llama", n_layer, n_embd, n_ff, n_embd // _HEAD_DIM, 1, _HEAD_DIM, 512, 4096, 10_000.0)

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB
-from edgekv.config import KvOptions
+from edgekv.config import CacheOptions, KvOptions
 from edgekv.models.geometry import UBATCH_TOKENS, Geometry, ModelFile
-from edgekv.planning.compute import compute_bytes
+from edgekv.models.inspector import Asked, inspector
 from edgekv.planning.device_fit import DeviceRoom, device_plan
 from edgekv.planning.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.planning.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.planning.workspace import prompt_bytes, step_bytes
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, most_in_flight
 
-KNOWN, ESTIMATED, MEASURED = "known", "estimated", "measured"
-"""The source of a figure: the header and the options, a formula, or a measurement."""
+KNOWN, ESTIMATED = "known", "estimated"
+"""The source of a figure: llama.cpp, the header and the options; or a formula."""
 
 HOST, DISK = "host", "disk"
 
@@ -61,8 +61,6 @@ class ContextRequest:
     """Bytes of the prefix store in RAM."""
     room: DeviceRoom | None = None
     """The GPU that attends; None: the processor does."""
-    compute: int | None = None
-    """Measured bytes of llama.cpp's work buffers; None: use the formula."""
     n_threads: int = 1
     gpu_layers: int = 0
     """Layers in GPU memory if the processor attends."""
@@ -124,6 +122,12 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
     return model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds, slots.n, slots.unified, n_ubatch)
 
 
+def work_bytes(model: Geometry, n_ctx: int, cache: CacheOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
+    """Bytes of llama.cpp's work buffers on the processor, with the logits of one token of each slot."""
+    asked = Asked(slots.n, slots.unified, n_ubatch, cache.type_k.ggml_type, cache.type_v.ggml_type)
+    return inspector(model.path).compute_bytes(rounded(n_ctx * slots.caches[1]), asked)
+
+
 def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
     """Bytes of the second file of a KV home on disk: rows of one head after the other, each head in whole pages of the disk. 0: there is none."""
     if kv.cache.kv_dir is None or kv.mode is not KvMode.SPARSE or not kv.placement.kv_budget:
@@ -143,7 +147,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
     return _present([
         MemoryPart("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
-        _compute(request, n_ctx, kv),
+        MemoryPart("compute", work_bytes(shape, cells(shape, n_ctx, kv), kv.cache, request.slots), KNOWN, note="llama.cpp's work buffers"),
         MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.kv_dir is None else str(kv.cache.kv_dir),
                    "K and V of all tokens"),
         MemoryPart("KV by head", by_head_bytes(shape, n_ctx, kv, request.slots), KNOWN, str(kv.cache.kv_dir), "the same, a head's rows together"),
@@ -187,13 +191,6 @@ def _beside(shape: Geometry, n_ctx: int, kv: KvOptions, request: ContextRequest)
     if kv.mode is not KvMode.EXACT:
         return 0, scratch
     return paging_bytes(shape, layers, n_cells, kv, n_caches), scratch + n_caches * step_bytes(shape, layers, n_cells, kv, request.n_threads)
-
-
-def _compute(request: ContextRequest, n_ctx: int, kv: KvOptions) -> MemoryPart:
-    if request.compute is not None:
-        return MemoryPart("compute", request.compute, MEASURED, note="llama.cpp's work buffers")
-    n_bytes, is_close = compute_bytes(request.model, cells(request.shape, n_ctx, kv), request.slots.n, UBATCH_TOKENS, request.slots.unified)
-    return MemoryPart("compute", n_bytes, ESTIMATED, note="llama.cpp's work buffers" + ("" if is_close else ", roughly: --measure asks llama.cpp"))
 
 
 def _present(parts: Sequence[MemoryPart]) -> list[MemoryPart]:

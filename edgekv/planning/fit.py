@@ -14,7 +14,7 @@ from edgekv.models.inspector import CONTEXT_STEP, rounded
 from edgekv.planning.workspace import kept_cells, sketch_bytes, slot_bytes, step_bytes, table_bytes
 
 COMPUTE_BYTES = 256 * MIB
-"""Bytes set aside for llama.cpp's work buffers on the host, where `planning.compute` does not count them."""
+"""Bytes set aside for llama.cpp's work buffers on the host, beside those of a GPU."""
 
 PAGE_BYTES = {KvMode.EXACT: 7, KvMode.SPARSE: 31, KvMode.EVICT: 31}
 """Bytes for one page of one layer and KV head besides the library's tables: its state and slot in Python, its scores if pages are ranked,

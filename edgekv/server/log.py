@@ -15,19 +15,22 @@ from typing import TextIO
 
 import psutil
 
+from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
+
 _STDERR = 2
 _TAIL_BYTES = 16384
 _NAME = "edgekv-server-"
 _ORPHAN_S = 24 * 3600
 _PREFIX = re.compile(r"^(?:[\d.]+ )?(?P<level>[EWID]) (?P<text>.*)$")
-_MEANINGS = [
-    # (pattern in the log, sentence for people)
-    (r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
-    (r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
+_MEANINGS: list[tuple[type[EdgeKVError], str, str]] = [
+    # (error, pattern in the log, sentence for people)
+    (ConfigError, r"couldn't bind HTTP server socket|couldn't start HTTP listener", "the port or host cannot be used: {line}"),
+    (DoesNotFit, r"failed to allocate|unable to allocate|out of memory|bad_alloc|cudaMalloc failed",
      "the model and its context do not fit in memory; use a smaller --ctx or --cache-type-k q8_0 --cache-type-v q8_0 (or q4_0)"),
-    (r"unknown model architecture: '([^']*)'", "the model's architecture ({0}) is newer than this EdgeKV"),
-    (r"unknown pre-tokenizer type: '([^']*)'", "the model's tokenizer ({0}) is newer than this EdgeKV"),
-    (r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
+    (ModelError, r"unknown model architecture: '([^']*)'", "the model's architecture ({0}) is newer than this EdgeKV"),
+    (ModelError, r"unknown pre-tokenizer type: '([^']*)'", "the model's tokenizer ({0}) is newer than this EdgeKV"),
+    (ModelError, r"common_chat_templates_init: error: (.*)", "the model's chat template does not parse: {0}; give another with -- --chat-template"),
+    (ModelError, r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
 ]
 
 
@@ -84,18 +87,17 @@ class ServerLog:
         if self._temporary and self.path is not None:
             self.path.unlink(missing_ok=True)
 
-    def explain(self) -> str:
+    def explain(self) -> EdgeKVError:
         """One sentence from the end of the log: why the server did not start, or stopped."""
         lines = self._tail()
         text = "\n".join(lines)
-        for pattern, meaning in _MEANINGS:
+        for kind, pattern, meaning in _MEANINGS:
             if match := re.search(pattern, text):
                 line = text[text.rfind("\n", 0, match.start()) + 1:].split("\n", 1)[0]
-                return meaning.format(*match.groups(), line=bare_message(line)) + self._where()
+                return kind(meaning.format(*match.groups(), line=bare_message(line)) + self._where())
         errors = [bare_message(line) for line in lines if (m := _PREFIX.match(line)) and m["level"] == "E"]
-        if errors:
-            return f"llama.cpp's server gave up: {errors[0]}" + self._where()
-        return f"llama.cpp's server gave up: {bare_message(lines[-1]) if lines else 'it says nothing'}" + self._where()
+        said = errors[0] if errors else bare_message(lines[-1]) if lines else "it says nothing"
+        return EdgeKVError(f"llama.cpp's server gave up: {said}" + self._where())
 
     def _tail(self) -> list[str]:
         if self.path is None:

@@ -75,10 +75,10 @@ def prompt_batch(options: ServerOptions, context: ContextChoice) -> int:
     return batch_tokens(kept(context.n_ctx, kv), BATCH_TOKENS)
 
 
-def failed_start(kv: KvOptions, sentence: str) -> EdgeKVError:
-    """The error of a server that ended before it answered, as the sentence says; or because its KV home could not be made."""
+def failed_start(kv: KvOptions, error: EdgeKVError) -> EdgeKVError:
+    """The error of a server that ended before it answered, unless its KV home could not be made."""
     from edgekv._native import core
 
     if kv.cache.kv_dir is not None and (why := core.home_failure()):
         return no_home(why, kv.cache.kv_dir)
-    return EdgeKVError(sentence)
+    return error

@@ -240,11 +240,14 @@ class Server:
 
     def why_stopped(self) -> str:
         """One sentence about a server that ended by itself."""
+        return str(self._end())
+
+    def _end(self) -> EdgeKVError:
         if isinstance(self._exit, EdgeKVError):
-            return str(self._exit)
+            return self._exit
         if isinstance(self._exit, BaseException):
-            return f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}"
-        return "the server was not started" if self._log is None else self._log.explain()
+            return EdgeKVError(f"llama.cpp's server ended: {self._exit or type(self._exit).__name__}")
+        return EdgeKVError("the server was not started") if self._log is None else self._log.explain()
 
     def __enter__(self) -> Server:
         return self if _active is self and self._ready else self.start()
@@ -302,9 +305,9 @@ class Server:
         while not (self._turned.wait(_INTERRUPTIBLE_S) or self.answers("/lora-adapters")):  # a loop that is at work at once does not say so
             pass
         if not self.alive:
-            sentence = self.why_stopped()
+            error = self._end()
             self._release(failed=True)
-            raise failed_start(self.options.kv, sentence)
+            raise failed_start(self.options.kv, error)
         self._ready = True
         self._check_runtime()
         if self._runtime is not None:

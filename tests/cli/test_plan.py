@@ -138,12 +138,6 @@ def test_json(header):
     assert {"--cache-type-k", "q8_0"} < set(found["flags"]) and {speed["mode"] for speed in found["speeds"]} == {"off", "exact", "sparse"}
 
 
-def test_work_buffers_are_measured_when_asked(header):
-    found = json.loads(run(header(), "--ctx", "4096", "--json", "--measure", "--attention-device", "cpu").stdout)
-    compute = next(part for part in found["parts"] if part["name"] == "compute")
-    assert compute["how"] == "measured" and compute["bytes"] == pytest.approx(68.5 * 2**20, rel=0.01)
-
-
 def test_what_does_not_fit_has_its_exit_code(header):
     result = run(header("llama-3-70b"), "--attention-device", "cpu", "--ctx", "131072", "--kv", "exact")
     assert result.return_value == EXIT_DOES_NOT_FIT and "DOES NOT FIT" in result.stdout and "Run " not in result.stdout

@@ -6,7 +6,10 @@ import pytest
 from support.headers import MIB, allocated, with_keys
 
 from edgekv.common.errors import EXIT_MODEL, ModelError
+from edgekv.config import CacheOptions
 from edgekv.models import geometry, inspector
+from edgekv.models.inspector import CLOSE
+from edgekv.planning.allocations import Slots, work_bytes
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 SHAPES = {
@@ -28,10 +31,14 @@ def odd(request, synthetic, tmp_path):
 
 
 @pytest.mark.parametrize(("n_seq", "unified", "kind", "number"), [(1, False, "f16", 1), (4, False, "q8_0", 8), (4, True, "f16", 1)])
-def test_bytes_of_k_and_v_are_those_that_llama_cpp_allocates(odd, n_seq, unified, kind, number):
+def test_bytes_are_those_that_llama_cpp_allocates(odd, n_seq, unified, kind, number):
+    cache, slots = CacheOptions(type_k=kind, type_v=kind), Slots(n_seq, unified)
     for n_ctx in (256, 5000, 16384):
-        made, off = allocated(odd, n_ctx, n_seq, unified, number)
-        assert geometry(odd).kv_bytes(n_ctx, kind, kind, n_seq, unified) / MIB == pytest.approx(made, abs=off + 1e-9)
+        made = allocated(odd, n_ctx, n_seq, unified, number)
+        for n_bytes, part, share in ((geometry(odd).kv_bytes(n_ctx, kind, kind, n_seq, unified), "KV home", 0),
+                                     (work_bytes(geometry(odd), n_ctx, cache, slots), "compute", CLOSE)):
+            mib, off = made[part]
+            assert n_bytes / MIB == pytest.approx(mib, abs=off + 1e-9 + share * mib), (part, n_ctx)
 
 
 @pytest.mark.parametrize(("keys", "slides", "window"), [

@@ -20,7 +20,7 @@ import pytest
 from support.contexts import Context
 
 from edgekv.common.enums import KvMode
-from edgekv.common.errors import EXIT_MODEL, ConfigError, DoesNotFit, EdgeKVError, ModelError
+from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
@@ -232,22 +232,22 @@ def test_foreign_host(tiny, host):
 
 
 LOGS = [
-    ("0.00.1 E srv start: couldn't bind HTTP server socket, hostname: h, port: 1", "the port or host cannot be used"),
-    ("E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9", "do not fit in memory"),
-    ("E llama_model_load: error loading model: unknown model architecture: 'wow'", r"architecture \(wow\) is newer"),
-    ("I fine\n0.00.2 E srv    load_model: failed to load model, 'x'\nI more", "gave up: failed to load model, 'x'"),
-    ("I only this", "gave up: only this"),
-    ("", "it says nothing"),
+    ("0.00.1 E srv start: couldn't bind HTTP server socket, hostname: h, port: 1", "the port or host cannot be used", EXIT_USAGE),
+    ("E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9", "do not fit in memory", EXIT_DOES_NOT_FIT),
+    ("E llama_model_load: error loading model: unknown model architecture: 'wow'", r"architecture \(wow\) is newer", EXIT_MODEL),
+    ("I fine\n0.00.2 E srv    load_model: failed to load model, 'x'\nI more", "gave up: failed to load model, 'x'", EXIT_RUNTIME),
+    ("I only this", "gave up: only this", EXIT_RUNTIME),
+    ("", "it says nothing", EXIT_RUNTIME),
 ]
 
 
-@pytest.mark.parametrize(("log", "sentence"), LOGS)
-def test_a_failed_start_says_why(tiny, native, log, sentence):
+@pytest.mark.parametrize(("log", "sentence", "code"), LOGS)
+def test_a_failed_start_says_why(tiny, native, log, sentence, code):
     native(lambda argv: os.write(2, log.encode()) and 1)
     server = Server(options(tiny))
     with pytest.raises(EdgeKVError, match=sentence) as caught:
         server.start()
-    assert "\n" not in str(caught.value) and str(server.log_path) in str(caught.value)
+    assert "\n" not in str(caught.value) and str(server.log_path) in str(caught.value) and caught.value.exit_code == code
     assert server.log_path.read_text() == log, "the log of a failure is kept"
     assert active() is None
     server.log_path.unlink()
@@ -372,7 +372,7 @@ def test_log_to_standard_error_can_be_asked_for(tiny, capfd):
     log = ServerLog(Path("-"))
     log.open()
     log.close(keep=False)
-    assert log.path is None and "above" in log.explain()
+    assert log.path is None and "above" in str(log.explain())
 
 
 # ---- room on a GPU --------------------------------------------------------------------------------------------------------------

@@ -14,15 +14,17 @@ from edgekv import llama as _first  # noqa: F401 - it takes llama.cpp's lines in
 import llama_cpp
 
 MIB = 1 << 20
-_CACHE = re.compile(r"K \(\w+\): +([\d.]+) MiB, V \(\w+\): +([\d.]+) MiB")
+PARTS = {"weights": ("model",), "KV home": ("KV",), "recurrent state": ("RS", "state"), "compute": ("compute", "output")}
+"""The plan's parts, and llama.cpp's names of the buffers that they are in."""
+_BUFFER = re.compile(r"(\w+) buffer size = +([\d.]+) MiB")
 
 
 def with_keys(source: Path, target: Path, keys: Mapping[str, Any], tensors: Sequence[gguf.ReaderTensor] | None = None) -> Path:
-    """A copy of a model with other values of its architecture's keys, or of those of a split; None: without the key. tensors: those of one part."""
+    """A copy of a model with other values of its architecture's keys, or of those named in full; None: without the key. tensors: those of one part."""
     reader = gguf.GGUFReader(source)
     arch = reader.fields["general.architecture"].contents()
     writer = gguf.GGUFWriter(target, arch)
-    given = {name if name.startswith("split.") else f"{arch}.{name}": value for name, value in keys.items()}
+    given = {name if name.startswith(("split.", "general.", "tokenizer.")) else f"{arch}.{name}": value for name, value in keys.items()}
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture" and name not in given:
             is_array = field.types[0] == gguf.GGUFValueType.ARRAY
@@ -30,6 +32,10 @@ def with_keys(source: Path, target: Path, keys: Mapping[str, Any], tensors: Sequ
     for name, value in given.items():
         if isinstance(value, list):
             writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        elif name == "general.alignment":
+            writer.add_custom_alignment(value)
         elif value is not None:
             kind = {"split.count": gguf.GGUFValueType.UINT16, "split.no": gguf.GGUFValueType.UINT16, "split.tensors.count": gguf.GGUFValueType.INT32}
             writer.add_key_value(name, value, kind.get(name, gguf.GGUFValueType.UINT32))
@@ -40,21 +46,21 @@ def with_keys(source: Path, target: Path, keys: Mapping[str, Any], tensors: Sequ
     return target
 
 
-def allocated(path: Path, n_ctx: int, n_seq: int = 1, unified: bool = False, cache_type: int = 1) -> tuple[float, float]:
-    """MiB of K and V that llama.cpp logs when it allocates them, and by how much its rounding may be off. n_ctx: tokens of each sequence; cache_type:
-    enum ggml_type."""
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.kv_unified, params.n_ubatch = n_ctx * n_seq, n_seq, unified, 512
-    params.type_k = params.type_v = cache_type
-    params.flash_attn_type, params.swa_full = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False
+def allocated(path: Path, n_ctx: int, n_seq: int = 1, unified: bool = False, cache_type: int = 1) -> dict[str, tuple[float, float]] | None:
+    """MiB that llama.cpp logs when it allocates what each of PARTS names, and by how much its rounding may be off. n_ctx: tokens of each sequence;
+    cache_type: enum ggml_type. None: it refuses the context."""
     with _heard() as lines:
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.kv_unified, params.n_ubatch, params.n_outputs_max = n_ctx * n_seq, n_seq, unified, 512, n_seq
+        params.type_k = params.type_v = cache_type
+        params.flash_attn_type, params.swa_full = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False
         context = llama_cpp.llama_init_from_model(model, params)
-    assert context, lines[-3:]
-    llama_cpp.llama_free(context)
+    if context:
+        llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
-    sizes = [float(size) for line in lines for found in _CACHE.findall(line) for size in found]
-    return sum(sizes), 0.005 * len(sizes)
+    sizes = [(name, float(size)) for line in lines for name, size in _BUFFER.findall(line)]
+    return {part: (sum(one), 0.005 * len(one)) for part, names in PARTS.items() for one in [[n for name, n in sizes if name in names]]} if context else None
 
 
 @contextmanager

@@ -1,0 +1,48 @@
+"""Whatever type of weights llama.cpp reads, EdgeKV describes, plans, measures and runs."""
+
+import numpy as np
+import pytest
+from support.headers import with_keys
+
+from edgekv._native.gguf_header import block_sizes
+from edgekv.common.errors import EXIT_MODEL, ModelError
+from edgekv.config import KvOptions
+from edgekv.llama import Llama
+from edgekv.measure.planned import PlanQuestion, plan_here
+from edgekv.measure.weights import weight_rates
+from edgekv.models import geometry
+from edgekv.models.model_shape import ModelShape
+from edgekv.models.model_writer import write_empty
+from edgekv.planning.host import MatrixShape
+
+SHAPE = ModelShape("types", "llama", 2, 256, 256, 4, 2, 64, 512, 4096, 10_000.0)
+NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+"""Of steps in a computation, or of other tensors than matrices."""
+
+
+@pytest.mark.parametrize("kind", sorted(block_sizes().keys() - NO_WEIGHTS))
+def test_a_model_of_each_type(tmp_path, kind):
+    path = write_empty(SHAPE, tmp_path / "model.gguf", kind)
+    assert geometry(path).file_type == kind
+    plan = plan_here(path, PlanQuestion(KvOptions(attention_device="cpu"), 512))
+    assert plan.problem is None and plan.parts[0].bytes == geometry(path).tensor_bytes
+    llama = Llama(str(path), n_ctx=256, n_threads=1)
+    llama.eval([1, 2, 3])
+    assert np.isfinite(np.asarray(llama.scores[2] if llama.scores.shape[0] > 1 else llama.scores[0])).all()
+    llama.close()
+
+
+def test_rates_of_a_type_that_gguf_does_not_name():
+    rates = weight_rates("q2_0", MatrixShape(256, 256), 1)
+    assert min(rates.decode, rates.prompt_stock, rates.prompt_exact) > 0
+
+
+def test_weights_that_llama_cpp_cannot_map_are_a_sentence(synthetic, tmp_path):
+    with pytest.raises(ModelError, match="at multiples of 8 bytes, and llama.cpp maps them at multiples of 32: convert it again") as caught:
+        geometry(with_keys(synthetic(), tmp_path / "model.gguf", {"general.alignment": 8}))
+    assert caught.value.exit_code == EXIT_MODEL
+
+
+def test_a_mix_of_which_the_file_has_nothing_is_not_its_name(synthetic, tmp_path):
+    """llama.cpp's quantiser takes another type for rows that are no whole blocks, and keeps the name."""
+    assert geometry(with_keys(synthetic(), tmp_path / "model.gguf", {"general.file_type": 10})).file_type == "F16"

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,9 @@ class Maker:
         lines = self._run("list").stdout.splitlines()
         return {name: kind != "-" for name, kind in (line.split() for line in lines)}
 
-    def write(self, architecture: str, path: Path) -> None:
-        self._run("write", architecture, str(path))
+    def write(self, architecture: str, path: Path, keys: Sequence[str] = ()) -> None:
+        """keys: others of the architecture, as `tiny_models` takes them. Raises NotMadeError where llama.cpp makes no model of them."""
+        self._run("write", architecture, str(path), *keys)
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess:
         done = subprocess.run([self.program, *arguments], capture_output=True, text=True, timeout=120,

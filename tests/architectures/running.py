@@ -1,5 +1,6 @@
 """Runs measuring processes over all architectures, and starts another where a model ended one."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -14,9 +15,20 @@ from queue import SimpleQueue
 
 from support.arithmetic import SINGLE
 
-from .making import Maker, compile_maker
+from .making import Maker, NotMadeError
 
 MEASURING = Path(__file__).with_name("measuring.py")
+ALLOCATING = Path(__file__).with_name("allocating.py")
+WINDOW, PATTERN, RECURRENT = "attention.sliding_window", "attention.sliding_window_pattern", "attention.recurrent_layers"
+ODD = {
+    "as the pinned test makes them": (),
+    "no window": (f"{WINDOW}=",), "a window of 100": (f"{WINDOW}=100",),
+    "no pattern": (f"{PATTERN}=",), "pattern 0": (f"{PATTERN}=0",), "pattern 3": (f"{PATTERN}=3",), "a list as pattern": (f"{PATTERN}=1,0",),
+    "no interval of full attention": ("full_attention_interval=",), "an interval of 1": ("full_attention_interval=1",),
+    "a list of recurrent layers": (f"{RECURRENT}=1,0",), "the same, reversed": (f"{RECURRENT}=0,1",),
+    "a layer that predicts": ("nextn_predict_layers=1",), "eight layers": ("block_count=8",),
+}
+"""Keys that are absent, odd, or stand where nobody expects them."""
 SECONDS = 240.0
 """A model that takes longer hangs."""
 N_AT_ONCE = 2
@@ -26,51 +38,74 @@ Found = dict
 """measuring.Found, as JSON has it; with `unmade` alone where the pinned source makes no model."""
 
 
-def run_all(only: list[str] | None = None) -> Iterator[Found]:
-    """What was found of each architecture that the pinned source names. only: these. Raises NotMadeError where nothing can be compiled."""
-    with tempfile.TemporaryDirectory() as folder:
-        maker = compile_maker(Path(folder))
-        architectures = {name: made for name, made in maker.architectures().items() if only is None or name in only}
-        yield from run(maker, [name for name, made in architectures.items() if made], Path(folder))
-        yield from ({"architecture": name, "unmade": True} for name, made in architectures.items() if not made)
+Model = tuple[str, str, tuple[str, ...]]
+"""The name of an architecture, what is odd about its keys, and those keys (`Maker.write`)."""
 
 
-def run(maker: Maker, names: list[str], folder: Path) -> Iterator[Found]:
-    """In the order of `names`."""
+def run_all(maker: Maker, only: list[str] | None = None) -> Iterator[Found]:
+    """What was found of each architecture that the pinned source names. only: these."""
+    architectures = {name: made for name, made in maker.architectures().items() if only is None or name in only}
+    yield from run(maker, [(name, "", ()) for name, made in architectures.items() if made], MEASURING)
+    yield from ({"architecture": name, "unmade": True} for name, made in architectures.items() if not made)
+
+
+def run_allocations(maker: Maker, only: list[str] | None = None) -> Iterator[Found]:
+    """What allocating.py found of each architecture with each of ODD."""
+    names = [name for name, made in maker.architectures().items() if made and (only is None or name in only)]
+    yield from run(maker, [(name, odd, keys) for name in names for odd, keys in ODD.items()], ALLOCATING)
+
+
+def run(maker: Maker, models: list[Model], program: Path) -> Iterator[Found]:
+    """What a program found of each, in their order."""
     idle: SimpleQueue[Measuring] = SimpleQueue()
+    seen: set[bytes] = set()
     with ExitStack() as stack, ThreadPoolExecutor(N_AT_ONCE) as pool:
-        for i in range(N_AT_ONCE):
-            idle.put(stack.enter_context(Measuring(maker, folder / f"{i}")))
+        for _ in range(N_AT_ONCE):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            idle.put(stack.enter_context(Measuring(maker, folder, program, seen)))
 
-        def found(name: str) -> Found:
+        def found(model: Model) -> Found:
             measuring = idle.get()
             try:
-                return measuring.found(name)
+                return measuring.found(*model)
             finally:
                 idle.put(measuring)
 
-        yield from pool.map(found, names)
+        yield from pool.map(found, models)
 
 
 class Measuring:
-    """A process that measures in a new folder of its own."""
+    """A process that measures in an empty folder of its own. seen: digests of the files that were measured."""
 
-    def __init__(self, maker: Maker, folder: Path) -> None:
-        self._maker, self._folder = maker, folder
+    def __init__(self, maker: Maker, folder: Path, program: Path, seen: set[bytes]) -> None:
+        self._maker, self._folder, self._program, self._seen = maker, folder, program, seen
         self._process: subprocess.Popen | None = None
-        folder.mkdir()
 
-    def found(self, name: str) -> Found:
+    def found(self, name: str, odd: str, keys: tuple[str, ...]) -> Found:
         path = self._folder / f"{name}.gguf"
-        self._maker.write(name, path)
-        process = self._process = self._process or _start(self._folder)
+        try:
+            self._maker.write(name, path, keys)
+        except NotMadeError:
+            if not keys:
+                raise
+            return {"architecture": name, "odd": odd, "unmade": True}
+        if (digest := hashlib.sha256(path.read_bytes()).digest()) in self._seen:  # the architecture knows no such keys
+            return {"architecture": name, "odd": odd, "unmade": True}
+        self._seen.add(digest)
+        process = self._process = self._process or self._start()
         found = _ask(process, [name, str(path)])
         path.unlink()
         if found is None:
             process.kill()
             found = {"architecture": name, "crashed": f"exit status {process.wait()}: {_last_line(self._folder)}"}
             self._process = None
-        return found
+        return found | {"odd": odd}
+
+    def _start(self) -> subprocess.Popen:
+        """Without kernels whose prompts round to bf16, unless EDGEKV_ISA asks for them: random weights make much of that."""
+        with (self._folder / "stderr").open("w") as errors:
+            return subprocess.Popen([sys.executable, str(self._program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                                    cwd=self._folder, env={"EDGEKV_ISA": SINGLE[-1], **os.environ, "GGML_NO_BACKTRACE": "1"})
 
     def __enter__(self) -> "Measuring":
         return self
@@ -79,13 +114,6 @@ class Measuring:
         if self._process is not None:
             self._process.stdin.close()
             self._process.wait()
-
-
-def _start(folder: Path) -> subprocess.Popen:
-    """Without kernels whose prompts round to bf16, unless EDGEKV_ISA asks for them: random weights make much of that."""
-    with (folder / "stderr").open("w") as errors:
-        return subprocess.Popen([sys.executable, str(MEASURING)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=folder,
-                                env={"EDGEKV_ISA": SINGLE[-1], **os.environ, "GGML_NO_BACKTRACE": "1"})
 
 
 def _ask(process: subprocess.Popen, model: list[str]) -> Found | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parents[2] / "models" / "README.md"
 BEGIN, END = "<!-- architectures: python tests/architectures --write -->", "<!-- /architectures -->"
+ALLOCATIONS = "<!-- allocations: python tests/architectures --allocations --write -->", "<!-- /allocations -->"
 SERVED = "attended by EdgeKV"
 HEAD = ("| its layers keep | attended by EdgeKV | by stock llama.cpp, because | comes back from the prefix cache | architectures |",
         "|---|---|---|---|---|")
@@ -66,6 +67,8 @@ def line(found: dict) -> str:
         return f"{name}: no model"
     if found.get("crashed") or found.get("refused"):
         return f"{name}: {found.get('crashed') or found.get('refused')}"
+    if "contexts" in found:
+        return f"{name}, {found['odd']}: {'; '.join(found['wrong']) or 'as llama.cpp allocates'}"
     return (f"{name}: {sum(found['hooked'])}/{len(found['layers'])} layers; KLD exact {found['exact']:.1e} (stock from itself {found['spread']:.1e}, "
             f"another text {found['control']:.1e}); sparse, all certain {found['certain']:.1e}, {found['share_read']:.0%} read "
             f"{found['sampled']:.1e}; back {found['n_back']}/{found['n_prompt']}, KLD {found['back']:.1e}; {found['seconds']:.1f} s")
@@ -75,6 +78,24 @@ def in_readme() -> str:
     return README.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
 
 
-def put(all_found: list[dict]) -> None:
-    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n{text(all_found)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+def put(written: str, begin: str = BEGIN, end: str = END) -> None:
+    before, rest = README.read_text(encoding="utf-8").split(begin)
+    README.write_text(f"{before}{begin}\n{written}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+# ---- what the plan says, and what llama.cpp allocates ---------------------------------------------------------------------------
+
+
+def allocations(all_found: list[dict]) -> str:
+    """A row for each oddity, and a line for whatever differs."""
+    of: dict[str, list[dict]] = defaultdict(list)
+    for found in all_found:
+        if "contexts" in found:
+            of[found["odd"]].append(found)
+    lines = ["| keys of the header | architectures | contexts | refused by both | K and V | work buffers | states | weights |", "|---|" + "---:|" * 7]
+    for odd, found in of.items():
+        off = {part: max(one["off"][part] for one in found) for part in ("KV home", "compute", "recurrent state", "weights")}
+        lines.append(f"| {odd} | {len(found)} | {sum(one['contexts'] for one in found)} | {sum(one['refusals'] for one in found)} | "
+                     + " | ".join("equal" if share == 0 else f"{share:.1%}" for share in off.values()) + " |")
+    lines += ["", *(f"- {found['architecture']}, {found['odd']}: {'; '.join(found['wrong'])}" for found in all_found if found.get("wrong"))]
+    return "\n".join(lines).strip()

@@ -1,6 +1,6 @@
 // Tiny models of random weights, one of each architecture that the pinned llama.cpp can make one of:
 //     tiny_models list            a line for each architecture: its name, "dense" or "moe", or "-" and why there is no model
-//     tiny_models write ARCH FILE
+//     tiny_models write ARCH FILE [KEY=VALUE...]      with other keys of the architecture: a number, numbers with commas between, or nothing: no such key
 // Compiled around upstream's own test, which knows the hyperparameters of each architecture (tests/architectures/making.py).
 #define main upstream_main
 #include "test-llama-archs.cpp"
@@ -9,6 +9,7 @@
 #include "../src/llama-model.h"
 
 #include <set>
+#include <sstream>
 
 static const uint32_t n_ctx = 1024;  // so many positions; upstream's models have 256
 static const uint32_t n_top_k = 96;  // cells that an index chooses, fewer than a prompt has; upstream's take all
@@ -109,8 +110,27 @@ static void remove_foreign_keys(gguf_context * metadata, const llama_model & mod
     }
 }
 
-static void write(const llm_arch arch, const char * path) {
+static void set_keys(gguf_context * metadata, const llm_arch arch, const std::vector<std::string> & given) {
+    for (const std::string & one : given) {
+        const size_t at = one.find('=');
+        const std::string key = std::string(llm_arch_name(arch)) + "." + one.substr(0, at);
+        std::vector<uint32_t> numbers;
+        std::istringstream values(one.substr(at + 1));
+        for (std::string value; std::getline(values, value, ',');) {
+            numbers.push_back(static_cast<uint32_t>(std::stoul(value)));
+        }
+        gguf_remove_key(metadata, key.c_str());
+        if (numbers.size() == 1) {
+            gguf_set_val_u32(metadata, key.c_str(), numbers[0]);
+        } else if (!numbers.empty()) {
+            gguf_set_arr_data(metadata, key.c_str(), GGUF_TYPE_UINT32, numbers.data(), numbers.size());
+        }
+    }
+}
+
+static void write(const llm_arch arch, const char * path, const std::vector<std::string> & given) {
     gguf_context_ptr metadata = metadata_of(arch);
+    set_keys(metadata.get(), arch, given);
     tensor_data_params random = { /*seed =*/ 1, /*stdev =*/ 0.1f };
     llama_model_params params = llama_model_default_params();
     ggml_backend_dev_t none   = nullptr;
@@ -123,6 +143,7 @@ static void write(const llm_arch arch, const char * path) {
 
     gguf_context_ptr file(gguf_init_empty());
     remove_foreign_keys(metadata.get(), *model);
+    set_keys(metadata.get(), arch, given);
     gguf_set_kv(file.get(), metadata.get());  // and not its tensors, which only tell the types of some weights
     std::set<std::string> names;
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(model.get())) {
@@ -150,15 +171,15 @@ int main(int argc, char ** argv) {
         }
         return 0;
     }
-    if (command != "write" || argc != 4 || llm_arch_from_string(argv[2]) == LLM_ARCH_UNKNOWN) {
-        fprintf(stderr, "usage: tiny_models list | tiny_models write ARCH FILE\n");
+    if (command != "write" || argc < 4 || llm_arch_from_string(argv[2]) == LLM_ARCH_UNKNOWN) {
+        fprintf(stderr, "usage: tiny_models list | tiny_models write ARCH FILE [KEY=VALUE...]\n");
         return 2;
     }
     if (ggml_backend_dev_count() == 0) {
         ggml_backend_load_all_from_path(getenv("EDGEKV_TINY_MODELS_LIBRARIES"));  // a build of which the backends are opened at run time
     }
     try {
-        write(llm_arch_from_string(argv[2]), argv[3]);
+        write(llm_arch_from_string(argv[2]), argv[3], { argv + 4, argv + argc });
     } catch (const std::exception & error) {
         fprintf(stderr, "%s: %s\n", argv[2], error.what());
         return 1;

@@ -3,7 +3,10 @@ table of models/README.md that it writes."""
 
 import pytest
 from architectures import running, table
-from architectures.making import NotMadeError
+from architectures.making import NotMadeError, compile_maker
+from support.headers import MIB, allocated
+
+from edgekv.models import geometry
 
 FACTOR = 3
 """Mode exact may be so many times as far from stock as stock is from itself. Largest seen: 1.6."""
@@ -15,11 +18,16 @@ SINKS = {"gpt-oss", "mimo2", "granite_swa"}
 
 
 @pytest.fixture(scope="module")
-def everything() -> list[dict]:
+def maker(tmp_path_factory):
     try:
-        return list(running.run_all())
+        return compile_maker(tmp_path_factory.mktemp("maker"))
     except NotMadeError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def everything(maker) -> list[dict]:
+    return list(running.run_all(maker))
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +131,21 @@ def test_nothing_else_is_reported(opened):
 
 def test_the_readme_has_the_table(everything):
     assert table.in_readme() == table.text(everything), "run: python tests/architectures --write"
+
+
+WINDOW, PATTERN = running.WINDOW, running.PATTERN
+
+
+@pytest.mark.parametrize(("architecture", "keys"), [
+    ("exaone4", ("block_count=30", f"{WINDOW}=512", f"{PATTERN}=4")), ("exaone4", ("block_count=30", f"{WINDOW}=512", f"{PATTERN}=")),
+    ("exaone4", ("block_count=64", f"{WINDOW}=512", f"{PATTERN}=4")), ("exaone4", ("block_count=64", f"{WINDOW}=", f"{PATTERN}=")),
+    ("llama4", (f"{WINDOW}=",)), ("llama4", (f"{WINDOW}=1024",)),
+    ("gemma2", (f"{WINDOW}=", f"{PATTERN}=")), ("gemma2", (f"{WINDOW}=512", f"{PATTERN}=0")),
+    ("muse-glimmer", (f"{WINDOW}=512", f"{PATTERN}=", "block_count=8")), ("lfm2", (f"{WINDOW}=512",)),
+    ("qwen3next", (f"{running.RECURRENT}=0,1", "full_attention_interval=4")),
+])
+def test_odd_keys_mean_what_llama_cpp_makes_of_them(maker, tmp_path, architecture, keys):
+    """Headers of which a rule of ours said something else than llama.cpp."""
+    maker.write(architecture, path := tmp_path / "model.gguf", keys)
+    made, off = allocated(path, 16384)["KV home"]
+    assert geometry(path).kv_bytes(16384) / MIB == pytest.approx(made, abs=off + 1e-9)

@@ -126,7 +126,7 @@ def chat(
         except EdgeKVError:
             if server.alive:
                 raise
-            raise EdgeKVError(server.why_stopped()) from None
+            raise server.why_stopped() from None
 
 
 def _warning(model: Geometry, demo: bool) -> str | None:

@@ -91,7 +91,7 @@ class OwnServer:
 
     @property
     def gone(self) -> str | None:
-        return None if self._server.alive else self._server.why_stopped()
+        return None if self._server.alive else str(self._server.why_stopped())
 
     def summary(self) -> str:
         runtime, folder = self._server.runtime, self._server.options.kv.cache.kv_dir

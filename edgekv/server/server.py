@@ -236,13 +236,10 @@ class Server:
         """Block until the server ends by itself, which is an error. Raises EdgeKVError with the reason. Interruptible."""
         while not self._ended.wait(_INTERRUPTIBLE_S):
             pass
-        raise EdgeKVError(self.why_stopped())
+        raise self.why_stopped()
 
-    def why_stopped(self) -> str:
+    def why_stopped(self) -> EdgeKVError:
         """One sentence about a server that ended by itself."""
-        return str(self._end())
-
-    def _end(self) -> EdgeKVError:
         if isinstance(self._exit, EdgeKVError):
             return self._exit
         if isinstance(self._exit, BaseException):
@@ -305,7 +302,7 @@ class Server:
         while not (self._turned.wait(_INTERRUPTIBLE_S) or self.answers("/lora-adapters")):  # a loop that is at work at once does not say so
             pass
         if not self.alive:
-            error = self._end()
+            error = self.why_stopped()
             self._release(failed=True)
             raise failed_start(self.options.kv, error)
         self._ready = True
@@ -348,7 +345,7 @@ class Server:
         try:
             while not future.done():
                 if not self.alive:
-                    raise EdgeKVError(self.why_stopped())
+                    raise self.why_stopped()
                 self.answers("/metrics")  # makes an idle server look for errands
                 wait([future], timeout=_POLL_S)
         finally:

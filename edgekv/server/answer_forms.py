@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgekv.common.errors import ConfigError
 from edgekv.server.form_schema import as_meant
+from edgekv.server.schema_words import NotExact, Rewriting
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -78,7 +80,7 @@ class AnswerForms:
         if given is None:
             return _check_matcher(LLMatcher(self._tokenizer, form, log_level=0))
         before = "".join(f"({self._spelled(text, optional)}){'?' if optional else ''} " for text, optional in given["before"])
-        matcher = _check_matcher(LLMatcher(self._tokenizer, f"start: {before}answer\nanswer: %json {_schema_text(given)}", log_level=0))
+        matcher = _check_matcher(LLMatcher(self._tokenizer, f"start: {before}answer\nanswer: %json {_schema_text(json.dumps(given['schema']))}", log_level=0))
         if given["begun"]:
             matcher.consume_tokens(self._tokenizer.tokenize_str(given["begun"]))
         return _check_matcher(matcher)
@@ -103,8 +105,24 @@ def _given(form: str) -> dict[str, Any] | None:
     return json.loads(text) if kind == "%edgekv" else None
 
 
-def _schema_text(given: dict[str, Any]) -> str:
-    schema = as_meant(given["schema"])
+@lru_cache(maxsize=64)
+def _schema_text(given: str) -> str:
+    """A schema as llguidance takes it: the client's, or one that says the same with the words it has. Raises ConfigError."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    def matcher(text: str) -> LLMatcher:
+        return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(text), log_level=0)
+
+    schema = json.loads(given)
+    if (first := matcher(text := _spaced(as_meant(schema)))).is_error():
+        with suppress(NotExact, RecursionError, ConfigError):
+            if not matcher(rewritten := _spaced(as_meant(Rewriting(schema).rewritten()))).is_error():
+                return rewritten
+    _check_matcher(first)
+    return text
+
+
+def _spaced(schema: Any) -> str:
     return json.dumps(schema | {"x-guidance": _SPACES} if isinstance(schema, dict) else schema)  # over the client's, which may ask for less
 
 
@@ -116,7 +134,9 @@ def _check(form: str) -> None:
         raise ConfigError(f"the package llguidance is missing, which holds answers to it; pip install llguidance=={LLGUIDANCE}") from None
     try:
         given = _given(form)
-        grammar = form if given is None else LLMatcher.grammar_from_json_schema(_schema_text(given))
+        grammar = form if given is None else LLMatcher.grammar_from_json_schema(_schema_text(json.dumps(given["schema"])))
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it cannot be read ({error})") from None
     matcher = _check_matcher(LLMatcher(LLTokenizer("byte"), grammar, log_level=0))

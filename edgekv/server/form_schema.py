@@ -28,7 +28,7 @@ def as_meant(schema: Any) -> Any:
     # It takes a name with an escape for another property ("\u0061" beside "a"), but does not in names of a pattern.
     if patterns:
         raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it")
-    further = {"^": {}} if others in (True, {}) else {f"^{_none_of(names)}$": others}
+    further = {"^": {}} if others in (True, {}) else {f"^{none_of(names)}$": others}
     return read | {"patternProperties": further, "additionalProperties": False}
 
 
@@ -67,10 +67,10 @@ def _literal(atom: str) -> str:
     return f"\\{atom}" if atom in "[&~^-" else atom
 
 
-def _none_of(words: Iterable[str]) -> str:
+def none_of(words: Iterable[str]) -> str:
     """An expression of every text but these."""
     words = set(words)
     firsts = sorted({word[0] for word in words if word})
     other = f"[^{''.join(map(re.escape, firsts))}]" if firsts else "(?s:.)"
-    ways = [re.escape(first) + _none_of(word[1:] for word in words if word[:1] == first) for first in firsts]
+    ways = [re.escape(first) + none_of(word[1:] for word in words if word[:1] == first) for first in firsts]
     return f"(?:{'|'.join([*ways, f'{other}(?s:.)*'])}){'' if '' in words else '?'}"

@@ -3,41 +3,45 @@
 import ctypes
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.stub import write_stub
 
 from edgekv._native.form_callbacks import Vocabulary
 from edgekv.common.errors import ConfigError
+from edgekv.models import default_model
 from edgekv.server.answer_forms import AnswerForms
 
 import llama_cpp
 
 
 class Masks:
-    """Forms over a vocabulary of bytes: each text is one series of tokens."""
+    """Forms over the default model's vocabulary."""
 
-    def __init__(self, folder: Path):
+    def __init__(self) -> None:
         parameters = llama_cpp.llama_model_default_params()
         parameters.vocab_only = True
-        self._model = llama_cpp.llama_model_load_from_file(str(write_stub(folder / "bytes.gguf", "")).encode(), parameters)
-        vocab = llama_cpp.llama_model_get_vocab(self._model)
-        n = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._end = llama_cpp.llama_vocab_eos(vocab)
-        self._token_of = {self._piece(vocab, token): token for token in range(256)}
-        pieces = [self._piece(vocab, token) if token < 256 else b"" for token in range(n)]
-        self._allowed = np.zeros((n + 31) // 32, np.uint32)
+        self._model = llama_cpp.llama_model_load_from_file(str(default_model()).encode(), parameters)
+        self._vocab = llama_cpp.llama_model_get_vocab(self._model)
+        tokens = range(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        ends = [token for token in tokens if llama_cpp.llama_vocab_is_eog(self._vocab, token)]
+        special = {token for token in tokens if llama_cpp.llama_vocab_is_control(self._vocab, token)}
+        self._end, self._pieces = llama_cpp.llama_vocab_eos(self._vocab), [self._piece(token) for token in tokens]
+        self._allowed = np.zeros((len(tokens) + 31) // 32, np.uint32)
         self._forms = AnswerForms()
         tokenize = ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value
-        self._forms.read(Vocabulary(vocab, tokenize, pieces, frozenset(range(256, n)), [self._end]))
+        self._forms.read(Vocabulary(self._vocab, tokenize, self._pieces, frozenset(special | {*ends}), ends))
 
-    @staticmethod
-    def _piece(vocab: Any, token: int) -> bytes:
-        buffer = ctypes.create_string_buffer(8)
-        length = llama_cpp.llama_token_to_piece(vocab, token, buffer, 8, 0, True)
+    def _piece(self, token: int) -> bytes:
+        buffer = ctypes.create_string_buffer(256)
+        length = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, True)
         return buffer.raw[:length]
+
+    def _tokens(self, text: bytes) -> list[int]:
+        buffer = (llama_cpp.llama_token * (len(text) + 1))()
+        tokens = list(buffer[:llama_cpp.llama_tokenize(self._vocab, text, len(text), buffer, len(buffer), False, False)])
+        assert b"".join(self._pieces[token] for token in tokens) == text, f"the vocabulary cannot spell {text!r}"
+        return tokens
 
     def refusal(self, schema: Any) -> str:
         """Why answers cannot be held to it; empty: they can."""
@@ -51,7 +55,7 @@ class Masks:
         """Whether an answer can be `text`, and end there. Raises ConfigError where the form cannot be followed."""
         self._forms.begin(1, form_of(schema))
         self._follow(None)
-        for token in [*(self._token_of[bytes([byte])] for byte in text.encode()), self._end]:
+        for token in [*self._tokens(text.encode()), self._end]:
             if not self._allowed[token // 32] >> (token % 32) & 1:
                 return False
             if token != self._end:

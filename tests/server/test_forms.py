@@ -101,11 +101,13 @@ def test_what_llguidance_reads_otherwise_is_read_as_json_schema_means_it(tmp_pat
 
 UNENFORCED = [
     ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "'uniqueItems' would not be enforced"),
-    ({"type": "array", "contains": {"const": 1}}, "'contains' would not"), ({"type": "object", "propertyNames": {"maxLength": 3}}, "'propertyNames' would not"),
-    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' would not"), ({"not": {"type": "string"}}, "'not' would not"),
-    ({"type": "string", "if": {"minLength": 3}, "then": {"maxLength": 5}}, "'if', 'then' would not"), ({"type": "string", "format": "moon"}, "format: moon"),
+    ({"type": "array", "contains": {"const": 1}}, "'contains' would not"),
+    ({"type": "object", "propertyNames": {"format": "uri"}}, "'propertyNames' would not"),
+    ({"not": {"type": "integer"}}, "'not' would not"), ({"not": {"pattern": "a"}}, "'not' would not"),
+    ({"type": "string", "if": {"format": "date"}, "then": {"maxLength": 5}}, "'if', 'then' would not"), ({"type": "string", "format": "moon"}, "format: moon"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf' would not be enforced"), ({"type": "string", "pattern": "(?=a)b"}, "'pattern' cannot"),
-    ({"not": {}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"), ({"type": "moon"}, "moon"),
+    ({"not": {"type": "integer"}, "x-guidance": {"lenient": True}}, "'not' would not"), ({"$ref": "https://example.com/x"}, "example.com"),
+    ({"type": "moon"}, "moon"),
     ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported when"),
     ({"type": "object", "patternProperties": {"^s": {"type": "string"}}}, "'patternProperties' would not be enforced where other properties may come"),
 ]
@@ -123,6 +125,13 @@ ENFORCED = [
       "required": ["k"]}, r'{"k":"[ab]"}'),
     ({"allOf": [{"type": "object", "properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}],
       "required": ["a", "b"], "maxProperties": 2}, '{"a":1,"b":2}'), ({"type": "string", "minimum": 3, "x-own": 1, "const": "x"}, '"x"'),
+    # words that llguidance lacks, written with those that it has
+    ({"enum": ["a", 1, None], "not": {"enum": ["a", 2]}}, "1|null"),
+    ({"enum": [{"a": 1}, {"a": 1, "b": 2}], "dependentRequired": {"a": ["b"]}}, '{"a":1,"b":2}'),
+    ({"enum": [1, 2], "if": {"const": 1}, "then": False, "else": {"maximum": 2}}, "2"), ({"enum": ["aa", "b"], "not": {"minLength": 2}}, '"b"'),
+    ({"enum": [{"ab": 1}, {"a": 1}], "propertyNames": {"maxLength": 1}}, '{"a":1}'), ({"enum": [[1], [1, 2]], "uniqueItems": True, "maxItems": 1}, r"\[1\]"),
+    ({"enum": [{"a": 1, "b": 1}, {"b": 1}], "type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"b":1}'),
+    ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, '{"a":1}'),
 ]
 """And what the answer is, without spaces."""
 

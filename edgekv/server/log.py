@@ -29,7 +29,8 @@ _MEANINGS: list[tuple[type[EdgeKVError], str, str]] = [
      "the model and its context do not fit in memory; use a smaller --ctx or --cache-type-k q8_0 --cache-type-v q8_0 (or q4_0)"),
     (ModelError, r"unknown model architecture: '([^']*)'", "the model's architecture ({0}) is newer than this EdgeKV"),
     (ModelError, r"unknown pre-tokenizer type: '([^']*)'", "the model's tokenizer ({0}) is newer than this EdgeKV"),
-    (ModelError, r"common_chat_templates_init: error: (.*)", "the model's chat template does not parse: {0}; give another with -- --chat-template"),
+    (ModelError, r"common_chat_templates_init: error: (.*)",
+     "the model's chat template does not parse: {0}; `edgekv serve MODEL -- --chat-template NAME` takes another"),
     (ModelError, r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
 ]
 

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 import openai
 import pytest
 from support.contexts import Context
-from support.stub import write_stub
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
@@ -252,14 +251,6 @@ def test_a_failed_start_says_why(tiny, native, log, sentence, code):
     assert server.log_path.read_text() == log, "the log of a failure is kept"
     assert active() is None
     server.log_path.unlink()
-
-
-def test_a_template_that_does_not_parse_is_the_models_fault(tmp_path):
-    with pytest.raises(ModelError, match="chat template does not parse: .*; `edgekv serve MODEL -- --chat-template NAME` takes another"):
-        Server(options(write_stub(tmp_path / "stub.gguf", "hello", "{% if x %}hello"))).start()
-    started = Server(options(tmp_path / "stub.gguf", extra=("--chat-template", "chatml")))
-    started.start()
-    started.stop()
 
 
 def test_a_thread_that_dies_is_noticed(tiny, native):

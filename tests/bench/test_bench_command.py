@@ -49,7 +49,7 @@ def test_table_and_markdown(synthetic):
             ratios = {words[3]: float(words[7]) for words in map(str.split, body) if words[:3] == ["tg4", "@", "d150"] and "off" not in words[3]}
             assert abs(ratios[said] - float(times)) < 0.06 and ratios[said] == max(ratios.values()), "as in its own rows"
             n_params = open_model(synthetic()).geometry.n_params
-            assert f"llama {n_params / 1e6:.3g}M F" in lines[1], "not the size of the model that has as many layers"
+            assert f"llama {n_params / 1e3:.3g}K F" in lines[1], "not the size of the model that has as many layers"
     assert lines[-1].startswith("build: ") and "params" in head and "threads" in head
 
 

@@ -190,7 +190,7 @@ private:
     // the reason for which an answer ended: a stop sequence counts where the request named it, and not where the template did
     void tell_stop(json & answer) const {
         const std::string word = text_in(answer, "stop_sequence");
-        if (std::find(m_stops.begin(), m_stops.end(), word) == m_stops.end()) {
+        if (word.empty() || std::find(m_stops.begin(), m_stops.end(), word) == m_stops.end()) {
             answer["stop_sequence"] = nullptr;
         } else if (answer.at("stop_reason") == "end_turn") {
             answer["stop_reason"] = "stop_sequence";

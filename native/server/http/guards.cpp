@@ -115,4 +115,8 @@ void check_trigger(const common_grammar_trigger & trigger) {
     }
 }
 
+void drop_empty(std::vector<std::string> & words) {
+    words.erase(std::remove(words.begin(), words.end(), ""), words.end());
+}
+
 }  // namespace edgekv_guards

@@ -1,7 +1,8 @@
-// Bounds on the nesting, names and patterns of a request: for the patches `server-guards` and `client-texts`.
+// Bounds on the nesting, names, patterns and stop words of a request: for the patches `server-guards` and `client-texts`.
 #pragma once
 
 #include <string>
+#include <vector>
 
 struct common_grammar_trigger;
 
@@ -14,5 +15,8 @@ void check_body(const std::string & body);
 
 // Throws std::invalid_argument for a trigger of a lazy grammar whose type is unknown or whose word or pattern is too long.
 void check_trigger(const common_grammar_trigger & trigger);
+
+// Leaves the stop words that are not empty.
+void drop_empty(std::vector<std::string> & words);
 
 }  // namespace edgekv_guards

@@ -1,0 +1,129 @@
+"""What clients send unasked is taken, and conversations with tools go on for ten turns, in each API."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from support.clients import CHAT
+from support.serve_process import Served, serving
+from support.stub import write_stub
+
+COMPLETIONS, RESPONSES, MESSAGES = "/v1/completions", "/v1/responses", "/v1/messages"
+USER = {"role": "user", "content": "Do it."}
+TURNS = 10
+# two calls while results of tools are asked for, then a text: by the letter that ends the prompt
+TEMPLATE = ((Path(__file__).parents[1] / "support" / "tools.jinja").read_text()
+            + "{{ 't' if tools and messages | selectattr('role', 'equalto', 'tool') | list | length < " + str(2 * (TURNS - 1)) + " }}")
+ANSWERS = {"t": [b"I", b" look.\n", b'<tool_call>\n{"name": "look", "arguments": {"path": "a.txt"}}\n', b"</tool", b"_call>",
+                 b'\n<tool_call>\n{"name": "look", "arguments": {"path": "b \xc3\xa4.txt"}}\n</tool_call>'],
+           "": [b"All", b" is", b" well."]}
+PATHS = ["a.txt", "b ä.txt"]
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+LOOK = {"name": "look", "description": "Reads a file.", "parameters": PARAMETERS}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("agents")
+    with serving(home, str(write_stub(home / "stub.gguf", ANSWERS, TEMPLATE)), "--ctx", "8192") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def gpt(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def claude(served: Served) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+
+
+SAMPLING: dict[str, Any] = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "seed": None, "logit_bias": {}, "user": "me",
+                            "stream_options": None}
+OURS: dict[str, Any] = {"metadata": {}, "store": False, "parallel_tool_calls": True, "service_tier": "auto"}
+DEFAULTS: dict[str, dict] = {
+    CHAT: SAMPLING | OURS | {"messages": [USER], "n": 1, "max_tokens": None, "max_completion_tokens": None, "logprobs": False, "top_logprobs": None,
+                             "tools": None, "tool_choice": None, "response_format": {"type": "text"}, "modalities": ["text"], "reasoning_effort": None},
+    COMPLETIONS: SAMPLING | {"prompt": "Do it.", "n": 1, "max_tokens": None, "best_of": 1, "logprobs": None, "echo": False, "suffix": None},
+    RESPONSES: OURS | {"input": "Do it.", "temperature": 0, "top_p": 1, "max_output_tokens": None, "tools": [], "tool_choice": "auto",
+                       "text": {"format": {"type": "text"}}, "include": [], "previous_response_id": None, "background": False, "reasoning": None,
+                       "instructions": None, "user": "me", "truncation": "disabled"},
+    MESSAGES: {"messages": [USER], "max_tokens": 100, "temperature": 0, "top_p": 1, "top_k": 0, "metadata": {"user_id": "me"}, "service_tier": "auto",
+               "system": [], "tools": [], "thinking": {"type": "disabled"}},
+    "/completion": {"prompt": "Do it.", "temperature": 0, "logit_bias": {}, "seed": None},
+}
+
+
+def said(path: str, body: Any) -> str:
+    if path in (CHAT, COMPLETIONS):
+        choice = body["choices"][0]
+        return choice["message"]["content"] if path == CHAT else choice["text"]
+    return body["content"] if path == "/completion" else (body["content"] if path == MESSAGES else body["output"][0]["content"])[0]["text"]
+
+
+@pytest.mark.parametrize("stop", [None, "", [], [""]], ids=repr)
+@pytest.mark.parametrize("path", DEFAULTS)
+def test_what_clients_send_unasked_is_taken(served: Served, path: str, stop: Any):
+    words = {"stop_sequences": stop or None if isinstance(stop, str) else stop} if path == MESSAGES else {"stop": stop}
+    reply = served.ask(path, DEFAULTS[path] | words)
+    assert reply.status == 200, reply.text
+    assert said(path, reply.body) == "All is well."
+    assert path != MESSAGES or (reply.body["stop_reason"], reply.body["stop_sequence"]) == ("end_turn", None)
+
+
+def chat_turn(gpt: openai.OpenAI, history: list, streams: bool) -> tuple[str, list[tuple[str, dict]], Callable[[str, str], Any]]:
+    """The text, (id, arguments) of the calls, and what makes a result of a tool of (id, text)."""
+    asked: dict[str, Any] = {"model": "x", "messages": history, "tools": [{"type": "function", "function": LOOK}]}
+    if streams:
+        with gpt.chat.completions.stream(**asked) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        message = gpt.chat.completions.create(**asked).choices[0].message
+    history.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+    calls = [(call.id, json.loads(call.function.arguments)) for call in message.tool_calls or []]
+    return message.content, calls, lambda at, text: {"role": "tool", "tool_call_id": at, "content": text}
+
+
+def response_turn(gpt: openai.OpenAI, history: list, streams: bool) -> tuple[str, list[tuple[str, dict]], Callable[[str, str], Any]]:
+    asked: dict[str, Any] = {"model": "x", "input": history, "tools": [{"type": "function", **LOOK}]}
+    if streams:
+        with gpt.responses.stream(**asked) as stream:
+            answer = stream.get_final_response()
+    else:
+        answer = gpt.responses.create(**asked)
+    history += [item.model_dump(exclude_none=True) for item in answer.output]
+    calls = [(item.call_id, json.loads(item.arguments)) for item in answer.output if item.type == "function_call"]
+    return answer.output_text, calls, lambda at, text: {"type": "function_call_output", "call_id": at, "output": text}
+
+
+def message_turn(claude: anthropic.Anthropic, history: list, streams: bool) -> tuple[str, list[tuple[str, dict]], Callable[[str, str], Any]]:
+    asked: dict[str, Any] = {"model": "x", "max_tokens": 100, "messages": history, "tools": [{"name": "look", "input_schema": PARAMETERS}]}
+    if streams:
+        with claude.messages.stream(**asked) as stream:
+            answer = stream.get_final_message()
+    else:
+        answer = claude.messages.create(**asked)
+    history.append({"role": "assistant", "content": answer.content})
+    calls = [(block.id, block.input) for block in answer.content if block.type == "tool_use"]
+    assert answer.stop_reason == ("tool_use" if calls else "end_turn")
+    text = "".join(block.text for block in answer.content if block.type == "text")
+    return text, calls, lambda at, text: {"role": "user", "content": [{"type": "tool_result", "tool_use_id": at, "content": text}]}
+
+
+@pytest.mark.parametrize(("client", "turn"), [("gpt", chat_turn), ("gpt", response_turn), ("claude", message_turn)], ids=["chat", "responses", "messages"])
+def test_ten_turns_with_tools(request: pytest.FixtureRequest, client: str, turn: Callable):
+    history: list[Any] = [USER]
+    ids: list[str] = []
+    for n in range(TURNS - 1):
+        text, calls, result = turn(request.getfixturevalue(client), history, streams=n % 2 == 1)
+        assert text.strip() == "I look." and [arguments["path"] for _, arguments in calls] == PATHS
+        ids += [name for name, _ in calls]
+        history += [result(name, f"{n}: it is there") for name, _ in calls]
+    assert len(set(ids)) == len(ids) == 2 * (TURNS - 1), "each call has a name of its own"
+    text, calls, _ = turn(request.getfixturevalue(client), history, streams=True)
+    assert (text, calls) == ("All is well.", [])

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from edgekv._native.headers import OpenHeader
 
 IDLE_S = 5.0
-MOST_BYTES = 1 << 30
+MOST_BYTES = 2 << 30
 """Of memory of its own: a header that asks for more is damaged."""
-MOST_S = 10
+MOST_S = 30
 """Of computing for a question: a busy machine takes longer by the clock."""
 
 

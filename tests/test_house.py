@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/proof": 201,
     "tests/runtime": 6_897,
     "tests/server": 9_495,
-    "tests/support": 3_682,
+    "tests/support": 3_687,
     "tests/templates": 153,
     "tests/tiering": 1_359,
     "tests/upstream": 288,

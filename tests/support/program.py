@@ -2,6 +2,7 @@
 
 import re
 import signal
+import termios
 import time
 
 import pexpect
@@ -57,7 +58,11 @@ class Screen:
         return self.child.exitstatus
 
     def leave(self, pattern: str = "") -> None:
-        """Leave with Ctrl-D."""
+        """Leave with Ctrl-D, once the chat reads keys: before, the terminal takes it for the end of a line that nobody reads."""
+        end = time.monotonic() + 90
+        while termios.tcgetattr(self.child.fileno())[3] & termios.ICANON:
+            assert time.monotonic() < end, "the chat reads no keys"
+            time.sleep(0.01)
         self.type("\x04")
         self.until(pattern)
         assert self.ends() == EXIT_OK, "the chat ended with another exit code"

@@ -139,7 +139,8 @@ def _announce(server: Server, how_to_stop: str) -> None:
     if not server.needs_key and server.is_public:
         click.echo("warning: ANYBODY who reaches this machine can use the server; --api-key-file FILE keeps others out", err=True)
     store = options.store
-    rows = [("KV", mode_summary(server)), ("API", f"{server.url}/v1" + (" (with a key)" if server.needs_key else "")), ("Live", f"{server.url}/edgekv"),
+    rows = [("KV", mode_summary(server)), ("Chat", f"{server.url}/" if server.options.has_chat_page else None),
+            ("API", f"{server.url}/v1" + (" (with a key)" if server.needs_key else "")), ("Live", f"{server.url}/edgekv"),
             ("Cache", caches_text(store) if store is not None and (store.folder or store.url) else None), ("Options", file_read())]
     for name, text in rows:
         if text is not None:

@@ -63,6 +63,13 @@ def projector() -> str:
     return ffi.string(lib.edgekv_server_projector()).decode(errors="surrogateescape")
 
 
+def has_ui() -> bool:
+    """Whether this build has llama.cpp's chat page (EDGEKV_UI=on)."""
+    from edgekv._native._server import lib
+
+    return bool(lib.edgekv_server_has_ui())
+
+
 # ---- limits and waits --------------------------------------------------------------------------------------------------------------
 
 

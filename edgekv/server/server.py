@@ -200,11 +200,11 @@ class Server:
             raise ConfigError(f"the log file {self.options.log_file} cannot be written: {error.strerror}; name another") from None
         crash.details_in(self._log.path)
         http_server.on_refresh(lambda idle: self._turned.set())
-        self._exit, self._ready = None, False
+        self._exit, self._ready, argv = None, False, self._argv()
         for event in (self._ended, self._turned, self._equipped):
             event.clear()
         _active = self
-        self._thread = threading.Thread(target=self._run, args=(self._argv(), hosts), name="llama-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(argv, hosts), name="llama-server", daemon=True)
         self._thread.start()
         try:
             from edgekv.server.keepers import Keepers  # with the Runtime and NumPy: this takes as long as a small model's load
@@ -261,7 +261,7 @@ class Server:
             "--cache-type-k", kv.cache.type_k.value, "--cache-type-v", kv.cache.type_v.value,
             "--flash-attn", "on",  # the attention hook needs it, and quantised V does too
             "--fit", "off",  # never fewer layers or tokens than requested: an error instead
-            "--cache-ram", "0", "--offline", "--no-ui", "--no-warmup", "--cors-origins", parse_origin(options.cors),
+            "--cache-ram", "0", "--offline", "--ui" if options.has_chat_page else "--no-ui", "--no-warmup", "--cors-origins", parse_origin(options.cors),
             "--metrics",  # costs nothing without requests
             "--timeout", str(_DAWDLE_S), "--threads", str(self.request.n_threads),
             "--poll", "0", "--poll-batch", "0",  # its threads sleep between two graphs, as those of other contexts do

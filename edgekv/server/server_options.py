@@ -131,6 +131,13 @@ class ServerOptions:
         return tuple(keys)
 
     @property
+    def has_chat_page(self) -> bool:
+        """Whether a browser finds llama.cpp's chat page at `/`, and not the live page."""
+        from edgekv._native import http_server
+
+        return http_server.has_ui() and not {"--no-ui", "--no-webui"} & set(self.extra)
+
+    @property
     def shows_texts(self) -> bool:
         """Whether the page may show what a conversation says: to the key that it belongs to, or without keys to this machine alone."""
         if self.api_keys() or llama_has_keys():

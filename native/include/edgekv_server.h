@@ -163,6 +163,9 @@ EDGEKV_API int edgekv_server_moves(void);
 /* The file with which the running server computes embeddings of media; empty: it has none, or is loading. Lives as long as the server runs. */
 EDGEKV_API const char * edgekv_server_projector(void);
 
+/* Whether this build has llama.cpp's chat page (EDGEKV_UI=on). */
+EDGEKV_API int edgekv_server_has_ui(void);
+
 /* Limits a request's cost to other requests, for servers started from now on; no limits before the first call. While prompts are read, a
    running answer waits about max_gap_s seconds at most for its next token (0: prompts are read at full speed). n_slots requests are
    answered and max_queue wait (below 0: any number); more get HTTP 503. A request has at most max_body bytes; a longer one gets HTTP 413. */

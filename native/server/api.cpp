@@ -12,6 +12,8 @@
 #include "server/prefix_cache/misses.h"
 #include "server/scheduling/waits.h"
 
+#include "ui.h"  // made with llama.cpp's page
+
 #include <algorithm>
 #include <exception>
 #include <map>
@@ -71,6 +73,17 @@ int edgekv_server_moves(void) {
 
 const char * edgekv_server_projector(void) {
     return edgekv_glue_projector();
+}
+
+int edgekv_server_has_ui(void) {
+#ifdef LLAMA_UI_HAS_ASSETS
+    return 1;
+#else
+#ifdef EDGEKV_UI
+#error "EDGEKV_UI=on, but llama.cpp's build made no chat page; npm's reason stands above ('UI:')"
+#endif
+    return 0;
+#endif
 }
 
 void edgekv_server_limit(double max_gap_s, int32_t n_slots, int32_t max_queue, int64_t max_body) {

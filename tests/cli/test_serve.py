@@ -16,6 +16,7 @@ from support.clients import post
 from support.program import EDGEKV
 from support.serve_process import serving
 
+from edgekv._native import http_server
 from edgekv.cli.common.caches import caches_text, split_cache_options, without_password
 from edgekv.cli.common.config_file import use_config_file
 from edgekv.cli.common.shared_options import settings_of
@@ -111,14 +112,16 @@ def test_memory_of_the_cache_is_not_given_to_the_context(synthetic):
 
 
 @pytest.mark.parametrize(("public", "needs_key", "warns"), [(True, False, True), (True, True, False), (False, False, False)])
-def test_a_server_for_everybody_warns(synthetic, capsys, public, needs_key, warns):
+def test_a_server_for_everybody_warns(synthetic, capsys, monkeypatch, public, needs_key, warns):
+    monkeypatch.setattr(http_server, "has_ui", lambda: public)
     _announce(SimpleNamespace(
         context=SimpleNamespace(n_ctx=1024, note=None), options=ServerOptions(synthetic("llama"), n_slots=3, store=StoreSettings()),
         model=geometry(synthetic("llama")), is_public=public, needs_key=needs_key, alias="a", url="http://h:1", runtime=None), "Ctrl-C to stop")
     out, err = capsys.readouterr()
     assert ("warning: ANYBODY who reaches this machine can use the server" in err) is warns and not out
     key = " (with a key)" if needs_key else ""
-    assert err.endswith(f"  KV      off\n  API     http://h:1/v1{key}\n  Live    http://h:1/edgekv\nCtrl-C to stop\n"), "a cache in RAM is no news"
+    chat = "  Chat    http://h:1/\n" if public else ""
+    assert err.endswith(f"  KV      off\n{chat}  API     http://h:1/v1{key}\n  Live    http://h:1/edgekv\nCtrl-C to stop\n"), "a cache in RAM is no news"
 
 
 def test_a_key_of_llama_cpps_own_variable_counts(synthetic, tmp_path):
@@ -147,7 +150,7 @@ def test_serve(environment, edgekv, default_model, number, at_birth, tmp_path):
     """`at_birth`: a script that starts the server with & makes it ignore SIGINT."""
     log = tmp_path / "server.log"
     server = subprocess.Popen(
-        [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--log-file", str(log), "--", "--metrics"],
+        [*EDGEKV, "serve", "--port", "0", "--ctx", "512", "--alias", "smol", "--log-file", str(log), "--", "--metrics", "--no-ui"],
         env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, at_birth),  # noqa: PLW1509 (as a shell does it; no thread runs yet)
     )
@@ -187,8 +190,8 @@ def test_serve_says_what_mode_sparse_has(environment, default_model):
 
 
 def test_serve_says_what_types_cost_and_keeps_the_log_to_itself(environment, default_model, tmp_path):
-    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file", str(tmp_path / "log")],
-                              env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*EDGEKV, "serve", "--port", "0", "--ctx", "512", "-ctk", "q8_0", "-ctv", "q8_0", "--log-file", str(tmp_path / "log"),
+                               "--", "--no-ui"], env={**environment, "XDG_CACHE_HOME": str(tmp_path)}, stderr=subprocess.PIPE, text=True)
     try:
         said = list(islice(server.stderr, 4))
         assert said[1] == "note: what a cache in q8_0/q8_0 costs this model is not measured; `edgekv lab quality --types` measures it once\n"

@@ -234,11 +234,3 @@ def test_who_is_let_in():
     for wrong in ("https://a.example", "a.example:80", "a/b", "*", "a b", "ü.example", "a..b", "-a", "[::1]:80"):
         with pytest.raises(ConfigError, match="is not a host"):
             parse_hosts(wrong)
-
-
-def test_its_own_name_and_page_at_its_address(alone):
-    """A browser at the address itself is led to the page; clients read our name."""
-    led, headers = told(alone, "/")
-    assert (led, headers["location"], headers["server"]) == (302, "/edgekv", "EdgeKV")
-    page, models = clients.send(alone.url, headers["location"]), clients.send(alone.url, "/v1/models")
-    assert page.status == 200 and "<title>EdgeKV</title>" in page.text and models.body["data"][0]["owned_by"] == "edgekv"

@@ -202,7 +202,7 @@ void explain_errors(httplib::Server & server) {
         server.set_error_handler(explain);
         server.set_payload_max_length(static_cast<size_t>(edgekv_server::current().max_body));  // of a body without a length
         server.set_default_headers({ { "Server", "EdgeKV" } });
-        // a browser at the address itself finds the page
+        // a browser at the address itself finds a page; the first handler serves, so llama.cpp's chat where it is built
         server.Get("/", [](const httplib::Request &, httplib::Response & res) { res.set_redirect("/edgekv"); });
     }
 }

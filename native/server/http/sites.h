@@ -30,7 +30,7 @@ void admit(const admitted & hosts);
 bool refuses(const httplib::Request & req, httplib::Response & res, const std::string & origins);
 
 // Gives each error a sentence that has none: llama.cpp's server tells its own, httplib's come without. The server gets our name, and leads from
-// `/` to the page. Call it behind admit().
+// `/` to the live page where no handler before serves it. Call it behind admit().
 void explain_errors(httplib::Server & server);
 
 }  // namespace edgekv_sites

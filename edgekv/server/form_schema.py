@@ -11,6 +11,7 @@ _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 """Words that hold a schema, several, and several by name."""
 
+_FEW = re.compile(r"\^(?:[A-Za-z0-9_-]+|\((?:[A-Za-z0-9_-]+\|)*[A-Za-z0-9_-]+\))\$")
 _CLASSES = re.compile(r"(\\.)|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
 _ATOMS = re.compile(r"\\u[0-9a-fA-F]{4}|\\u\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\[pP]\{[^}]*\}|\\.|.", re.DOTALL)
 _SETS = re.compile(r"\\[dDwWsSpP]")
@@ -22,6 +23,7 @@ def as_meant(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     read = {word: _inside(word, given) for word, given in schema.items()}
+    _name_few(read)
     names, patterns, others = read.get("properties", {}), read.get("patternProperties", {}), read.get("additionalProperties", True)
     if not names and not patterns or others is False or not isinstance(names, dict) or not isinstance(patterns, dict):
         return read
@@ -30,6 +32,17 @@ def as_meant(schema: Any) -> Any:
         raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it")
     further = {"^": {}} if others in (True, {}) else {f"^{none_of(names)}$": others}
     return read | {"patternProperties": further, "additionalProperties": False}
+
+
+def _name_few(schema: dict[str, Any]) -> None:
+    """Patterns of a few names become properties: behind the last of these names it would let a comma follow, and then nothing."""
+    names, patterns = schema.get("properties", {}), schema.get("patternProperties")
+    if not isinstance(names, dict) or not isinstance(patterns, dict) or not all(map(_FEW.fullmatch, patterns)):
+        return
+    for pattern, given in schema.pop("patternProperties").items():
+        for name in pattern.strip("^()$").split("|"):
+            names = names | {name: {"allOf": [names[name], given]} if name in names else given}
+    schema["properties"] = names
 
 
 def _inside(word: str, given: Any) -> Any:

@@ -2,7 +2,7 @@
 
 #include "llama.h"
 
-#include <cmath>
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -135,11 +135,14 @@ void apply(llama_sampler * sampler, llama_token_data_array * candidates) {
     if (!held->error.empty()) {
         throw std::runtime_error(held->error);
     }
-    for (size_t i = 0; i < candidates->size; i++) {
-        const auto token = static_cast<uint32_t>(candidates->data[i].id);
-        if (!(held->allowed[token / 32] >> (token % 32) & 1)) {
-            candidates->data[i].logit = -INFINITY;
-        }
+    // only what may follow is left, which the samplers behind read quicker than all
+    const auto end = std::remove_if(candidates->data, candidates->data + candidates->size, [&](const llama_token_data & candidate) {
+        const auto token = static_cast<uint32_t>(candidate.id);
+        return !(held->allowed[token / 32] >> (token % 32) & 1);
+    });
+    candidates->size = static_cast<size_t>(end - candidates->data);
+    if (candidates->size == 0) {
+        throw std::runtime_error("no token may follow in the answer's form");
     }
 }
 

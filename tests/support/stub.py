@@ -1,7 +1,8 @@
 """A model that says what it is told: a small GGUF whose answers are given texts, cut into given tokens, under any chat template.
 
 Each token's embedding is one unit of a vector, its *state*; attention and the feed-forward network add nothing; the output
-layer sends each state to the token that follows it. So the answer depends on the last token of the prompt alone."""
+layer sends each state to the token that follows it. So the answer depends on the last token of the prompt alone. Where that token
+may not follow, all others are as likely, and spaces less."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +93,7 @@ def write_stub(path: Path, answers: str | Sequence[bytes] | Mapping[str, Sequenc
     embedding, output = (np.zeros((len(tokens), STATES), np.float32) for _ in range(2))
     for token in range(len(tokens)):
         embedding[token, state_of.get(token, 0)] = 1
+    output[[ids[spelled(space)] for space in (b" ", b"\t", b"\n", b"\r")]] = -0.1
     for state, token in follows:
         output[token, state] = 1
 

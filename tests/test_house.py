@@ -33,7 +33,7 @@ BUDGETS = {
     "edgekv/runtime": 1_752,
     "edgekv/server": 5_160,
     "edgekv/tiering": 1_534,
-    "findings": 1_290,
+    "findings": 1_417,
     "models": 2_253,
     "native": 595,
     "native/cuda": 6_808,

@@ -20,7 +20,7 @@ from edgekv.common.enums import CacheType, DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import AUTO_DEVICE, KvOptions, option_names
 from edgekv.config.setting_table import OLD_KEYWORDS
-from edgekv.llama_keywords import LlamaKeywords, as_in, check_names, in_python, signature_of
+from edgekv.llama_keywords import LlamaKeywords, as_in, check_names, check_numbers, in_python, signature_of
 from edgekv.models import geometry
 from edgekv.models.geometry import open_model
 from edgekv.planning import device_mode, devices, fit
@@ -110,6 +110,7 @@ class Llama(llama_cpp.Llama):
         self._report, self._raised = report, list[BaseException]()
         try:
             check_names(options)
+            check_numbers(options)
             self._open(model_path, kv, kv_options, type_k, type_v, flash_attn, weights_from_disk, dict(options))
         except EdgeKVError as error:
             if not edgekv.owns_process:  # whose options are those of the command line
@@ -159,7 +160,7 @@ class Llama(llama_cpp.Llama):
         self._kv_options.check_effect(given, lambda name: "kv" if name == "mode" else name)
         if self._kv_options.mode is KvMode.EVICT and options.get("embedding"):
             raise ConfigError('an embedding is of all tokens, and mode evict drops some; use kv="exact", or leave embedding out')
-        self._kv_options = placement.in_force(self._kv_options)
+        self._kv_options = placement.in_force(self._kv_options, given)
         if placement.warning:
             log.warning("%s", placement.warning)
         if placement.kind is DeviceKind.CUDA:

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
@@ -110,6 +110,18 @@ def check_names(given: Iterable[str]) -> None:
         if not known(name):
             near = difflib.get_close_matches(name, _NAMES, 1)
             raise ConfigError(f"Llama has no keyword {name!r}; " + (f"did you mean {near[0]!r}?" if near else "leave it out"))
+
+
+_LEAST = {"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}
+"""Numbers of tokens, and the least of each: 0 is the context that the model was trained for, or n_batch."""
+
+
+def check_numbers(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number of tokens that is none, or too small."""
+    for name in _LEAST.keys() & given:
+        value = given[name]
+        if not hasattr(value, "__index__") or not _LEAST[name] <= value < 1 << 31:
+            raise ConfigError(f"{name} is {value!r}; it must be a number of tokens, at least {_LEAST[name]}")
 
 
 def signature_of(init: Callable[..., None], base: Callable[..., None]) -> inspect.Signature:

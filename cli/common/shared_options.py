@@ -250,5 +250,5 @@ def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slot
     placement = placement or place(kv, model)
     if placement.warning is not None:
         click.echo(f"warning: {placement.warning}", err=True)
-    return {"kv": placement.in_force(kv), "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
+    return {"kv": placement.in_force(kv, named), "n_ctx": n_ctx, "n_threads": settings.pop("threads"), "n_gpu_layers": settings.pop("gpu_layers"),
             "weights_from_disk": settings.pop("weights_from_disk")}

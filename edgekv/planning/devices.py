@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -51,8 +52,10 @@ class Placement:
         """The memory of the GPUs, for `device_fit`; None: the host."""
         return None if self.info is None else room_of(self.info, *self.others)
 
-    def in_force(self, kv: KvOptions) -> KvOptions:
-        """These options, in mode off where stock attention runs."""
+    def in_force(self, kv: KvOptions, named: Collection[str] = ()) -> KvOptions:
+        """These options, in mode off where stock attention runs. Raises ConfigError if one of the options `named` has no effect in this place."""
+        if "kv_vram" in named and kv.placement.kv_vram is not None and self.kind is DeviceKind.HOST:
+            raise ConfigError(f"--kv-vram is GPU memory, and attention runs on the processor ({why_no_gpu() or 'as the mode asks'}); leave it out")
         return kv.with_(mode=KvMode.OFF, kv_vram=None) if self.stock else kv
 
 

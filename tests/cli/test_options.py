@@ -157,6 +157,12 @@ def test_gpu_options_without_effect_are_refused(arguments, said):
         parse(*arguments)
 
 
+def test_gpu_memory_is_refused_where_no_gpu_is_used(monkeypatch):
+    monkeypatch.setattr(devices, "devices", lambda kind: [])
+    with pytest.raises(ConfigError, match="--kv-vram is GPU memory, and attention runs on the processor"):
+        parse("--kv", "exact", "--kv-vram", "1GiB")
+
+
 @pytest.mark.parametrize("values", [{"kv_vram": 0}, {"kv_vram": -1}, {"kv_vram": 1.5}, {"attention_device": "gpu"}, {"attention_device": "CUDA"}], ids=str)
 def test_values_that_are_not_allowed(values):
     with pytest.raises(ConfigError, match="must be a number of bytes, or auto|use one of: auto, cpu, cuda"):

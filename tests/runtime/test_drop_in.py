@@ -12,6 +12,7 @@ from edgekv import ConfigError, DoesNotFit, EdgeKVError, KvOptions, Llama, Model
 from edgekv.common.enums import KvMode
 from edgekv.config import option_names
 from edgekv.llama_keywords import KvKeywords, LlamaKeywords
+from edgekv.planning import devices
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -63,10 +64,19 @@ def test_what_stock_raises_is_caught_as_there(synthetic, tmp_path):
     ({"kv": "sparse", "kv_budget": "64 potatoes"}, "kv_budget is '64 potatoes'"),
     ({"kv": "evict", "embedding": True}, "leave embedding out"),
     ({"kv": "off", "mode": "exact"}, "kv and mode are one option"),
+    ({"n_ctx": -5}, "n_ctx is -5; it must be a number of tokens, at least 0"),
+    ({"n_ctx": "512"}, "n_ctx is '512'; it must be a number of tokens"),
+    ({"n_batch": 0}, "n_batch is 0; it must be a number of tokens, at least 1"),
 ])
 def test_what_would_have_no_effect_is_refused(opened, options, sentence):
     with pytest.raises(ConfigError, match=sentence):
         opened(**options)
+
+
+def test_gpu_memory_is_refused_where_no_gpu_is_used(opened, monkeypatch):
+    monkeypatch.setattr(devices, "devices", lambda kind: [])
+    with pytest.raises(ConfigError, match="kv_vram is GPU memory, and attention runs on the processor"):
+        opened(kv="exact", kv_vram="64M")
 
 
 def test_texts_are_read_as_on_the_command_line():

@@ -30,7 +30,7 @@ BUDGETS = {
     "edgekv/policies": 1_475,
     "edgekv/prefix_cache": 4_255,
     "edgekv/proof": 933,
-    "edgekv/runtime": 1_752,
+    "edgekv/runtime": 1_773,
     "edgekv/server": 5_160,
     "edgekv/tiering": 1_534,
     "findings": 1_417,

@@ -9,22 +9,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekv._native import core, device_calls, native_arrays, paging, token_rows, weight_kernels
-from edgekv.common.enums import DeviceKind, KvMode
+from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NativeError
 from edgekv.common.reports import AnswerReport, LayerReport, MemoryReport, SelectionReport, TierReport
 from edgekv.config import KvOptions, choice
-from edgekv.pages.residency import Residency
-from edgekv.runtime import effective, wiring
+from edgekv.runtime import context, effective
 from edgekv.runtime.cells import Cells
 from edgekv.runtime.observers import Observers
 from edgekv.runtime.sampling import sparse_with
 from edgekv.runtime.tokens import Tokens
-from edgekv.runtime.wiring import Tiering, has_tiers
 from edgekv.tiering.stats import Stats
+
+if TYPE_CHECKING:
+    from edgekv.pages.residency import Residency
+    from edgekv.runtime.wiring import Tiering
 
 log = logging.getLogger("edgekv")
 
@@ -38,7 +41,7 @@ class Runtime:
         self.page_tokens: int = core.get_params(handle)[1]
         # the layers of the observation are fixed when the context is attached
         self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
-        self._ops = wiring.operations(handle)
+        self._ops = context.operations(handle)
         self._observation = native_arrays.RunReader(handle, self._ops.view if self._ops.on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
@@ -55,18 +58,13 @@ class Runtime:
         self._alone = False  # no run ends
         self._bounded = options.mode is KvMode.EVICT  # its cache is smaller than the context, whatever the mode is later
         self._overdue = False  # mode evict is in force and has dropped nothing yet
-        wiring.check_evict(self._native_handle(), options, self.cells)
+        context.check_evict(self._native_handle(), options, self.cells)
         self._check_errors(options)
         weight_kernels.prepare(handle, self.mode)
-        wiring.set_resolutions(handle, options, self._n_heads)
+        context.set_resolutions(handle, options, self._n_heads)
         self._rows_bytes: int | None = core.memory(handle).arena_bytes  # with K and V in a file
         self._start_policy()
         self._follow_mode()
-
-    def _make_tiering(self, handle: core.Handle, options: KvOptions) -> Tiering:
-        plane = device_calls.plane(handle)
-        rates = effective.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
-        return Tiering(handle, options, self.stats, self._ops, rates)
 
     # ---- what it is ---------------------------------------------------------------------------------------------------------
 
@@ -76,7 +74,7 @@ class Runtime:
         return self._handle
 
     def __repr__(self) -> str:
-        return f"<edgekv.Runtime: {'closed' if self._handle is None else wiring.described(self._handle)}>"
+        return f"<edgekv.Runtime: {'closed' if self._handle is None else context.described(self._handle)}>"
 
     @property
     def closed(self) -> bool:
@@ -109,7 +107,7 @@ class Runtime:
         """Inside the block the context takes these options. Another mode, or other sketches, leave the arena of a device other memory: the policy
         ends before, and starts again where the block fails."""
         handle, now = self._native_handle(), self.options
-        wiring.check_evict(handle, options, self.cells)
+        context.check_evict(handle, options, self.cells)
         self._check_errors(options)
         self._label_earlier(options)
         anew = (options.mode, options.selection.sketch) != (now.mode, now.selection.sketch)
@@ -126,8 +124,10 @@ class Runtime:
     def _start_policy(self) -> None:
         """Start the policy of the options, where they have one and it does not run."""
         options = effective.effective(self.options)
-        if self._tiering is None and has_tiers(self._native_handle(), options):
-            self._tiering = self._make_tiering(self._native_handle(), options)
+        if self._tiering is None and context.has_tiers(self._native_handle(), options):
+            from edgekv.runtime import wiring  # with the policies, which most contexts do without
+
+            self._tiering = wiring.tiering(self._native_handle(), options, self.stats, self._ops)
             for seq_id, first, last in self._pins:
                 self._pin(first, last, seq_id)
 
@@ -178,11 +178,11 @@ class Runtime:
         chosen = effective.effective(options)
         with self._taking(chosen):
             paging.set_selection(handle, options)
-            wiring.set_resolutions(handle, options, self._n_heads)
+            context.set_resolutions(handle, options, self._n_heads)
             core.set_mode(handle, chosen.mode)
         core.set_observe(handle, options.placement.observe, options.placement.observe_prompt)
         self._options = options
-        if wiring.begins_with(options) != wiring.begins_with(before):
+        if context.begins_with(options) != context.begins_with(before):
             self._end_policy()
         if self._tiering is not None:
             self._tiering.set_mode(chosen)
@@ -248,7 +248,7 @@ class Runtime:
         """What mode sparse read so far, and its own estimate of its outputs' error. sequence: None: all. Of one of several sequences that share
         a cache only the selections, what they saw and their coverage are known; a device does not count sequences apart: the report of one of
         several is empty."""
-        return wiring.selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
+        return context.selection_report(self._native_handle(), len(self._hooked), self._n_heads, sequence)
 
     def tiers(self) -> TierReport:
         """The places of pages; empty if the mode has no tiers."""
@@ -364,7 +364,7 @@ class Runtime:
         """The mode or the options are new. Raises DoesNotFit."""
         placed = self._options.placement
         if self._options.cache.kv_dir is not None and self.mode is KvMode.SPARSE and placed.kv_budget is not None:
-            self._rows_bytes = wiring.keep_rows(self._native_handle(), placed.kv_budget, self._rows_bytes)
+            self._rows_bytes = context.keep_rows(self._native_handle(), placed.kv_budget, self._rows_bytes)
         self._set_run_every()
 
     def _set_run_every(self, overdue: bool = True) -> None:
@@ -373,7 +373,7 @@ class Runtime:
             mode = self.mode
             self._overdue = overdue and mode is KvMode.EVICT
             each = self._overdue or self._tiering is None and mode is not KvMode.SPARSE
-            every = 1 if each else self._options.placement.plan_every // wiring.runs_per_plan(self._options)
+            every = 1 if each else self._options.placement.plan_every // context.runs_per_plan(self._options)
             if self._alone and not (seen := self._observation.read()).ends_run:
                 self._record(seen)
             # mode off needs no run, and so no callback, but for room in a context that was made for mode evict

@@ -1,5 +1,7 @@
 """The hierarchy of one native context: its shape, its observations, and on a device its arena."""
 
+from __future__ import annotations
+
 import time
 from collections import deque
 
@@ -8,30 +10,25 @@ import numpy as np
 from edgekv._native import core, device_calls, native_arrays
 from edgekv._native import paging as native
 from edgekv._native.native_pages import NativePages
-from edgekv.arrays import backend
 from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError, DoesNotFit, TierError
-from edgekv.common.reports import LayerReport, SelectionReport, TierReport
+from edgekv.common.reports import LayerReport, TierReport
 from edgekv.config import EvictionOptions, KvOptions
 from edgekv.pages.observation import Observation
 from edgekv.pages.residency import State
 from edgekv.pages.shape import PageShape
 from edgekv.planning.device import ColdPage, ship_or_read
-from edgekv.runtime.cells import Cells
+from edgekv.runtime import context, effective
 from edgekv.runtime.copies import Copies
 from edgekv.runtime.key_norms import KeyNorms
 from edgekv.runtime.native_evictor import NativeEvictor
-from edgekv.tiering import eviction
 from edgekv.tiering.device_arena import DeviceArena
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import Rope
 from edgekv.tiering.stats import Stats
 from edgekv.tiering.step import Hierarchy, HierarchySettings
 from edgekv.tiering.transport import NoSlots
-
-RUN_UBATCHES = 16
-"""Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""
 
 BYTES_PER_RUN = 1 << 21
 """Bytes that one run of the policy may move, which takes a small share of the time between two runs; a known link rate may allow more."""
@@ -45,36 +42,6 @@ the rest. Replayed reads are hit as often as with rows alone, and fewer rows cro
 
 DEVICE_MOVES = 16384
 """Most promotions in one plan for a device, whose arena fills while the prompt is read."""
-
-
-def operations(handle: core.Handle) -> Ops:
-    """Array operations for the data plane of a context. Raises CudaUnavailable if it runs on a GPU that CuPy cannot use."""
-    plane = device_calls.plane(handle)
-    if plane is None or plane.kind is not DeviceKind.CUDA:
-        return backend.choose()
-    return backend.choose(plane.kind, plane.index, plane.stream, plane.runtime)
-
-
-def has_tiers(handle: core.Handle, options: KvOptions) -> bool:
-    """Whether a context has a policy in this mode: where tokens are dropped, on a device, where pages have slots, and without sketches."""
-    if options.mode is KvMode.SPARSE and options.selection.sketch is SketchKind.NONE:
-        return True
-    return options.mode is KvMode.EVICT or options.mode is not KvMode.OFF and device_calls.plane(handle) is not None
-
-
-def runs_per_plan(options: KvOptions) -> int:
-    return -(-options.placement.plan_every // RUN_UBATCHES)
-
-
-def keep_rows(handle: core.Handle, budget: int, before: int | None) -> int:
-    """Give copies of the rows of a KV file that are read most lately this much memory, at most what K and V take; returns the bytes. before: as it
-    returned them the last time: if they are the same, the copies stay. Raises DoesNotFit."""
-    pages = native.page_arrays(handle)
-    n_heads = sum(layer.n_head_kv for layer in core.layers(handle) if layer.index >= 0)
-    n_bytes = min(budget, n_heads * pages.shape[2] * pages.slot_bytes)
-    if n_bytes != before:
-        native.set_hot_rows(handle, n_bytes)
-    return n_bytes
 
 
 def limits(mode: KvMode, on_device: bool) -> MoveLimits:
@@ -105,18 +72,19 @@ def evicts(options: KvOptions) -> EvictionOptions | None:
     return options.eviction if options.mode is KvMode.EVICT else None
 
 
-def begins_with(options: KvOptions) -> tuple:
-    """The options that a policy is made with; if one changes, the policy starts again."""
-    chosen, placed = options.selection, options.placement
-    return placed.policy, placed.prefetch, placed.plan_every, chosen.sketch, chosen.sink_tokens, chosen.recent_tokens
-
-
 def _layer_bytes(handle: core.Handle, layers: list[LayerReport]) -> np.ndarray | None:
     """Bytes of a token's K and V in each of these layers; None: they are the same."""
     if len({(layer.n_head_kv, layer.head_dim, layer.type_k, layer.type_v) for layer in layers}) < 2:
         return None
     rows = [(native_arrays.rows(handle, layer.il, value=False), native_arrays.rows(handle, layer.il, value=True)) for layer in layers]
     return np.array([k.strides[1] + v.strides[1] for k, v in rows], np.float64)
+
+
+def tiering(handle: core.Handle, options: KvOptions, stats: Stats, ops: Ops) -> Tiering:
+    """A Tiering with the rates of the context's device."""
+    plane = device_calls.plane(handle)
+    rates = effective.rates(plane.kind, plane.index) if plane is not None and plane.kind is DeviceKind.CUDA else None
+    return Tiering(handle, options, stats, ops, rates)
 
 
 class Tiering:
@@ -150,7 +118,7 @@ class Tiering:
             page_bytes=max(1, self.slot_bytes), policy=options.placement.policy, prefetch=options.placement.prefetch,
             policy_settings={"sink_tokens": options.selection.sink_tokens, "recent_tokens": options.selection.recent_tokens},
             rope=Rope(head_dim, *rope) if rope and head_dim else None, limits=limits(options.mode, self._plane is not None),
-            plan_every=runs_per_plan(options), bytes_per_run=BYTES_PER_RUN, by_stream=options.mode is KvMode.EVICT and self.shape.n_streams > 1)
+            plan_every=context.runs_per_plan(options), bytes_per_run=BYTES_PER_RUN, by_stream=options.mode is KvMode.EVICT and self.shape.n_streams > 1)
         self._device_arena: DeviceArena | None = None
         if self._plane is not None:
             pages = NativePages(handle, self.shape, ops, self.slot_bytes)
@@ -254,48 +222,3 @@ class Tiering:
             n_promotions=stats.n_promoted, n_demotions=stats.n_demoted, n_invalidated=stats.n_invalidated, n_failed=stats.n_failed_copies,
             n_dropped=0 if self._dropped is None else int(np.count_nonzero(self._dropped)), n_freed=stats.n_freed,
             reasons=tuple((state.name.lower(), reason.description, n) for state, reason, n in self.hierarchy.why()))
-
-
-def selection_report(handle: core.Handle, n_layers: int, n_heads: int, sequence: int | None = None) -> SelectionReport:
-    """Sums over all hooked layers and KV heads. sequence: None: all."""
-    of = native.selected(handle, n_layers, n_heads, sequence)
-    count = {name: int(of[name].sum()) for name in ("n_tokens", "n_visible", "n_read", "n_certain", "n_hits", "n_errors", "n_covered")}
-    total = {name: float(of[name].sum()) for name in ("mass", "mass_hits", "error", "covered")}
-    return SelectionReport(
-        n_selections=count["n_tokens"], n_visible=count["n_visible"], n_read=count["n_read"], n_certain=count["n_certain"], n_hits=count["n_hits"],
-        mass=total["mass"], mass_hits=total["mass_hits"], error_sum=total["error"], n_errors=count["n_errors"], covered=total["covered"],
-        n_covered=count["n_covered"])
-
-
-def check_evict(handle: core.Handle, options: KvOptions, cells: Cells) -> None:
-    """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
-    if options.mode is not KvMode.EVICT:
-        return
-    limits = core.limits(handle)
-    if not any(layer.index >= 0 for layer in core.layers(handle)):
-        raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")
-    if cells.n_stream < limits.n_seq_max:
-        raise ConfigError(f"mode evict bounds each sequence, and the {limits.n_seq_max} of this context share one cache; make it without kv_unified")
-    always = options.selection.sink_tokens + options.selection.recent_tokens + 2 * options.cache.page_size  # whole pages
-    eviction.check_keep(options.keep_tokens, limits.n_kept or cells.n_cells, limits.n_batch, always, frees=limits.n_kept > 0)
-
-
-def set_resolutions(handle: core.Handle, options: KvOptions, n_heads: int) -> None:
-    """Let each head sample at its resolution for the wanted error. Another model, such as a draft model beside the measured one, samples at
-    `sample_budget`. n_heads: columns of the native table."""
-    table = options.selection.resolutions
-    hooked = [layer for layer in core.layers(handle) if layer.index >= 0]
-    if table is None or any(layer.il >= len(table) or len(table[layer.il]) != layer.n_head_kv for layer in hooked):
-        native.set_resolutions(handle, None)
-        return
-    own = np.zeros((len(hooked), n_heads), np.float32)
-    for layer in hooked:
-        own[layer.index, : layer.n_head_kv] = table[layer.il]
-    native.set_resolutions(handle, own)
-
-
-def described(handle: core.Handle) -> str:
-    """A context in one line."""
-    memory, layers = core.memory(handle), core.layers(handle)
-    return (f"mode {core.get_params(handle)[0].value}, {sum(layer.index >= 0 for layer in layers)} of {len(layers)} layers served, "
-            f"{memory.n_cells_used:,} of {memory.n_cells:,} cells used")

@@ -16,7 +16,7 @@ from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, TierError
 from edgekv.config import KvOptions
-from edgekv.runtime import effective, wiring
+from edgekv.runtime import context, effective, wiring
 
 pytestmark = pytest.mark.usefixtures("emulator", "single_precision")
 
@@ -51,7 +51,7 @@ def test_what_fails_while_a_context_is_attached_is_raised_where_it_was_asked_for
     def operations(handle):
         raise RuntimeError("a library is missing")
 
-    monkeypatch.setattr(wiring, "operations", operations)
+    monkeypatch.setattr(context, "operations", operations)
     with pytest.raises(EdgeKVError, match="a library is missing"):
         open_model(synthetic("llama"), mode="exact")
 
@@ -187,7 +187,7 @@ def test_the_link_decides_whether_there_is_an_arena(synthetic, monkeypatch):
         monkeypatch.setattr(effective, "rates", lambda kind, index=0: replace(RATES, link_gather=link))
         for plan_every in (1, 32):
             options = run.options.with_(plan_every=plan_every)
-            tiering = run._make_tiering(run._native_handle(), options)
+            tiering = wiring.tiering(run._native_handle(), options, run.stats, run._ops)
             assert (tiering.hierarchy.table.n_slots > 0) is has_arena
             tiering.resize(options)
             assert (tiering.hierarchy.table.n_slots > 0) is has_arena, "also when a person changes options"

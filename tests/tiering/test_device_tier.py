@@ -21,7 +21,7 @@ from edgekv.config import KvOptions
 from edgekv.pages.residency import Reason, State
 from edgekv.pages.shape import PageShape
 from edgekv.policies import POLICIES
-from edgekv.runtime import wiring
+from edgekv.runtime import context, wiring
 from edgekv.tiering.migrator import Migrator
 from edgekv.tiering.planner import MoveLimits
 from edgekv.tiering.prefetch import PREFETCHERS
@@ -285,7 +285,7 @@ def prompt_step(changed: list[int]) -> types.SimpleNamespace:
 def test_tiering_on_an_emulated_plane(plane):
     """In mode exact the capacity is the plane's, each copy is announced before it begins, and bytes lie where the kernels look for them."""
     options = KvOptions(mode=KvMode.EXACT)
-    tiers = wiring.Tiering(object(), options, stats := Stats(), wiring.operations(object()))
+    tiers = wiring.Tiering(object(), options, stats := Stats(), context.operations(object()))
     assert plane.said == [("arena", 0), ("rows", 0), ("arena", 10)] and not plane.priority.any()
     plane.newest[:] = np.minimum((np.arange(8) + 1) * 16, 120) - 1
     tiers.hierarchy.step(tiers.observation(prompt_step(list(range(8)))))
@@ -301,7 +301,7 @@ def test_tiering_on_an_emulated_plane(plane):
         np.testing.assert_array_equal(plane.arena[slot].reshape(2, 16, 64)[:, : cells.shape[1]], cells)
     assert stats.stall_seconds > 0 and stats.moved_bytes == 10 * 2048
     tiers.close()
-    tiers = wiring.Tiering(object(), options.with_(mode=KvMode.SPARSE, kv_budget=4 * 2048), Stats(), wiring.operations(object()))
+    tiers = wiring.Tiering(object(), options.with_(mode=KvMode.SPARSE, kv_budget=4 * 2048), Stats(), context.operations(object()))
     assert tiers.hierarchy.table.n_slots == 1 and plane.said[-1][0] != "rows" and ("rows", 3 * 2048) in plane.said, "three quarters are for rows"
     tiers.close()
 

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edgekv import runtime
+    from edgekv.cache_types import with_layer_types
     from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
     from edgekv.config import KvOptions
     from edgekv.installing import install
-    from edgekv.llama import Llama, with_head_errors, with_layer_types
+    from edgekv.llama import Llama, with_head_errors
     from edgekv.runtime.runtime import Runtime
 
     __version__: str
@@ -59,7 +60,7 @@ owns_process = False
 
 _PUBLIC = {"Llama": ("edgekv.llama", "Llama"), "KvOptions": ("edgekv.config", "KvOptions"), "Runtime": ("edgekv.runtime.runtime", "Runtime"),
            "runtime": ("edgekv.runtime", None), "with_head_errors": ("edgekv.llama", "with_head_errors"),
-           "with_layer_types": ("edgekv.llama", "with_layer_types"), "install": ("edgekv.installing", "install"),
+           "with_layer_types": ("edgekv.cache_types", "with_layer_types"), "install": ("edgekv.installing", "install"),
            **{name: ("edgekv.common.errors", name) for name in ("EdgeKVError", "ConfigError", "ModelError", "DoesNotFit")}}
 """Module and attribute of each public name; None: the module itself."""
 

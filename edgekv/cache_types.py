@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import _native
+from edgekv import _native, messages  # noqa: F401  # first: it puts llama_cpp on our libraries
 from edgekv.common.enums import DeviceKind
 from edgekv.common.errors import ConfigError, EdgeKVError, ModelError
 from edgekv.common.machine import n_cores
@@ -21,7 +21,7 @@ from edgekv.planning.kept_type_errors import KeptTypeErrors, key_of
 from edgekv.planning.type_choice import check_by_layer, with_types
 from edgekv.planning.type_costs import TypeCost, type_cost
 from edgekv.prefix_cache.digests import digest_of_model, known_digest
-from edgekv.runtime import attachments, measured_heads, measured_types  # first: it puts llama_cpp on our libraries
+from edgekv.runtime import attachments, measured_heads, measured_types
 
 import llama_cpp
 

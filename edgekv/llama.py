@@ -6,69 +6,26 @@ import ctypes
 import inspect
 import logging
 import os
-import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgekv
-from edgekv import _native
-from edgekv._native import core
-from edgekv.cache_types import with_layer_types
-from edgekv.common.enums import CacheType, DeviceKind, KvMode
-from edgekv.common.errors import ConfigError, DoesNotFit, EdgeKVError, ModelError
-from edgekv.config import AUTO_DEVICE, KvOptions, option_names
-from edgekv.config.setting_table import OLD_KEYWORDS
+from edgekv import messages  # noqa: F401  # first: it puts llama_cpp on our libraries
+from edgekv.common.errors import DoesNotFit, EdgeKVError, ModelError
 from edgekv.llama_keywords import LlamaKeywords, as_in, check_names, check_numbers, in_python, signature_of
-from edgekv.models import geometry
-from edgekv.models.geometry import open_model
-from edgekv.planning import device_mode, devices, fit
-from edgekv.planning.allocations import ContextRequest, Slots
-from edgekv.planning.available import available_bytes
-from edgekv.planning.context import check_context
-from edgekv.planning.device_fit import device_plan
-from edgekv.planning.devices import Placement
-from edgekv.planning.home import no_home
-from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
-from edgekv.prefix_cache.digests import digest_of_model
-from edgekv.runtime import answers, attachments, measured_heads  # first: it puts llama_cpp on our libraries
-from edgekv.runtime.runtime import Runtime
-from edgekv.tiering import eviction
 
 import llama_cpp
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from edgekv.common.enums import CacheType, KvMode
+    from edgekv.config import KvOptions
+    from edgekv.runtime.runtime import Runtime
+
 log = logging.getLogger("edgekv")
-
-_upstream = logging.getLogger("edgekv.llama.cpp")
-_upstream.addHandler(logging.NullHandler())  # otherwise Python prints warnings to standard error
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of enum ggml_log_level
-
-
-@llama_cpp.llama_log_callback
-def _log(level: int, text: bytes, _: ctypes.c_void_p) -> None:
-    """Log llama.cpp's messages, and print them to standard error where `verbose` asks for them. It replaces llama_cpp's own callback, which
-    numbers the levels as an older ggml did and so prints unwanted warnings."""
-    words = text.decode("utf-8", "replace")
-    _upstream.log(_LEVELS.get(level, logging.DEBUG), "%s", words.rstrip())
-    if logging.getLogger("llama-cpp-python").level <= logging.DEBUG:
-        print(words, end="", file=sys.stderr, flush=True)
-
-
-def listen() -> None:
-    """Route llama.cpp's messages here. A server in this process takes them for itself: call this again after it."""
-    llama_cpp.llama_log_set(_log, None)
-
-
-listen()
-for _part in (llama_cpp.llama, llama_cpp._internals):  # it hides the process's streams, for good where two threads load; `_log` prints nothing unasked
-    _part.suppress_stdout_stderr = lambda disable: nullcontext()  # type: ignore[attr-defined]
-
-ALL_LAYERS = -1
-"""llama_cpp's n_gpu_layers for a whole model on the GPU."""
 
 
 class Llama(llama_cpp.Llama):
@@ -111,79 +68,35 @@ class Llama(llama_cpp.Llama):
         try:
             check_names(options)
             check_numbers(options)
-            self._open(model_path, kv, kv_options, type_k, type_v, flash_attn, weights_from_disk, dict(options))
+            self._open(model_path, weights_from_disk, dict(options), kv=kv, kv_options=kv_options, type_k=type_k, type_v=type_v, flash_attn=flash_attn)
         except EdgeKVError as error:
             if not edgekv.owns_process:  # whose options are those of the command line
                 error.args = (in_python(str(error)), *error.args[1:])
             raise
 
-    def _open(self, model_path: str, kv: KvMode | str | None, kv_options: KvOptions | None,
-              type_k: CacheType | str | int | None, type_v: CacheType | str | int | None, flash_attn: bool, weights_from_disk: bool,
-              options: dict[str, Any]) -> None:
-        if not isinstance(kv_options, KvOptions | None):
-            raise ConfigError(f"kv_options is {kv_options!r}; give KvOptions(...), or each option by its own name")
-        if "mode" in options and kv is not None:
-            raise ConfigError("kv and mode are one option; leave one of the two out")
-        kv = options.pop("mode", kv)
-        named = {"mode": kv, "type_k": _cache_name(type_k), "type_v": _cache_name(type_v)}
-        named |= {name: options.pop(name) for name in (*option_names(), *OLD_KEYWORDS) if name in options}
-        if kv_options is None:
-            self._kv_options = KvOptions.from_env(**named)
-        else:
-            self._kv_options = kv_options.with_(**{name: value for name, value in named.items() if value is not None})
-        given, self._weights_from_disk = [name for name, value in named.items() if value is not None], weights_from_disk
-        if (adapter := options.get("lora_path")) and not os.path.isfile(adapter):
+    def _open(self, model_path: str, weights_from_disk: bool, options: dict[str, Any], **kv: Any) -> None:
+        from edgekv import opening  # a program that opens no model does without
+        from edgekv._native import core
+        from edgekv.runtime import attachments
+
+        self._weights_from_disk, adapter = weights_from_disk, options.get("lora_path")
+        if adapter and not os.path.isfile(adapter):
             raise ModelError(f"there is no adapter {adapter}; lora_path wants a GGUF file")
-        if options.get("draft_model") is not None:
-            options.setdefault("logits_all", True)  # llama_cpp asks for all logits then, but makes room for those of one batch
+        asked = opening.asked(Path(model_path), options, **kv)
         if not options.get("vocab_only"):
-            self._kv_options = with_layer_types(Path(model_path), self._kv_options, n_threads=options.get("n_threads"))
-        cache = self._kv_options.cache
-        kinds: dict[str, Any] = {name: given if isinstance(given, int) else chosen.ggml_type
-                                 for name, given, chosen in (("type_k", type_k, cache.type_k), ("type_v", type_v, cache.type_v))}
-        if self._kv_options.mode is KvMode.EVICT:
-            if self._kv_options.eviction.evict_to.bytes:
-                self._kv_options = fit.in_tokens(geometry(Path(model_path)), self._kv_options)
-            n_batch = eviction.batch_tokens(fit.kept(options.get("n_ctx", 512) or 1 << 30, self._kv_options))
-            options.setdefault("n_batch", n_batch)
-            options.setdefault("n_ubatch", min(n_batch, options["n_batch"]))
-        if cache.kv_dir is not None and not flash_attn:
-            raise ConfigError("a KV home on disk needs flash_attn, without which V is stored transposed: each token would read all of it")
-        options.setdefault("swa_full", False)
-        options.setdefault("verbose", False)
-        if options.get("n_gpu_layers") == 0 and self._kv_options.placement.attention_device == AUTO_DEVICE:
-            self._kv_options = self._kv_options.with_(attention_device=DeviceKind.HOST.value)
-        placement = devices.place(self._kv_options, Path(model_path))
-        if named["mode"] is None and kv_options is None and not os.environ.get("EDGEKV_KV"):  # no mode is set
-            self._kv_options = self._kv_options.with_(
-                mode=device_mode.chosen_mode(placement, Path(model_path), self._kv_options, options.get("n_ctx", 512) or None))
-        self._kv_options.check_effect(given, lambda name: "kv" if name == "mode" else name)
-        if self._kv_options.mode is KvMode.EVICT and options.get("embedding"):
-            raise ConfigError('an embedding is of all tokens, and mode evict drops some; use kv="exact", or leave embedding out')
-        self._kv_options = placement.in_force(self._kv_options, given)
-        if placement.warning:
-            log.warning("%s", placement.warning)
-        if placement.kind is DeviceKind.CUDA:
-            options.setdefault("n_gpu_layers", ALL_LAYERS)
-        if not _GPUS.intersection(options) and (gpu := _only_gpu(placement, options.get("n_gpu_layers", 0))) is not None:
-            options |= {"split_mode": llama_cpp.LLAMA_SPLIT_MODE_NONE, "main_gpu": gpu}
-        if placement.room is not None and (placement.kind is DeviceKind.EMULATED or options["n_gpu_layers"] == ALL_LAYERS):
-            model = geometry(Path(model_path))
-            n_ctx = options.get("n_ctx", 512) or model.n_ctx_train
-            n_ubatch = device_plan(model, n_ctx, self._kv_options, placement.room, all_logits=True).n_ubatch
-            options.setdefault("n_batch", n_ubatch)
-            options.setdefault("n_ubatch", min(n_ubatch, options["n_batch"]))
-        if not options.get("vocab_only"):
-            shared = {name: options[name] for name in _OF_MACHINE if name in options}
-            self._kv_options = with_head_errors(Path(model_path), self._kv_options, weights_from_disk=weights_from_disk, **shared)
-            self._kv_options = _checked(Path(model_path), self._kv_options, options, placement.room is None, weights_from_disk)
+            shared = {name: options[name] for name in opening.OF_MACHINE if name in options}
+            asked.kv = with_head_errors(Path(model_path), asked.kv, weights_from_disk=weights_from_disk, **shared)
+            asked.kv = opening.checked(Path(model_path), asked, options, weights_from_disk)
+        self._kv_options = asked.kv
         try:
             with core.raising(), attachments.defaults(self._kv_options):
-                super().__init__(str(model_path), flash_attn=flash_attn, **kinds, **options)
+                super().__init__(str(model_path), flash_attn=kv["flash_attn"], **asked.types, **options)
         except EdgeKVError:
             raise
         except ValueError as error:
             if (home := self._kv_options.cache.kv_dir) is not None and (why := core.home_failure()):
+                from edgekv.planning.home import no_home
+
                 raise no_home(why, home) from error
             if "llama_context" in str(error):  # the other messages name the file
                 raise EdgeKVError(f"llama.cpp could not create a context of {options.get('n_ctx', 512)} tokens for {model_path}; "
@@ -212,6 +125,8 @@ class Llama(llama_cpp.Llama):
                 raise
             if (found := self._runtime()) is not None:
                 found.raise_failure()
+            from edgekv._native import core
+
             if core.refused():
                 raise DoesNotFit(f"there is no memory for K and V of more than these {self.n_tokens:,} tokens; end other programs or "
                                  "conversations, or read a shorter text") from error
@@ -237,6 +152,8 @@ class Llama(llama_cpp.Llama):
             log.info("the prompt goes back %s, and is read from its start", why)
             self.reset()
         answer = super().generate(prompt, *arguments, **options)
+        from edgekv.runtime import answers
+
         found = self._runtime()
         yield from answer if found is None else answers.followed(answer, len(prompt), found)
 
@@ -265,17 +182,24 @@ class Llama(llama_cpp.Llama):
     @as_in(llama_cpp.Llama.create_completion)
     def create_completion(self, *arguments: Any, **options: Any) -> Any:
         """As in llama_cpp."""
-        result = super().create_completion(*arguments, **options)
-        return answers.with_report(result, self.kv) if self._report else result
+        return self._with_report(super().create_completion(*arguments, **options))
 
     @as_in(llama_cpp.Llama.create_chat_completion)
     def create_chat_completion(self, *arguments: Any, **options: Any) -> Any:
         """As in llama_cpp."""
-        result = super().create_chat_completion(*arguments, **options)
-        return answers.with_report(result, self.kv) if self._report else result
+        return self._with_report(super().create_chat_completion(*arguments, **options))
+
+    def _with_report(self, result: Any) -> Any:
+        if not self._report:
+            return result
+        from edgekv.runtime import answers
+
+        return answers.with_report(result, self.kv)
 
     def _out_of_reach(self, prompt: Sequence[int]) -> str | None:
         """Why the cache no longer holds what the prompt's first new token attends; None: it does."""
+        from edgekv.common.enums import KvMode
+
         found = self._runtime()
         drops = found is not None and found.mode is KvMode.EVICT and self.n_tokens > found.options.keep_tokens
         if not drops and not llama_cpp.llama_model_n_swa(self.model):
@@ -288,10 +212,13 @@ class Llama(llama_cpp.Llama):
         return None if windows_reach(self.model, self.ctx, n) else "beyond the window of sliding layers (swa_full=True avoids that)"
 
     def __getstate__(self) -> dict[str, Any]:
+        from edgekv.config import AUTO_DEVICE
+        from edgekv.opening import cache_name
+
         found, state = self._runtime(), super().__getstate__()
         kv = self._kv_options if found is None else found.options
         for name in ("type_k", "type_v"):
-            if _cache_name(state[name]) is not None:  # not a type that runs stock
+            if cache_name(state[name]) is not None:  # not a type that runs stock
                 del state[name]
         if state["n_gpu_layers"] == 0 and kv.placement.attention_device == AUTO_DEVICE:
             del state["n_gpu_layers"]  # nobody asked for none
@@ -309,6 +236,8 @@ class Llama(llama_cpp.Llama):
             super().close()
 
     def _runtime(self) -> Runtime | None:
+        from edgekv.runtime import attachments
+
         return attachments.find(ctypes.cast(self.ctx, ctypes.c_void_p).value or 0)
 
     @property
@@ -322,29 +251,22 @@ class Llama(llama_cpp.Llama):
 
 Llama.__init__.__signature__ = signature_of(Llama.__init__, llama_cpp.Llama.__init__)  # type: ignore[attr-defined]
 
-_GPUS = {"split_mode", "main_gpu", "tensor_split"}
-"""llama_cpp's options that divide a model among GPUs."""
-_NO_GPU = -1
-"""llama.cpp's main_gpu for none."""
-
-
-def _only_gpu(placement: Placement, n_gpu_layers: int) -> int | None:
-    """The one GPU that the model may use. Without layers there it is none: llama.cpp would not repack the weights for its kernels and ours, and
-    send prompts to the GPU. None: whichever there are."""
-    if placement.kind is DeviceKind.CUDA:
-        return None if placement.others else placement.index
-    return _NO_GPU if placement.kind is DeviceKind.HOST and n_gpu_layers == 0 else None
-
-
-_OF_MACHINE = ("n_gpu_layers", "n_threads", "n_threads_batch")
-
-
-def with_head_errors(model: Path, kv: KvOptions, progress: measured_heads.Progress = lambda what, done, total: None, **options: Any) -> KvOptions:
+def with_head_errors(model: Path, kv: KvOptions, progress: Callable[[str, int, int], None] = lambda what, done, total: None, **options: Any) -> KvOptions:
     """These options, with `head_errors` if mode sparse has an error: those that this machine keeps for these model files, or measured
     now, which takes about as long as reading a prompt of 5,000 tokens. If nothing is missing, the options stay as they are.
 
     options: further ones of `Llama`, such as n_threads. Raises the errors of `Llama`."""
-    if kv.mode is not KvMode.SPARSE or not kv.selection.lacks_head_errors or not _native.info()["enabled"]:
+    if not kv.selection.lacks_head_errors:
+        return kv
+    from edgekv import _native
+    from edgekv.common.enums import KvMode
+    from edgekv.models.geometry import geometry
+    from edgekv.planning import devices
+    from edgekv.planning.kept_head_errors import KeptHeadErrors, key_of
+    from edgekv.prefix_cache.digests import digest_of_model
+    from edgekv.runtime import measured_heads
+
+    if kv.mode is not KvMode.SPARSE or not _native.info()["enabled"]:
         return kv
     file = geometry(model)
     placement = devices.place(kv)
@@ -370,30 +292,3 @@ def windows_reach(model: llama_cpp.llama_model_p, ctx: llama_cpp.llama_context_p
     window = llama_cpp.llama_model_n_swa(model)
     first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(ctx), 0)
     return not position or not window or first <= max(0, position - window + 1)
-
-
-def _checked(path: Path, kv: KvOptions, options: dict[str, Any], on_host: bool, from_disk: bool) -> KvOptions:
-    """The options, on_host with the bytes for rows of a KV home on disk. Raises ConfigError if a cache type cannot hold the heads, or if the
-    context is longer than the table of positions; on_host: DoesNotFit if memory is missing. llama.cpp judges files that are not chat models."""
-    try:
-        file = open_model(path)
-    except ModelError:
-        return kv
-    fit.check_types(file.geometry, kv.cache)
-    n_ctx = options.get("n_ctx", 512) or file.geometry.n_ctx_train
-    most = next((tensor.shape[-1] for tensor in file.tensors if tensor.name == "position_embd.weight"), n_ctx)
-    if n_ctx > most:
-        raise ConfigError(f"{path} has {most:,} positions, and a context of {n_ctx:,} tokens needs more; ask for n_ctx={most} or less")
-    if not on_host:
-        return kv
-    n_threads = options.get("n_threads_batch") or os.cpu_count() or 1
-    request = ContextRequest(file, kv, n_ctx, Slots(), available_bytes(), n_threads=n_threads, from_disk=from_disk)
-    check_context(request, n_ctx)
-    return request.with_hot_rows(n_ctx, kv)
-
-
-def _cache_name(value: CacheType | str | int | None) -> CacheType | str | None:
-    """The name of a cache type. None for numbers of other types: llama_cpp takes these, and the layers run stock."""
-    if isinstance(value, int):
-        return next((kind for kind in CacheType if kind.ggml_type == value), None)
-    return value

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
-from edgekv.common.enums import KvMode, PromptReading, SketchKind, Split
 from edgekv.common.errors import ConfigError
-from edgekv.config import Attend, HeadErrors, Keep, LayerTypes, option_names
-from edgekv.config.setting_table import OF_KV, OLD_KEYWORDS
+
+if TYPE_CHECKING:
+    from edgekv.common.enums import KvMode, PromptReading, SketchKind, Split
+    from edgekv.config import Attend, HeadErrors, Keep, LayerTypes
 
 
 class KvKeywords(TypedDict, total=False):
@@ -101,6 +101,8 @@ _NAMES = (*LlamaKeywords.__annotations__, "kv", "kv_options", "type_k", "type_v"
 
 def known(name: str) -> bool:
     """Whether `Llama` has this keyword."""
+    from edgekv.config.setting_table import OLD_KEYWORDS
+
     return name in _NAMES or name in OLD_KEYWORDS
 
 
@@ -108,6 +110,8 @@ def check_names(given: Iterable[str]) -> None:
     """Raise ConfigError for a keyword that `Llama` does not have. llama_cpp.Llama takes any, and ignores it."""
     for name in given:
         if not known(name):
+            import difflib
+
             near = difflib.get_close_matches(name, _NAMES, 1)
             raise ConfigError(f"Llama has no keyword {name!r}; " + (f"did you mean {near[0]!r}?" if near else "leave it out"))
 
@@ -131,7 +135,7 @@ def signature_of(init: Callable[..., None], base: Callable[..., None]) -> inspec
     have = {one.name for one in own}
     more = [one.replace(kind=one.KEYWORD_ONLY) for one in theirs.values() if one.name not in have and one.kind is not one.VAR_KEYWORD]
     have |= {one.name for one in more}
-    kv: list[Any] = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in option_names() if name not in have]
+    kv: list[Any] = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in KvKeywords.__annotations__ if name not in have]
     return inspect.Signature([*own, *more, *kv])
 
 
@@ -144,15 +148,18 @@ def as_in(stock: Callable[P, T]) -> Callable[[Callable[..., Any]], Callable[P, T
     return functools.partial(functools.update_wrapper, wrapped=stock, assigned=(), updated=())
 
 
-_IN_PYTHON = {"ctx": "n_ctx", "threads": "n_threads", "gpu-layers": "n_gpu_layers", "weights-from-disk": "weights_from_disk", "kv": "kv",
-              **{setting.name: name for name, setting in OF_KV.items() if name != "mode"}}
+_IN_PYTHON = {"ctx": "n_ctx", "threads": "n_threads", "gpu-layers": "n_gpu_layers", "weights-from-disk": "weights_from_disk", "kv": "kv"}
 _VALUE = r"(?: (\d[\w.%]*|auto|cpu|cuda|f16|q8_0|q4_0|b3|none|exact|sparse|evict|off)(?![\w-]))?"
 
 
 def in_python(text: str) -> str:
     """A sentence about options of the command line, in Python's words: --ctx 4096 is n_ctx=4096, --kv-vram 64MiB is kv_vram="64MiB"."""
+    from edgekv.config.setting_table import OF_KV
+
+    names = _IN_PYTHON | {setting.name: name for name, setting in OF_KV.items() if name != "mode"}
+
     def keyword(found: re.Match[str]) -> str:
-        name, value = _IN_PYTHON.get(found[1]), found[2]
+        name, value = names.get(found[1]), found[2]
         if name is None:
             return found[0]
         return name if value is None else f"{name}={value}" if value.isdigit() else f'{name}="{value}"'

@@ -14,8 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest: a module imports only from entries before its own. Modules of one entry may import each other, and the longest
 # entry that a module's name begins with is its own.
-ORDER = ["common", "config", "pages", "arrays", "policies", "tiering", "prefix_cache", "_native", "models", "planning", "runtime", "cache_types",
-         "llama_keywords", "llama", "installing", "measure", "diagnosis", "proof", "server", "bench", "lab", "cli", "__main__", "lab.commands"]
+ORDER = ["common", "config", "pages", "arrays", "policies", "tiering", "prefix_cache", "_native", "models", "planning", "runtime", "messages",
+         "cache_types", "llama_keywords", "opening", "llama", "installing", "measure", "diagnosis", "proof", "server", "bench", "lab", "cli",
+         "__main__", "lab.commands"]
 
 PURE = ("policies", "tiering", "prefix_cache", "lab.traces.sim", "lab.heads.roles", "lab.results", "bench.compare", "bench.intervals", "bench.rows")
 """These modules see arrays and a read-only view: the same file runs live and in `sim`."""
@@ -93,11 +94,11 @@ def test_native_code_has_one_door():
             assert "cffi" not in roots and not compiled, f"edgekv.{name}: only edgekv._native touches ffi"
         # ctypes only where llama_cpp's own low-level functions are called; ctypes.util looks libraries up and calls nothing.
         uses_ctypes = {full for full in imported(path) if full.split(".")[0] == "ctypes" and not full.startswith("ctypes.util")}
-        if layer(name) not in ("_native", "llama", "measure", "bench", "lab"):
-            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, llama, measure, bench and lab"
+        if layer(name) not in ("_native", "messages", "llama", "measure", "bench", "lab"):
+            assert not uses_ctypes, f"edgekv.{name}: ctypes is for _native, messages, llama, measure, bench and lab"
             # installing puts our class there, and attachments a default of its class
-            known = "llama_cpp" not in roots or name in ("cache_types", "installing", "runtime.attachments")
-            assert known, f"edgekv.{name}: llama_cpp is for llama, cache_types, installing, attachments, measure, bench and lab"
+            known = "llama_cpp" not in roots or name in ("cache_types", "opening", "installing", "runtime.attachments")
+            assert known, f"edgekv.{name}: llama_cpp is for messages, llama, opening, cache_types, installing, attachments, measure, bench and lab"
 
 
 def test_only_the_command_line_knows_a_terminal():

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def prepare() -> None:
     if _prepared:
         return
     load()
-    _check_versions()
+    check_packages()
+    _check_own_version()
     _prepared = True
 
 
@@ -72,11 +74,13 @@ def _import_compiled(name: str) -> ModuleType:
         raise NativeError(f"EdgeKV's native module cannot be loaded ({error}); reinstall it") from None
 
 
-def _check_versions() -> None:
-    """Refuse a llama-cpp-python, or a libedgekv, of another version."""
+def check_packages() -> None:
+    """Raise AbiMismatch for a llama-cpp-python of another version, or one that was imported before us on other libraries."""
+    _check_llama_cpp(lib_dir())
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and _lies_beside(str(spec.origin), "llama_cpp_python", LLAMA_CPP_PYTHON):
+        return
     from importlib.metadata import PackageNotFoundError, version
-
-    from edgekv._native import core
 
     try:
         found = version("llama-cpp-python")
@@ -85,8 +89,20 @@ def _check_versions() -> None:
     if found != LLAMA_CPP_PYTHON:
         raise AbiMismatch(f"llama-cpp-python {found} is installed, EdgeKV is built for {LLAMA_CPP_PYTHON}; "
                           f"pip install llama-cpp-python=={LLAMA_CPP_PYTHON}")
-    if core.version() != (ours := edgekv.__version__):
+
+
+def _check_own_version() -> None:
+    """Refuse a libedgekv of another version than this package."""
+    from edgekv._native import core
+
+    if not _lies_beside(str(edgekv.lib_folder), "edgekv", core.version()) and core.version() != (ours := edgekv.__version__):
         raise AbiMismatch(f"libedgekv is version {core.version()}, the Python package {ours}; reinstall edgekv")
+
+
+def _lies_beside(part: str, distribution: str, version: str) -> bool:
+    """Whether pip installed this version of a distribution, with a file or folder of its package. importlib.metadata knows also where else it may
+    lie, but to import it takes as long as to load a small model."""
+    return os.path.isdir(os.path.join(os.path.dirname(os.path.dirname(part)), f"{distribution}-{version}.dist-info"))
 
 
 def _check_llama_cpp(folder: Path) -> None:

@@ -24,12 +24,12 @@ from edgekv.bench.request import BenchRequest, BenchTest, Fill, with_rows
 from edgekv.bench.row import Row, empty_row, from_peer, machine_fields, model_fields, test_fields
 from edgekv.bench.taken import Taken
 from edgekv.bench.text import Text
+from edgekv.cache_types import with_layer_types
 from edgekv.common.effort import Kind, Work
 from edgekv.common.enums import FULL, CacheType
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.common.units import MIB
 from edgekv.config import CacheOptions, HeadErrors, KvOptions
-from edgekv.llama import with_layer_types
 from edgekv.measure.contexts import ContextError, Contexts, Opening, contexts
 from edgekv.measure.steps import rotated
 from edgekv.models.geometry import ModelFile, open_model

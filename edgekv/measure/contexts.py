@@ -11,10 +11,11 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import EdgeKVError, ModelError
 from edgekv.common.machine import n_cores
 from edgekv.config import KvOptions
-from edgekv.llama import ALL_LAYERS, Llama
+from edgekv.llama import Llama
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Bank, Fill, TokenLayout, put, taken
 from edgekv.measure.steps import set_mode
+from edgekv.opening import ALL_LAYERS
 from edgekv.planning.fit import CONTEXT_STEP, rounded
 from edgekv.runtime import attachments
 

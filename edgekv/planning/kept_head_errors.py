@@ -9,7 +9,7 @@ from typing import Any
 
 import platformdirs
 
-from edgekv import __version__
+import edgekv
 from edgekv.common import json_file
 from edgekv.config import HeadErrors, KvOptions
 
@@ -40,7 +40,7 @@ def key_of(model: bytes, kv: KvOptions, kernels: str, text: str) -> str:
     was read."""
     cache, chosen = kv.cache, kv.selection
     of = f"{'/'.join(cache.names)} {chosen.sketch.value} {chosen.sink_tokens}+{chosen.recent_tokens}"
-    return f"{model.hex()}; {of}; {kernels}; text {text}; EdgeKV {__version__}"
+    return f"{model.hex()}; {of}; {kernels}; text {text}; EdgeKV {edgekv.__version__}"
 
 
 def _made(stored: Any) -> HeadErrors | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import platformdirs
 
-from edgekv import __version__
+import edgekv
 from edgekv.common import json_file
 from edgekv.config import TypeErrors
 
@@ -36,7 +36,7 @@ class KeptTypeErrors:
 
 def key_of(model: bytes, kernels: str, text: str) -> str:
     """The key of a measurement. model: the digest of its files; kernels: the instruction set of attention; text: the text that was read."""
-    return f"{model.hex()}; {kernels}; text {text}; EdgeKV {__version__}"
+    return f"{model.hex()}; {kernels}; text {text}; EdgeKV {edgekv.__version__}"
 
 
 def _made(stored: Any) -> TypeErrors | None:

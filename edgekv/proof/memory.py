@@ -12,9 +12,10 @@ from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EdgeKVError
 from edgekv.common.units import size
 from edgekv.config import KvOptions
-from edgekv.llama import ALL_LAYERS, Llama
+from edgekv.llama import Llama
 from edgekv.measure.contexts import weights_alone
 from edgekv.models import geometry
+from edgekv.opening import ALL_LAYERS
 from edgekv.planning.device_fit import device_plan, margin_bytes
 from edgekv.planning.devices import room_of
 from edgekv.planning.fit import DevicePlan, rounded

@@ -15,8 +15,9 @@ from edgekv._native import core, device_calls, testing
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import CudaUnavailable, DoesNotFit, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.llama import ALL_LAYERS, Llama
+from edgekv.llama import Llama
 from edgekv.measure.decoder import Decoder
+from edgekv.opening import ALL_LAYERS
 from edgekv.proof.models import small_model
 from edgekv.proof.steps import EXACT, RING, SPARSE_ALL, SPARSE_TENTH, STOCK, Outcome, Part, Told
 

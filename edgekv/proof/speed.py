@@ -10,11 +10,12 @@ from pathlib import Path
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.llama import ALL_LAYERS, Llama
+from edgekv.llama import Llama
 from edgekv.measure.decoder import Decoder
 from edgekv.measure.filling import Bank, TokenLayout, put, taken
 from edgekv.measure.steps import best_step
 from edgekv.models import geometry
+from edgekv.opening import ALL_LAYERS
 from edgekv.planning.device_fit import choose_device_context
 from edgekv.planning.devices import place
 from edgekv.planning.fit import CONTEXT_STEP, rounded

@@ -1,17 +1,21 @@
 """What a native context is asked for and told, without the hierarchy of a policy (`wiring`): most contexts have none."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from edgekv._native import core, device_calls
 from edgekv._native import paging as native
-from edgekv.arrays import backend
-from edgekv.arrays.ops import Ops
 from edgekv.common.enums import DeviceKind, KvMode, SketchKind
 from edgekv.common.errors import ConfigError
 from edgekv.common.reports import SelectionReport
 from edgekv.config import KvOptions
 from edgekv.runtime.cells import Cells
-from edgekv.tiering import eviction
+
+if TYPE_CHECKING:
+    from edgekv.arrays.ops import Ops
 
 RUN_UBATCHES = 16
 """Most decoded ubatches in one run of the policy; their attention mass adds up meanwhile."""
@@ -19,6 +23,8 @@ RUN_UBATCHES = 16
 
 def operations(handle: core.Handle) -> Ops:
     """Array operations for the data plane of a context. Raises CudaUnavailable if it runs on a GPU that CuPy cannot use."""
+    from edgekv.arrays import backend
+
     plane = device_calls.plane(handle)
     if plane is None or plane.kind is not DeviceKind.CUDA:
         return backend.choose()
@@ -68,6 +74,8 @@ def check_evict(handle: core.Handle, options: KvOptions, cells: Cells) -> None:
     """Raise ConfigError if the context cannot keep what these options ask of mode evict."""
     if options.mode is not KvMode.EVICT:
         return
+    from edgekv.tiering import eviction
+
     limits = core.limits(handle)
     if not any(layer.index >= 0 for layer in core.layers(handle)):
         raise ConfigError("mode evict needs layers that EdgeKV attends, and there are none here; `edgekv doctor MODEL` says why")

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from edgekv.runtime.tokens import Tokens
 from edgekv.tiering.stats import Stats
 
 if TYPE_CHECKING:
+    from edgekv.arrays.ops import Ops
     from edgekv.pages.residency import Residency
     from edgekv.runtime.wiring import Tiering
 
@@ -41,12 +43,12 @@ class Runtime:
         self.page_tokens: int = core.get_params(handle)[1]
         # the layers of the observation are fixed when the context is attached
         self._hooked = tuple(layer.il for layer in core.layers(handle) if layer.index >= 0)
-        self._ops = context.operations(handle)
-        self._observation = native_arrays.RunReader(handle, self._ops.view if self._ops.on_device else None)
+        on_device = device_calls.plane(handle) is not None and self._ops.on_device
+        self._observation = native_arrays.RunReader(handle, self._ops.view if on_device else None)
         self._n_heads = self._observation.read().mass_sum.shape[1]
         self.cells = Cells(self._native_handle)
         self.tokens = Tokens(self._native_handle, self.cells)
-        self.observers = Observers(self._hooked, self._observation.read, self._ops.download, self._watch)
+        self.observers = Observers(self._hooked, self._observation.read, lambda array: self._ops.download(array), self._watch)  # noqa: PLW0108
         self.stats = Stats()
         self.last: AnswerReport | None = None
         """The newest answer of `Llama.generate`; None: there is none yet."""
@@ -66,12 +68,14 @@ class Runtime:
         self._start_policy()
         self._follow_mode()
 
-    # ---- what it is ---------------------------------------------------------------------------------------------------------
-
     def _native_handle(self) -> core.Handle:
         if self._handle is None:
             raise EdgeKVError("this context has been freed; its cells and counters are gone")
         return self._handle
+
+    @cached_property
+    def _ops(self) -> Ops:
+        return context.operations(self._native_handle())
 
     def __repr__(self) -> str:
         return f"<edgekv.Runtime: {'closed' if self._handle is None else context.described(self._handle)}>"
@@ -264,8 +268,6 @@ class Runtime:
         ConfigError for a layer, head or token that does not exist."""
         return paging.last_rows(self._native_handle(), layer, head, token)
 
-    # ---- pins ---------------------------------------------------------------------------------------------------------------
-
     @property
     def pins(self) -> list[tuple[int, int]]:
         """(first, last) position of each pinned span."""
@@ -312,8 +314,6 @@ class Runtime:
     def detach(self) -> None:
         """Leave the context to the stock path. Call it only while nothing decodes."""
         core.detach(self._native_handle())
-
-    # ---- after a ubatch -----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Follow a ubatch, on the decoding thread: step the hierarchy and count at the end of a run, then call the observers."""

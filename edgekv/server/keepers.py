@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from edgekv._native import form_callbacks, http_server
+from edgekv.arrays import backend  # noqa: F401  # these two now: the thread of a context is to import nothing
 from edgekv.common.errors import EdgeKVError
 from edgekv.models.geometry import Geometry
+from edgekv.runtime import wiring  # noqa: F401
 from edgekv.runtime.runtime import Runtime
 from edgekv.server import prefixes as prefixes_of
 from edgekv.server import recalling

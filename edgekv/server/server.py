@@ -376,8 +376,8 @@ class Server:
         if keepers is not None:
             keepers.close()
         self.figures.end()
-        if (llama := sys.modules.get("edgekv.llama")) is not None:
-            llama.listen()  # Python takes the log back from the server
+        if (messages := sys.modules.get("edgekv.messages")) is not None:
+            messages.listen()  # Python takes the log back from the server
         if self._log is not None:
             self._log.close(keep=failed)
         crash.details_in(None)

@@ -334,7 +334,7 @@ def with_measured(options: ServerOptions) -> ServerOptions:
     machine: dict[str, Any] = {"n_threads": options.n_threads, "n_threads_batch": options.n_threads, "n_gpu_layers": options.n_gpu_layers}
     given = {name: value for name, value in machine.items() if value is not None}
     if options.kv.cache.lacks_types:
-        from edgekv.llama import with_layer_types  # with llama_cpp, which other options do not need
+        from edgekv.cache_types import with_layer_types  # with llama_cpp, which other options do not need
 
         options = replace(options, kv=with_layer_types(options.model, options.kv, n_threads=options.n_threads))
     if options.kv.mode is not KvMode.SPARSE or not options.kv.selection.lacks_head_errors:

@@ -105,7 +105,7 @@ def test_what_cannot_be_measured(model, settings, said):
 
 
 def test_a_context_that_does_not_fit(model, monkeypatch):
-    monkeypatch.setattr("edgekv.llama.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("edgekv.opening.available_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFit):
         measure(model)
 

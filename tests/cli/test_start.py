@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.other_version import other_version
 
 from edgekv.common.errors import AbiMismatch
 
@@ -51,9 +52,8 @@ def run(program: str, folder: Path, *command: str) -> Any:
 
 
 OTHER_VERSION = """
-import importlib.metadata
-real = importlib.metadata.version
-importlib.metadata.version = lambda name: "0.3.35" if name == "llama-cpp-python" else real(name)
+import sys
+sys.path.insert(0, "other")
 from edgekv.cli.main import main
 main()
 """
@@ -93,6 +93,7 @@ def test_what_a_chat_asks_its_server_with_is_imported_before_the_server_is_ready
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat", "-p", "Hello"]], ids=["serve", "chat"])
 def test_a_load_ends_where_the_versions_do_not_fit(command, default_model, tmp_path):
+    other_version(tmp_path / "other")
     done = subprocess.run([sys.executable, "-c", OTHER_VERSION, *command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
                           check=False)
     assert done.returncode == AbiMismatch.exit_code and not done.stdout
@@ -111,6 +112,7 @@ Server.abandon = left
 
 
 def test_what_a_load_says_after_its_end_reaches_nobody(default_model, tmp_path):
+    other_version(tmp_path / "other")
     done = subprocess.run([sys.executable, "-c", LEFT, "chat", "-p", "Hello"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                           timeout=60, check=False)
     assert done.returncode == AbiMismatch.exit_code and "goes on" not in done.stderr and "0.3.35 is installed" in done.stderr

@@ -156,7 +156,7 @@ def test_weights_from_disk(header_file):
 
 def test_llama_refuses_before_it_loads(synthetic, monkeypatch):
     path, loaded = str(synthetic("llama", n_ctx_train=4096)), []
-    monkeypatch.setattr("edgekv.llama.available_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr("edgekv.opening.available_bytes", lambda: 64 * MIB)
     monkeypatch.setattr("llama_cpp.Llama.__init__", lambda self, *args, **options: loaded.append(options))
     with pytest.raises(DoesNotFit, match=r"a context of 4,000,000 tokens needs .* use n_ctx=\d+ or less"):
         Llama(path, kv_options=EXACT, n_ctx=4_000_000, verbose=False)

@@ -2,8 +2,11 @@
 
 import copy
 import inspect
+import json
 import os
 import pickle
+import subprocess
+import sys
 from itertools import islice
 
 import pytest
@@ -182,3 +185,24 @@ def test_keywords_are_those_that_are_read():
     assert len(both) > 6
     for name in both:
         assert [*inspect.signature(getattr(Llama, name)).parameters] == [*inspect.signature(getattr(llama_cpp.Llama, name)).parameters], name
+
+
+IMPORTED = """
+import json, sys
+import edgekv
+print(json.dumps(list(sys.modules)))
+edgekv.Llama
+print(json.dumps(list(sys.modules)))
+edgekv.Llama(sys.argv[1], kv="off", n_ctx=256).close()
+print(json.dumps(list(sys.modules)))
+"""
+OF_OTHER_MODES = {"importlib.metadata", "edgekv.arrays.ops", "edgekv.cache_types", "edgekv.planning.device_mode", "edgekv.planning.kept_head_errors",
+                  "edgekv.planning.roofline", "edgekv.policies", "edgekv.runtime.measured_heads", "edgekv.runtime.wiring", "edgekv.tiering.eviction"}
+OF_A_MODEL = OF_OTHER_MODES | {"edgekv._native._core", "edgekv.config", "edgekv.models", "edgekv.planning", "edgekv.runtime", "platformdirs", "psutil"}
+OF_LLAMA_CPP = OF_A_MODEL | {"_cffi_backend", "edgekv._native", "edgekv.llama", "llama_cpp", "logging", "numpy", "typing"}
+
+
+def test_nothing_is_imported_before_it_is_used(synthetic, tmp_path):
+    done = subprocess.run([sys.executable, "-c", IMPORTED, synthetic("llama")], cwd=tmp_path, capture_output=True, text=True, check=True)
+    for needless, loaded in zip((OF_LLAMA_CPP, OF_A_MODEL, OF_OTHER_MODES), done.stdout.splitlines(), strict=True):
+        assert not needless & set(json.loads(loaded))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.contexts import Context, attached, n_hooked
+from support.other_version import other_version
 
 from edgekv import Llama, _native
 from edgekv.common.enums import KvMode
@@ -178,9 +179,9 @@ def test_llama_cpp_on_other_libraries_is_refused(tmp_path):
     assert done.returncode != 0 and "AbiMismatch: llama_cpp was imported before edgekv and runs on /elsewhere" in done.stderr
 
 
-def test_another_llama_cpp_version_is_refused():
-    done = python("import importlib.metadata as m; real = m.version; "
-                  "m.version = lambda name: '0.3.35' if name == 'llama-cpp-python' else real(name); import edgekv.runtime.runtime")
+@pytest.mark.parametrize("used", ["import edgekv.runtime.runtime", "import edgekv; edgekv.Llama"])
+def test_another_llama_cpp_version_is_refused(used, tmp_path):
+    done = python(f"import sys; sys.path.insert(0, {str(other_version(tmp_path))!r}); {used}")
     assert done.returncode != 0 and "AbiMismatch: llama-cpp-python 0.3.35 is installed, EdgeKV is built for 0.3.36" in done.stderr
 
 

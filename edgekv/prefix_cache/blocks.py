@@ -53,6 +53,23 @@ class ReadWith(NamedTuple):
 NOTHING_SAID = ReadWith()
 
 
+class Conversation(NamedTuple):
+    """Tokens from a conversation's beginning, and what else their keys depend on."""
+
+    tokens: np.ndarray
+    """int32 [n]."""
+    root: bytes = b""
+    """Of its chain (`ModelIdentity.chain_root`); empty: the identity's own."""
+    read_with: ReadWith = NOTHING_SAID
+
+    def same(self, other: Conversation) -> bool:
+        return self.root == other.root and n_common(self.tokens, other.tokens) == len(self.tokens) == len(other.tokens)
+
+    def has_more_of(self, other: Conversation, n_have: int) -> bool:
+        """Whether both share at least one block after the first n_have tokens."""
+        return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
+
+
 @dataclass(frozen=True)
 class Link:
     """A block's place in its chain, without its rows."""

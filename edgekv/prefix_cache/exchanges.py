@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgekv.prefix_cache.blocks import Reading, ReadWith
+from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -55,28 +55,29 @@ class Exchanges:
     def has(self, root: bytes) -> bool:
         return root in self._records
 
-    def save(self, root: bytes, tokens: np.ndarray, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record, read_with: ReadWith,
-             in_memory: bool) -> None:
-        """Keep an exchange. `blocks`: its rows in parts of BLOCK_TOKENS, each uint8 [layout.block_bytes(n)]; the others as in `PrefixStore.save`."""
-        self._records[root] = record
+    def insert(self, of: Conversation, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record, in_memory: bool) -> None:
+        """Keep an exchange. `blocks`: its rows in parts of BLOCK_TOKENS, each uint8 [layout.block_bytes(n)]; the others as in `PrefixStore.insert`."""
+        self._records[of.root] = record
         left = iter(blocks)
-        saved = self.store.save(tokens, readings, lambda first, n: next(left), root, read_with, in_memory=in_memory)
+        saved = self.store.insert(of, readings, lambda first, n: next(left), in_memory=in_memory)
         if saved.n_left_out == 0:
-            self.store.save_snapshot(tokens, readings, record.payload(), root, read_with, in_memory)
+            self.store.insert_snapshot(of, readings, record.payload(), in_memory)
 
-    def record(self, root: bytes, tokens: np.ndarray, accepts: Reading, read_with: ReadWith) -> Record | None:
+    def record(self, of: Conversation, accepts: Reading) -> Record | None:
         """What is known of an exchange; from the store if an earlier process kept it."""
+        root = of.root
         if root not in self._records and root not in self._missed:
-            hit = self.find(root, tokens, accepts, read_with, goes_on=0)
-            payload = None if hit.snapshot is None or hit.end < len(tokens) else hit.snapshot.read()
-            self.store.leave(hit)
+            hit = self.find(of, accepts, goes_on=0)
+            payload = None if hit.snapshot is None or hit.end < len(of.tokens) else hit.snapshot.read()
+            self.store.release(hit)
             if payload is None:
                 self._missed.add(root)
             else:
                 self._records[root] = Record.parse(payload, self._n_layers)
         return self._records.get(root)
 
-    def find(self, root: bytes, tokens: np.ndarray, accepts: Reading, read_with: ReadWith, goes_on: int | None = None) -> PrefixHit:
-        """The rows of an exchange, as `PrefixStore.restore` gives them. `goes_on`: 0 finds its record too."""
-        asked = tokens if goes_on is None else np.append(tokens, np.int32(-1))  # a record lies before the last token that is asked for
-        return self.store.restore(asked, 0, accepts, True, root, read_with, near=True, goes_on=goes_on)
+    def find(self, of: Conversation, accepts: Reading, goes_on: int | None = None) -> PrefixHit:
+        """The rows of an exchange, as `PrefixStore.load` gives them in part. `goes_on`: 0 finds its record too."""
+        if goes_on is not None:
+            of = of._replace(tokens=np.append(of.tokens, np.int32(-1)))  # a record lies before the last token that is asked for
+        return self.store.load(self.store.match_prefix(of, accepts, goes_on=goes_on, near=True), in_part=True)

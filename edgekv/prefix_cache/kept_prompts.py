@@ -85,7 +85,7 @@ class Kept:
         links = self._of_these_alone(doomed)
         for link in links:
             self._store.unpin(link.key)
-        self._store.forget({link.key for link in links})  # no write of them is under way behind this
+        self._store.evict({link.key for link in links})  # no write of them is under way behind this
         try:
             for link in reversed(links):
                 self._remove_file(link)

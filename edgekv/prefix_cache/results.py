@@ -231,10 +231,10 @@ class StoreStats:
     disk: PlaceStats = field(default_factory=PlaceStats)
     remote: PlaceStats = field(default_factory=PlaceStats)
     asked_tokens: int = 0
-    """Tokens that were not in place when `restore` was called."""
+    """Tokens that were not in place when `match_prefix` was called."""
     missed_tokens: int = 0
     """Of these, tokens that no place had."""
-    n_restores: int = 0
+    n_loads: int = 0
     n_saves: int = 0
     n_unwritten: int = 0
     """Blocks waiting for the writer."""

@@ -1,14 +1,14 @@
 """Finds the stored chain that goes furthest along a sequence of tokens, and near misses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Link, Reading, ReadWith, child_link, n_common
-from edgekv.prefix_cache.place import Child
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import Miss, NearMiss
 
 MOST_BELOW = 512
@@ -36,26 +36,50 @@ class ChainStep:
     holder: Holder
 
 
-class Search:
-    """One search, over `holders` from the fastest to the slowest, in chains up to the reading `accepts`, of tokens that were read with the
-    settings `read_with`. It remembers the holders' answers."""
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What the tiers say they have of a conversation; `PrefixStore.match_prefix` has the parameters. It holds nothing: some of it may be gone
+    when it is loaded."""
 
-    def __init__(self, holders: Sequence[Holder], tokens: np.ndarray, accepts: Reading, read_with: ReadWith = NOTHING_SAID):
-        self._holders = holders
-        self._tokens = tokens
-        self._accepts = accepts
-        self._read_with = read_with
+    asked: Conversation
+    accepts: Reading
+    n_have: int
+    goes_on: int | None
+    places: tuple[Place, ...]
+    """Those below RAM that were asked."""
+    steps: tuple[ChainStep, ...] = ()
+    nearly: NearMiss | None = None
+    missed: Miss | None = None
+    """Why the chain goes no further; None: it has all."""
+
+    @property
+    def n_asked(self) -> int:
+        return max(0, len(self.asked.tokens) - self.n_have)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens behind the first `n_have` whose rows are there. A model that keeps more than rows goes on at a snapshot among them."""
+        return max(0, sum(step.n for step in self.steps) - self.n_have)
+
+
+class Search:
+    """The search of a match, over `holders` from the fastest to the slowest. It remembers their answers."""
+
+    def __init__(self, holders: Sequence[Holder], match: Match):
+        self._holders, self._match = holders, match
+        self._tokens, self._root, self._read_with = match.asked
+        self._accepts = match.accepts
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 
-    def run(self, root: bytes) -> tuple[tuple[ChainStep, ...], NearMiss | None, Miss | None]:
-        """The longest chain, whose steps except the last are whole blocks, the near miss after it, and why it goes no further (None: it has all)."""
-        ends = self._whole_blocks(root)
+    def run(self) -> Match:
+        """The match, with the longest chain, whose steps except the last are whole blocks, and the near miss after it."""
+        ends = self._whole_blocks()
         n_whole = BLOCK_TOKENS * len(ends[0])
         rest = self._tokens[n_whole:]
         best: tuple[ChainStep, ...] = ends[0]
         n_best, n_refused, siblings = 0, 0, []
         for path in ends if len(rest) else ():
-            parent = path[-1].link.key if path else root
+            parent = path[-1].link.key if path else self._root
             for holder in self._holders:
                 if n_best == len(rest) or not holder.working:
                     continue
@@ -69,11 +93,11 @@ class Search:
                         n_best, best = n, (*path, ChainStep(child.link, n, holder))
         position = n_whole + n_best
         if position == len(self._tokens):
-            return best, None, None
+            return replace(self._match, steps=best)
         nearly = self._nearly(position, n_best, siblings)
         alike = nearly is not None and nearly.goes_on_alike
         why = MissReason.OTHER_SETTINGS if n_refused > n_best else MissReason.DIVERGED if alike else MissReason.COLD
-        return best, nearly, Miss(why, position)
+        return replace(self._match, steps=best, nearly=nearly, missed=Miss(why, position))
 
     def _accepted(self, children: list[Child], path: tuple[ChainStep, ...]) -> list[Child]:
         least = path[-1].link.reading if path else Reading.EXACT
@@ -83,13 +107,13 @@ class Search:
 
     # ---- whole blocks: their keys follow from the tokens -----------------------------------------------------------------------------
 
-    def _whole_blocks(self, root: bytes) -> list[tuple[ChainStep, ...]]:
+    def _whole_blocks(self) -> list[tuple[ChainStep, ...]]:
         """Every longest chain of whole blocks, the one with the lowest labels first."""
         ends: list[tuple[ChainStep, ...]] = [()]
         for first in range(0, len(self._tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             longer = []
             for path in ends:
-                parent, least = (path[-1].link.key, path[-1].link.reading) if path else (root, Reading.EXACT)
+                parent, least = (path[-1].link.key, path[-1].link.reading) if path else (self._root, Reading.EXACT)
                 for reading in range(least, self._accepts + 1):
                     part = self._tokens[first : first + BLOCK_TOKENS]
                     link = child_link(parent, Reading(reading), part, self._read_with.of(Reading(reading)), self._read_with.takes_rounded)

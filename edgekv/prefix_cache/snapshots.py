@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link, snapshot_link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
+from edgekv.prefix_cache.search import Match
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.writer import Writer
 
@@ -39,23 +40,23 @@ class Snapshots:
         self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
         self._known, self._make_room, self._write = known, make_room, write
 
-    def has(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> bool:
+    def has(self, of: Conversation, readings: np.ndarray) -> bool:
         """Whether RAM or a near place has it."""
-        link = self._chain(tokens, readings, root, read_with)[-1]
+        link = self._chain(of, readings)[-1]
         with self._shared.lock:
             in_ram = link.key in self._ram and link.key not in self._shared.alone
         return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
 
-    def save(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes, read_with: ReadWith, in_memory: bool) -> bool:
+    def insert(self, of: Conversation, readings: np.ndarray, payload: np.ndarray, in_memory: bool) -> bool:
         if payload.dtype != np.uint8 or payload.ndim != 1:
             raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
-        chain = self._chain(tokens, readings, root, read_with)
+        chain, tokens = self._chain(of, readings), of.tokens
         state = payload.view()
         state.flags.writeable = False
         block = Block(chain[-1], tokens[len(tokens) - chain[-1].n :].copy(), state)
         with self._shared.lock:
             if block.link.key not in self._ram:
-                passed = self._pass(chain, tokens, root)
+                passed = self._pass(chain, tokens, of.root)
                 if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
                     return False
                 self._ram.put(block)
@@ -68,18 +69,18 @@ class Snapshots:
             self._ram.touch(link.key for link in chain)
         return True
 
-    def cut(self, hit: PrefixHit, tokens: np.ndarray, n_have: int, goes_on: int, root: bytes, accepts: Reading,
-            read_with: ReadWith = NOTHING_SAID, near: bool = False) -> PrefixHit:
+    def cut(self, hit: PrefixHit, match: Match, goes_on: int) -> PrefixHit:
         """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
+        (tokens, root, read_with), n_have = match.asked, match.n_have
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
-        places = [place for place in self._places if place.working and not (near and place.ahead > 1)]
+        places = [place for place in match.places if place.working]
         found: dict[tuple[str, bytes], list[Child]] = {}
         for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
             first = i * BLOCK_TOKENS
             for one in sorted(self._below(parents, i, places, found), key=lambda one: (-one.child.link.n, one.child.link.reading)):
                 link = one.child.link
-                fits = (goes_on < first + link.n <= last and link.reading <= accepts
+                fits = (goes_on < first + link.n <= last and link.reading <= match.accepts
                         and np.array_equal(one.child.tokens, tokens[first : first + link.n])
                         and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with.of(link.reading)))
                 block = self._open(one, hit) if fits else None
@@ -118,8 +119,9 @@ class Snapshots:
         return [one.link.key for one in found
                 if not any(np.array_equal(child.tokens[: one.link.n], one.tokens) for child in self._ram.children(one.link.parent))]
 
-    def _chain(self, tokens: np.ndarray, readings: np.ndarray, root: bytes, read_with: ReadWith) -> list[Link]:
-        """The links of the whole blocks before the snapshot, as a save of their rows gives them, and its own."""
+    def _chain(self, of: Conversation, readings: np.ndarray) -> list[Link]:
+        """The links of the whole blocks before the snapshot, as an insert of their rows gives them, and its own."""
+        tokens, root, read_with = of
         if len(tokens) != len(readings) or not len(tokens):
             raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))

@@ -8,21 +8,21 @@ from functools import partial
 import numpy as np
 
 from edgekv.common.units import size
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Block, Link, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link
 from edgekv.prefix_cache.coming import ComingBlock, InFlight
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.place import Child, Outcome, Place, log
 from edgekv.prefix_cache.places import open_places, told, unreadable
 from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
-from edgekv.prefix_cache.search import ChainStep, Holder, Search, read_with_these
+from edgekv.prefix_cache.search import ChainStep, Holder, Match, Search, read_with_these
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import RamHolder, SharedRam
 from edgekv.prefix_cache.snapshots import Snapshots
 from edgekv.prefix_cache.writer import Writer
 
 MOST_WAIT_S = 0.2
-"""The longest wait of a save for the writer, where RAM is full of unwritten blocks. Tokens without room are then left out."""
+"""The longest wait of an insert for the writer, where RAM is full of unwritten blocks. Tokens without room are then left out."""
 
 MOST_FLUSH_S = 10.0
 """The longest wait for writes that the next step would cut off."""
@@ -32,7 +32,7 @@ UNDER_WAY_BYTES = 128 << 20
 
 
 class PrefixStore:
-    """Thread-safe. Tokens are int32 [n], always from the beginning of a conversation."""
+    """Thread-safe. A prompt's rows: `match_prefix`, `load`, `release`. Those that were computed: `insert`. What stays: `pin`; what goes: `evict`."""
 
     def __init__(self, identity: ModelIdentity, settings: StoreSettings, places: Sequence[Place] | None = None, ram: SharedRam | None = None):
         """`places`: those below RAM, the fastest first; by default what the settings name. `ram`: shared with stores of other identities and
@@ -53,27 +53,34 @@ class PrefixStore:
             self.shared.writers += self._writers
         self._stats, self._closed = StoreStats(), False
 
-    # ---- restoring -------------------------------------------------------------------------------------------------------------------
+    # ---- loading ---------------------------------------------------------------------------------------------------------------------
 
-    def restore(self, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, root: bytes | None = None,
-                read_with: ReadWith = NOTHING_SAID, near: bool = False, goes_on: int | None = None) -> PrefixHit:
-        """Rows of `tokens` from the position `n_have` on, as far as a stored chain goes. Its label is at most `accepts`, and its inexact tokens were
-        read with the settings `read_with`. `root`: of the chain (`ModelIdentity.chain_root`), by default the identity's own. `near`: only places
-        whose answer comes quickly are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the
-        sequence can go on by itself; then the hit ends at the last snapshot after them, and has no pieces if there is none.
+    def match_prefix(self, asked: Conversation, accepts: Reading, n_have: int = 0, goes_on: int | None = None, near: bool = False) -> Match:
+        """How far a stored chain goes, and why no further. It changes and holds nothing. The chain's label is at most `accepts`; its inexact tokens
+        were read with the settings of `asked`. `n_have`: the first tokens, whose rows are in place. `near`: only places whose answer comes quickly
+        are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the sequence can go on by
+        itself; what is loaded then ends at the last snapshot after them, and has no pieces if there is none."""
+        places = tuple(place for place in self.places if not near or place.ahead == 1)
+        match = Match(self._complete(asked), accepts, n_have, goes_on, places)
+        return match if self._needless(match) else Search([self._upper, *places], match).run()
 
-        The pieces follow each other without gaps. There are none where nothing goes further than `n_have`. `in_part`: rows that are not in RAM
-        are read when the caller asks the pieces for them, and never more than `in_flight` and the bound of RAM at once; it calls `came` in
-        the end, whatever happens. Else all are in memory when this returns, however many they are.
-        """
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        if self._closed or (len(tokens) <= n_have and goes_on is None):
+    def _complete(self, of: Conversation) -> Conversation:
+        return of._replace(tokens=np.ascontiguousarray(of.tokens, dtype=np.int32), root=of.root or self._root)
+
+    def _needless(self, match: Match) -> bool:
+        return self._closed or (not match.n_asked and match.goes_on is None)
+
+    def load(self, match: Match, in_part: bool = False) -> PrefixHit:
+        """The rows that were found, and are still there. They stay in RAM until the caller gives them to `release`, as it must, whatever happens.
+
+        The pieces follow each other without gaps, from `n_have` on. `in_part`: rows that are not in RAM are read when the caller asks the pieces for
+        them, and never more than `in_flight` and the bound of RAM at once. Else all are in memory when this returns, and are released."""
+        if self._needless(match):
             return PrefixHit()
-        places = [place for place in self.places if not near or place.ahead == 1]
-        steps, nearly, missed = Search([self._upper, *places], tokens, accepts, read_with).run(self._root if root is None else root)
+        n_have, missed, places = match.n_have, match.missed, match.places
         pieces: list[BlockPiece] = []
         holds, at = Holds(), 0
-        for step, opened in zip(steps, self._open(steps, n_have, holds, places)):
+        for step, opened in zip(match.steps, self._open(match.steps, n_have, holds, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -82,10 +89,9 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), nearly, tuple(step.link for step in steps), holds, max(0, len(tokens) - n_have), None,
-                        told(self.places, missed))
-        if goes_on is not None:
-            hit = self._snapshots.cut(hit, tokens, n_have, goes_on, self._root if root is None else root, accepts, read_with, near)
+        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, match.n_asked, None, told(self.places, missed))
+        if match.goes_on is not None:
+            hit = self._snapshots.cut(hit, match, match.goes_on)
         self._let_stay(hit)
         return hit if in_part else self._read_all(hit)
 
@@ -104,7 +110,7 @@ class PrefixStore:
                 if piece.read(range(self.identity.layout.n_layers)) is None:
                     break
             n_good += 1
-        self.came(hit, n_good)
+        self.release(hit, n_good)
         return hit.first_pieces(n_good)
 
     @property
@@ -130,30 +136,27 @@ class PrefixStore:
             return hit.cut(0, unreadable(self.places))
         return hit
 
-    def leave(self, hit: PrefixHit) -> None:
-        """Give a hit up, in place of `came`."""
-        with self._lock:
-            self._let_go(hit.holds)
-
-    def came(self, hit: PrefixHit, n_pieces: int) -> None:
-        """The rows of the first `n_pieces` are in place, and no more are needed. Blocks that were to stay in RAM do, and the chain counts as the
-        most recently used one everywhere. From any thread."""
+    def release(self, hit: PrefixHit, n_loaded: int | None = None) -> None:
+        """No more rows of a hit are needed; those of the first `n_loaded` pieces are in place (None: it is given up, and counts nowhere). Blocks that
+        were to stay in RAM do, and the chain counts as the most recently used one everywhere. From any thread."""
         keys = {link.key for link in hit.chain}
         with self._lock:
             self._let_go(hit.holds)
-            for piece in hit.pieces[:n_pieces]:
+            if n_loaded is None:
+                return
+            for piece in hit.pieces[:n_loaded]:
                 self._take_in(piece.block, keys)
             chain = list(hit.chain)
-            if hit.snapshot is not None and n_pieces == len(hit.pieces):
+            if hit.snapshot is not None and n_loaded == len(hit.pieces):
                 self._take_in(hit.snapshot.block, keys)
                 self._ram.passed.discard(hit.snapshot.link.key)
                 self._stats.n_snapshots_used += 1
                 chain.append(hit.snapshot.link)
             self._used(chain)
-            self._stats.n_restores += 1
+            self._stats.n_loads += 1
             self._stats.asked_tokens += hit.n_asked
-            self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_pieces])
-            for piece in hit.pieces[:n_pieces]:
+            self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_loaded])
+            for piece in hit.pieces[:n_loaded]:
                 if piece.source == Ram.name:
                     self._stats.ram.hit_tokens += piece.n
                     self._stats.ram.n_loaded_bytes += piece.payload.nbytes
@@ -208,17 +211,17 @@ class PrefixStore:
                 del self.shared.in_use[key]
         holds.keys, holds.n_bytes = [], 0
 
-    # ---- saving ----------------------------------------------------------------------------------------------------------------------
+    # ---- inserting -------------------------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: np.ndarray, readings: np.ndarray, read: Callable[[int, int], np.ndarray], root: bytes | None = None,
-             read_with: ReadWith = NOTHING_SAID, may_round: np.ndarray | None = None, in_memory: bool = False) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `root` and `read_with`: as in `restore`. `may_round`: whether
-        places below RAM may round the rows of each token, bool [n]; None: none. `in_memory`: what the store lacks stays in RAM alone.
+    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray], may_round: np.ndarray | None = None,
+               in_memory: bool = False) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `may_round`: whether places below RAM may round the rows of
+        each token, bool [n]; None: none. `in_memory`: what the store lacks stays in RAM alone.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
         """
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
+        tokens, root, read_with = self._complete(of)
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         if len(tokens) != len(labels):
             raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
@@ -226,7 +229,7 @@ class PrefixStore:
             return Saved(n_left_out=len(tokens))
         deadline = time.monotonic() + MOST_WAIT_S
         chain: list[Link] = []
-        parent, least, n_known, n_new = self._root if root is None else root, Reading.EXACT, 0, 0
+        parent, least, n_known, n_new = root, Reading.EXACT, 0, 0
         for first in range(0, len(tokens), BLOCK_TOKENS):
             part = tokens[first : first + BLOCK_TOKENS]
             reading = Reading(labels[first + len(part) - 1])
@@ -264,19 +267,16 @@ class PrefixStore:
             self._used(chain)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
-    def save_snapshot(self, tokens: np.ndarray, readings: np.ndarray, payload: np.ndarray, root: bytes | None = None,
-                      read_with: ReadWith = NOTHING_SAID, in_memory: bool = False) -> bool:
+    def insert_snapshot(self, of: Conversation, readings: np.ndarray, payload: np.ndarray, in_memory: bool = False) -> bool:
         """Keep what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
-        to the store; the others as in `save`, which keeps the rows, before this or afterwards."""
+        to the store; the others as in `insert`, which keeps the rows, before this or afterwards."""
         if self._closed or not (self.settings.ram_bytes if in_memory else self.most_ram_bytes):
             return False
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        return self._snapshots.save(tokens, readings, payload, self._root if root is None else root, read_with, in_memory)
+        return self._snapshots.insert(self._complete(of), readings, payload, in_memory)
 
-    def has_snapshot(self, tokens: np.ndarray, readings: np.ndarray, root: bytes | None = None, read_with: ReadWith = NOTHING_SAID) -> bool:
-        """Whether `save_snapshot` of these has nothing to do."""
-        tokens = np.ascontiguousarray(tokens, dtype=np.int32)
-        return not self._closed and self._snapshots.has(tokens, readings, self._root if root is None else root, read_with)
+    def has_snapshot(self, of: Conversation, readings: np.ndarray) -> bool:
+        """Whether `insert_snapshot` of these has nothing to do."""
+        return not self._closed and self._snapshots.has(self._complete(of), readings)
 
     def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith, may_round: bool = False) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
@@ -327,7 +327,7 @@ class PrefixStore:
         if not self.settings.ram_bytes and not self.shared.unwritten(link.key):
             self.shared.remove(link.key)
 
-    def forget(self, keys: set[bytes]) -> None:
+    def evict(self, keys: set[bytes]) -> None:
         """Remove blocks and all that follow them from RAM, and every snapshot that may follow them. When this returns, no write of them is under way."""
         pending = list(keys)
         with self._lock:

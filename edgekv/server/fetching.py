@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
-import numpy as np
-
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, n_common
+from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -25,26 +22,10 @@ EXPECTED_S = 60.0
 """So long the rows of such a prompt are held; its client may be gone."""
 
 
-class WantedPrefix(NamedTuple):
-    """The prompt whose first rows are wanted."""
-
-    root: bytes
-    """Root of the chain."""
-    tokens: np.ndarray
-    """int32 [n]."""
-
-    def same(self, other: WantedPrefix) -> bool:
-        return self.root == other.root and np.array_equal(self.tokens, other.tokens)
-
-    def has_more_of(self, other: WantedPrefix, n_have: int) -> bool:
-        """Whether both share at least one block after the first n_have tokens."""
-        return self.root == other.root and n_common(self.tokens, other.tokens) >= n_have + BLOCK_TOKENS
-
-
 class Fetch:
     """The fetch of one prompt. The decoding thread makes it, polls it and leaves it."""
 
-    def __init__(self, asked: WantedPrefix, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
+    def __init__(self, asked: Conversation, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
         """`worth` gives the number of pieces that load faster than they are computed. Raises RuntimeError if no thread can be started."""
         self.asked = asked
         self._store, self._look_up, self._worth = store, look_up, worth
@@ -84,7 +65,7 @@ class Fetch:
             self._abandoned = True
             done = self._done.is_set()
         if done:
-            self._store.leave(self._hit)
+            self._store.release(self._hit)
 
     def wanted(self) -> bool:
         """Whether the result was not given up."""
@@ -105,7 +86,7 @@ class Fetch:
             self._done.set()
             abandoned = self._abandoned
         if abandoned:
-            self._store.leave(self._hit)
+            self._store.release(self._hit)
 
 
 class Expected:
@@ -114,7 +95,7 @@ class Expected:
     def __init__(self) -> None:
         self._fetches: list[tuple[Fetch, threading.Timer]] = []
 
-    def has_more_of(self, asked: WantedPrefix) -> bool:
+    def has_more_of(self, asked: Conversation) -> bool:
         """Whether a fetch brings the first block of a prompt, or more."""
         return any(fetch.asked.has_more_of(asked, 0) and fetch.wanted() for fetch, _ in self._fetches)
 
@@ -127,7 +108,7 @@ class Expected:
         if len(self._fetches) > MOST_EXPECTED:
             self._remove(0).leave()
 
-    def take(self, asked: WantedPrefix) -> Fetch | None:
+    def take(self, asked: Conversation) -> Fetch | None:
         """The fetch of this prompt, which the caller leaves or uses from now on."""
         for i, (fetch, _) in enumerate(self._fetches):
             if fetch.asked.same(asked):

@@ -19,7 +19,7 @@ from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
 from edgekv.models.geometry import Geometry
 from edgekv.prefix_cache import conversations
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.kept_prompts import Kept
@@ -31,7 +31,7 @@ from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
 from edgekv.server.cache_requests import CacheRequests
-from edgekv.server.fetching import POLL_S, Expected, Fetch, WantedPrefix
+from edgekv.server.fetching import POLL_S, Expected, Fetch
 from edgekv.server.found import before_media, count, found, whole, worth
 from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading
@@ -68,7 +68,7 @@ class Prefixes:
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="edgekv-claim")
         self._saver = Saver()
         self._n_hits = self._n_prompts = 0
-        self._loading: tuple[WantedPrefix, Loading, tuple[Medium, ...]] | None = None
+        self._loading: tuple[Conversation, Loading, tuple[Medium, ...]] | None = None
         self._fetches: dict[int, Fetch] = {}  # by sequence
         self._expected = Expected()
         self.slot_tokens = SlotTokens(shown=False)
@@ -86,7 +86,7 @@ class Prefixes:
         if runtime is None or store is None or not store.has_far:
             return
         prompt = self._media.numbered(prompt)
-        asked = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        asked = self._conversation(runtime, prompt)
         if not self._expected.has_more_of(asked) and not any(one.asked.has_more_of(asked, 0) for one in self._fetches.values()):
             self._expected.add(self._fetch(runtime, store, asked, 0, None))
 
@@ -97,7 +97,7 @@ class Prefixes:
         if runtime is None or store is None:
             return True
         prompt = self._media.numbered(prompt)
-        asked, fetch = WantedPrefix(self._root(runtime, prompt), prompt.tokens), self._fetches.get(prompt.seq_id)
+        asked, fetch = self._conversation(runtime, prompt), self._fetches.get(prompt.seq_id)
         if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
             return False
         if fetch is None or not fetch.asked.same(asked):
@@ -116,9 +116,12 @@ class Prefixes:
             fetch = self._fetches[prompt.seq_id] = self._fetch(runtime, store, asked, n_have, goes_on)
         return fetch.ready(alone)
 
-    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: WantedPrefix, n_have: int, goes_on: int | None) -> Fetch:
-        asked, codec = asked._replace(tokens=asked.tokens.copy()), self._where.codec
-        look_up = partial(store.restore, asked.tokens, n_have, accepted(runtime, codec), True, asked.root, read_with(runtime, codec), goes_on=goes_on)
+    def _fetch(self, runtime: Runtime, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None) -> Fetch:
+        asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime, self._where.codec)
+
+        def look_up() -> PrefixHit:
+            return store.load(store.match_prefix(asked, accepts, n_have, goes_on), in_part=True)
+
         return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
 
     def leave(self, seq_id: int) -> None:
@@ -131,11 +134,10 @@ class Prefixes:
         if fetch is not None:
             fetch.leave()
 
-    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: WantedPrefix, n_have: int, goes_on: int | None) -> PrefixHit:
+    def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: Conversation, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        codec = self._where.codec
-        near = store.restore(wanted.tokens, n_have, accepted(runtime, codec), True, wanted.root, read_with(runtime, codec), near=True, goes_on=goes_on)
+        near = store.load(store.match_prefix(wanted, accepted(runtime, self._where.codec), n_have, goes_on, near=True), in_part=True)
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()
@@ -143,7 +145,7 @@ class Prefixes:
             fetch.leave()
             cold = near.missed is not None and near.missed.reason is MissReason.COLD
             return near.because(fetched.missed) if cold and fetched.missed is not None else near
-        store.leave(near)
+        store.release(near)
         return fetched
 
     def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
@@ -155,7 +157,7 @@ class Prefixes:
         self._saver.leave(prompt.seq_id)
         self._n_prompts += 1
         n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
-        wanted = WantedPrefix(self._root(runtime, prompt), prompt.tokens)
+        wanted = self._conversation(runtime, prompt)
         if goes_on is not None:
             cached = self._begin_at_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
             self._n_hits += cached.slot != goes_on or cached.n_kept > 0
@@ -167,11 +169,11 @@ class Prefixes:
             cached.missed = Miss(MissReason.PENDING, cached.missed.at)
         return cached
 
-    def _begin_behind(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int) -> CachedTokens:
+    def _begin_behind(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int) -> CachedTokens:
         """Begin behind the sequence's first n_have tokens, in a context that keeps only rows."""
         hit = before_media(worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
         self._n_hits += bool(hit.pieces)
-        came = partial(store.came, hit)
+        came = partial(store.release, hit)
         try:
             cells = self._place(runtime, prompt, hit.pieces)
         except BaseException:
@@ -194,14 +196,14 @@ class Prefixes:
         cached.comes = comes
         return cached
 
-    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: WantedPrefix, n_have: int,
+    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int,
                            goes_on: int) -> CachedTokens:
         """Begin at the furthest usable snapshot, or where the sequence can continue without one."""
         cached, lost = CachedTokens(slot=goes_on), None
         for _ in range(MOST_DAMAGED):
             hit = worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
             if hit.snapshot is None:
-                store.came(hit, 0)
+                store.release(hit, 0)
                 cached = found((), hit, lost or hit.missed)
                 cached.slot = goes_on
                 break
@@ -253,11 +255,11 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        settings = read_with(runtime, self._where.codec)  # before the labels: settings that change later must not pass for these
         n_held, held = len(held.tokens), self._media.numbered(held)
+        of = self._conversation(runtime, held)  # before the labels: settings that change later must not pass for these
         kept = kept_tokens(runtime, held)
         if len(kept.cells) == n_held:
-            self._snapshots.take(runtime, store, held, kept.readings, self._root(runtime, held), settings)
+            self._snapshots.take(runtime, store, held, of._replace(tokens=of.tokens.copy()), kept.readings)
 
     def keep(self, held: SequenceTokens) -> None:
         """Keep a sequence's tokens up to the first gap. Rows are copied between answers, or slowly beside them; on a device they are copied first."""
@@ -265,15 +267,16 @@ class Prefixes:
         runtime, store = self._open(held)
         if runtime is None or store is None:
             return
-        settings, may_round = read_with(runtime, self._where.codec), takes_rounded(runtime, self._where.codec)  # as above
         held = self._media.numbered(held)
+        of, may_round = self._conversation(runtime, held), takes_rounded(runtime, self._where.codec)  # as above
         kept = kept_tokens(runtime, held)
         places = kept.cells
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
-        root, conversation, marks, in_memory = self._root(runtime, held), self.conversation, held.marks, held.in_memory
+        of = of._replace(tokens=tokens)
+        conversation, marks, in_memory = self.conversation, held.marks, held.in_memory
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.save(tokens, kept.readings, read, root, settings, ~kept.rounded if may_round else None, in_memory)
+            saved = store.insert(of, kept.readings, read, ~kept.rounded if may_round else None, in_memory)
             for mark in marks:
                 if mark.n <= len(tokens):
                     store.pin_first(tokens[: mark.n], saved.chain, time.time() + mark.ttl_s)
@@ -292,7 +295,7 @@ class Prefixes:
             finally:
                 rows.release()
 
-        self._saver.add(held.seq_id, root, tokens, copy)
+        self._saver.add(held.seq_id, of.root, tokens, copy)
 
     def forget(self, conversation: str) -> int:
         """Remove blocks that only this conversation uses from RAM and the folder; returns the bytes removed from the folder. Any thread except the
@@ -304,7 +307,7 @@ class Prefixes:
         def forget() -> int:
             doomed = conversations.blocks_alone(folder, conversation)
             for store in list(self._stores.values()):
-                store.forget(doomed)
+                store.evict(doomed)
             return conversations.forget(folder, conversation)
 
         self._saver.flush()
@@ -370,10 +373,11 @@ class Prefixes:
             self._stores[built.identity] = PrefixStore(built.identity, self._where, ram=self.ram)
         return self._stores[built.identity]
 
-    def _root(self, runtime: Runtime, of: SequenceTokens) -> bytes:
+    def _conversation(self, runtime: Runtime, of: SequenceTokens) -> Conversation:
         built = self.identities.of(runtime)
         assert built is not None, "there is a store"
-        return built.identity.chain_root(built.named(of.adapters), of.space)
+        root = built.identity.chain_root(built.named(of.adapters), of.space)
+        return Conversation(of.tokens, root, read_with(runtime, self._where.codec))
 
 
 def connect(prefixes: Prefixes | None) -> None:

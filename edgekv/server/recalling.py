@@ -14,7 +14,7 @@ from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
 from edgekv.config import CacheOptions
 from edgekv.models.geometry import Geometry
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation
 from edgekv.prefix_cache.exchanges import Exchanges, Record, names
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
@@ -68,7 +68,7 @@ class Recall:
             tokens = gone.of(which)
             values = np.concatenate([self._values(runtime, exchanges, block) for block in blocks], axis=1)
             record = Record(first, embedding(values, weights(tokens, gone.tokens)))
-            exchanges.save(root, tokens, kept.readings[first : first + n], blocks, record, settings, held.in_memory)
+            exchanges.insert(Conversation(tokens, root, settings), kept.readings[first : first + n], blocks, record, held.in_memory)
 
     def choose(self, held: SequenceTokens, turn: int, gone: GoneExchanges, most: int) -> list[int]:
         """The exchanges that the message is near; those that no record tells of stay away."""
@@ -77,7 +77,7 @@ class Recall:
             return []
         accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
         known = [(which, record) for which, root in enumerate(self._roots(runtime, held, gone))
-                 if (record := exchanges.record(root, gone.of(which), accepts, settings)) is not None]
+                 if (record := exchanges.record(Conversation(gone.of(which), root, settings), accepts)) is not None]
         cells = runtime.tokens.cells_of(held.seq_id, len(held.tokens))[turn:]
         if not known or not len(cells):
             return []
@@ -94,8 +94,9 @@ class Recall:
             return -1, CachedTokens()
         root, tokens, layers = self._roots(runtime, held, gone)[which], gone.of(which), range(exchanges.store.identity.layout.n_layers)
         accepts, settings = accepted(runtime, self._codec), read_with(runtime, self._codec)
-        record, cached, done = exchanges.record(root, tokens, accepts, settings), CachedTokens(), False
-        hit = exchanges.find(root, tokens, accepts, settings)
+        exchange = Conversation(tokens, root, settings)
+        record, cached, done = exchanges.record(exchange, accepts), CachedTokens(), False
+        hit = exchanges.find(exchange, accepts)
         try:
             if record is None or hit.end < len(tokens):
                 return -1, CachedTokens()
@@ -111,7 +112,7 @@ class Recall:
         except DoesNotFit:  # other sequences fill a unified cache
             return -1, CachedTokens()
         finally:
-            exchanges.store.came(hit, len(hit.pieces)) if done else exchanges.store.leave(hit)
+            exchanges.store.release(hit, len(hit.pieces) if done else None)
 
     def close(self) -> None:
         for exchanges in self._kept.values():

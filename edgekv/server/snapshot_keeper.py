@@ -9,7 +9,7 @@ import numpy as np
 from edgekv._native import http_server as native
 from edgekv._native.prefix_callbacks import SequenceTokens
 from edgekv.models.geometry import Geometry
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, ReadWith
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.results import BlockPiece, PrefixHit
 from edgekv.prefix_cache.store import PrefixStore
@@ -42,11 +42,10 @@ class SnapshotKeeper:
         wanted = max(LEAST_SPACING, by_bytes, by_time)
         return -(-int(wanted) // BLOCK_TOKENS) * BLOCK_TOKENS
 
-    def take(self, runtime: Runtime, store: PrefixStore, held: SequenceTokens, readings: np.ndarray, root: bytes, read_with: ReadWith) -> None:
+    def take(self, runtime: Runtime, store: PrefixStore, held: SequenceTokens, of: Conversation, readings: np.ndarray) -> None:
         """Keep a snapshot of a sequence of exactly these tokens, with their Reading, uint8 [n], if the store lacks it."""
-        tokens = held.tokens.copy()
-        if not store.has_snapshot(tokens, readings, root, read_with):
-            store.save_snapshot(tokens, readings, runtime.tokens.snapshot(held.seq_id), root, read_with, held.in_memory)
+        if not store.has_snapshot(of, readings):
+            store.insert_snapshot(of, readings, runtime.tokens.snapshot(held.seq_id), held.in_memory)
 
     def put(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit,
             place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:
@@ -67,7 +66,7 @@ class SnapshotKeeper:
             done = True
             return True
         finally:
-            store.came(hit, len(hit.pieces)) if done else store.leave(hit)
+            store.release(hit, len(hit.pieces) if done else None)
 
 
 def _ignore(n_pieces: int) -> None:

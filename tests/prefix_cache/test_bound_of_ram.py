@@ -14,7 +14,7 @@ from support.prefix_rows import conversation, exact
 from support.redis_server import RedisServer
 
 from edgekv.prefix_cache import store as store_module
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading, most_in_flight
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, most_in_flight
 from edgekv.prefix_cache.coming import InFlight, layer_groups
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.results import PrefixHit, StoreStats
@@ -50,7 +50,7 @@ def opens(request, tmp_path) -> Iterator[Callable[[int], PrefixStore]]:
         server = RedisServer(tmp_path)
         where = {"url": server.url}
     store = open_store(2 * WHOLE, **where)
-    store.save(TOKENS, exact(TOKENS), rows)
+    store.insert(Conversation(TOKENS), exact(TOKENS), rows)
     assert store.flush(60)
     store.close()
     yield lambda ram_bytes: open_store(ram_bytes, **where)
@@ -76,7 +76,7 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
     store = opens(n_ram * BLOCK_BYTES)
     tracemalloc.start()
     try:
-        restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+        restored = stores.restore(store, TOKENS, 0, EXACT, in_part=True)
         assert restored.n_tokens == len(TOKENS)
         bound = n_ram * BLOCK_BYTES
 
@@ -90,13 +90,13 @@ def test_a_chain_longer_than_ram_is_streamed(opens, n_ram):
     finally:
         tracemalloc.stop()
     assert peak <= bound + most_in_flight(WIDE.block_bytes(BLOCK_TOKENS)) + BESIDE
-    store.came(restored, N_BLOCKS)
+    store.release(restored, N_BLOCKS)
     stats = store.stats()
     assert stats.ram.n_blocks == min(n_ram, N_BLOCKS) and stats.ram.n_bytes == stats.ram.n_blocks * BLOCK_BYTES
     assert stats.in_flight_bytes == 0
-    again = store.restore(TOKENS, 0, EXACT, in_part=True)
+    again = stores.restore(store, TOKENS, 0, EXACT, in_part=True)
     assert [piece.coming for piece in again.pieces].count(False) == min(n_ram, N_BLOCKS) and not again.pieces[-1].coming or n_ram < N_BLOCKS
-    store.came(again, 0)
+    store.release(again, 0)
 
 
 def test_who_asks_for_more_than_may_be_in_flight_waits():
@@ -130,7 +130,7 @@ def test_saves_at_the_same_time_share_the_bound():
 
     def save(seed: int) -> None:
         tokens = conversation(2 * BLOCK_TOKENS, seed)
-        store.save(tokens, exact(tokens), read)
+        store.insert(Conversation(tokens), exact(tokens), read)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(save, range(6)))
@@ -145,7 +145,7 @@ def test_rows_that_cannot_be_read_leave_their_room():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        store.save(TOKENS, exact(TOKENS), fail)
+        store.insert(Conversation(TOKENS), exact(TOKENS), fail)
     assert store.stats().ram.n_bytes == 0
     store.close()
 
@@ -166,5 +166,5 @@ def test_the_wait_for_a_writer_does_not_count_the_time_of_reads(monkeypatch):
     monkeypatch.setattr(store_module, "time", clock)
     monkeypatch.setattr(SharedRam, "make_room", noted)
     tokens = TOKENS[: 3 * BLOCK_TOKENS]
-    store.save(tokens, exact(tokens), read)
+    store.insert(Conversation(tokens), exact(tokens), read)
     assert left == pytest.approx([store_module.MOST_WAIT_S] * 3)

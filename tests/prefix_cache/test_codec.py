@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefix_rows import conversation
+from support.stores import restore
 
 from edgekv.common.enums import CacheCodec
 from edgekv.prefix_cache import codec
-from edgekv.prefix_cache.blocks import Block, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import Block, Conversation, Reading, ReadWith, child_link
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.folder import FolderPlace
 from edgekv.prefix_cache.format import Refused, decode, encode
@@ -49,14 +50,14 @@ def open_store(folder, which: CacheCodec = CacheCodec.ROUND, **more) -> PrefixSt
 
 def save(store: PrefixStore, tokens: np.ndarray, may_round: bool = True, readings: np.ndarray | None = None):
     readings = np.zeros(len(tokens), np.uint8) if readings is None else readings
-    saved = store.save(tokens, readings, lambda first, n: payload(tokens[first : first + n]), read_with=TAKES,
-                       may_round=np.full(len(tokens), may_round))
+    saved = store.insert(Conversation(tokens, read_with=TAKES), readings, lambda first, n: payload(tokens[first : first + n]),
+                         may_round=np.full(len(tokens), may_round))
     assert store.flush(20)
     return saved
 
 
 def restored(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith = TAKES, accepts: Reading = Reading.ROUNDED):
-    return store.restore(tokens, 0, accepts, read_with=read_with).pieces
+    return restore(store, tokens, 0, accepts, read_with=read_with).pieces
 
 
 def endings(folder) -> list[str]:
@@ -231,7 +232,8 @@ def test_what_was_rounded_is_not_rounded_again(tmp_path):
     place.close()
     store, tokens = open_store(tmp_path), conversation(700, 3)
     may_round = np.arange(700) >= 300
-    store.save(tokens, np.where(may_round, 0, Reading.ROUNDED), lambda first, n: payload(tokens[first : first + n]), read_with=TAKES, may_round=may_round)
+    store.insert(Conversation(tokens, read_with=TAKES), np.where(may_round, 0, Reading.ROUNDED), lambda first, n: payload(tokens[first : first + n]),
+                 may_round=may_round)
     store.flush(20)
     assert endings(tmp_path) == [".kv", ".kv", ".kvr", ".kvr"]
     assert not restored(store, tokens, TAKES, Reading.EXACT) and {piece.reading for piece in restored(store, tokens)} == {Reading.ROUNDED}

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.prefix_rows import LAYOUT, check_rows, conversation, exact, reader
-from support.stores import open_store, save_through
+from support.stores import open_store, restore, save_through
 
 from edgekv.prefix_cache import coming
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.coming import layer_groups
 from edgekv.prefix_cache.files import read_header, scan
 from edgekv.prefix_cache.identity import RowLayout
@@ -36,21 +36,21 @@ def read(restored: PrefixHit, *layers: int) -> list[bool]:
 
 def test_rows_come_when_they_are_asked_for(folder):
     store = open_store(folder)
-    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    restored = restore(store, TOKENS, 0, EXACT, in_part=True)
     assert restored.n_to_come == 3 and restored.n_tokens == 700
-    assert store.stats().n_restores == store.stats().ram.n_blocks == 0
+    assert store.stats().n_loads == store.stats().ram.n_blocks == 0
     assert read(restored, 0, 1) == [True] * 6
     assert check_rows(restored, TOKENS, 0, EXACT) == 700
-    store.came(restored, 3)
+    store.release(restored, 3)
     assert store.stats().disk.hit_tokens == 700 and store.stats().ram.n_blocks == 3
-    again = store.restore(TOKENS, 0, EXACT, in_part=True)
+    again = restore(store, TOKENS, 0, EXACT, in_part=True)
     assert again.n_to_come == 0 and check_rows(again, TOKENS, 0, EXACT) == 700
 
 
 def test_what_is_in_ram_is_there_at_once(folder):
     store = open_store(folder)
-    assert store.restore(TOKENS[:300], 0, EXACT).n_tokens == 300
-    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    assert restore(store, TOKENS[:300], 0, EXACT).n_tokens == 300
+    restored = restore(store, TOKENS, 0, EXACT, in_part=True)
     assert [piece.source for piece in restored.pieces] == ["ram", "ram", "disk"] and restored.n_to_come == 1
     read(restored, 0, 1)
     assert check_rows(restored, TOKENS, 0, EXACT) == 700
@@ -59,7 +59,7 @@ def test_what_is_in_ram_is_there_at_once(folder):
 @pytest.mark.parametrize("layer", [0, 1])
 def test_damage_is_found_in_its_layer(folder, caplog, layer):
     store = open_store(folder)
-    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    restored = restore(store, TOKENS, 0, EXACT, in_part=True)
     path = second_file(folder)
     header, data = read_header(path), bytearray(path.read_bytes())
     data[header.start + int(LAYOUT.layer_starts(BLOCK_TOKENS)[layer]) + 5] ^= 4
@@ -69,22 +69,22 @@ def test_damage_is_found_in_its_layer(folder, caplog, layer):
         assert read(restored, layer) == [True, False, True]
     assert [f"the rows of layer {layer} are damaged" in record.getMessage() for record in caplog.records] == [True]
     assert not path.exists()
-    store.came(restored, 1)
+    store.release(restored, 1)
     stats = store.stats()
     assert (stats.disk.hit_tokens, stats.missed_tokens, stats.ram.n_blocks, stats.disk.n_refused) == (256, 444, 1, 1)
-    assert store.restore(TOKENS, 0, EXACT).n_tokens == 256
+    assert restore(store, TOKENS, 0, EXACT).n_tokens == 256
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"], ids=["short", "long"])
 def test_a_file_of_another_size_is_not_begun(folder, change):
     path = second_file(folder)
     path.write_bytes(change(path.read_bytes()))
-    restored = open_store(folder).restore(TOKENS, 0, EXACT, in_part=True)
+    restored = restore(open_store(folder), TOKENS, 0, EXACT, in_part=True)
     assert restored.n_tokens == 256 and not path.exists()
 
 
 def test_a_file_that_vanishes_meanwhile_is_a_miss(folder):
-    restored = open_store(folder).restore(TOKENS, 0, EXACT, in_part=True)
+    restored = restore(open_store(folder), TOKENS, 0, EXACT, in_part=True)
     for file in scan(folder):
         file.path.unlink()
     assert not any(read(restored, 0))
@@ -103,13 +103,13 @@ def test_layers_are_read_in_pieces_of_some_size(rows, n_groups):
 def test_one_that_was_evicted_and_written_again_is_not_damaged(folder, caplog, other):
     """The file changes between two layers. The same rows go on; other rows are not taken, and their file stays."""
     store = open_store(folder)
-    restored = store.restore(TOKENS, 0, EXACT, in_part=True)
+    restored = restore(store, TOKENS, 0, EXACT, in_part=True)
     assert read(restored, 0) == [True] * 3
     for file in scan(folder):
         file.path.unlink()
     again = open_store(folder, ram_bytes=0)
     rows = reader(TOKENS)
-    again.save(TOKENS, exact(TOKENS), (lambda first, n: rows(first, n) ^ np.uint8(1)) if other else rows)
+    again.insert(Conversation(TOKENS), exact(TOKENS), (lambda first, n: rows(first, n) ^ np.uint8(1)) if other else rows)
     again.close()
     with caplog.at_level(logging.WARNING, "edgekv"):
         assert read(restored, 1) == [not other] * 3

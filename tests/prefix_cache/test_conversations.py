@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.prefix_rows import conversation, identity
-from support.stores import open_store, save, save_through
+from support.stores import open_store, restore, save, save_through
 
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import Reading
@@ -36,7 +36,7 @@ def keep(store: PrefixStore, tokens: np.ndarray, name: str | None) -> list[bytes
 
 
 def n_found(store: PrefixStore, tokens: np.ndarray) -> int:
-    return store.restore(tokens, 0, Reading.EXACT).n_tokens
+    return restore(store, tokens, 0, Reading.EXACT).n_tokens
 
 
 def n_found_anew(store: PrefixStore, tokens: np.ndarray) -> int:
@@ -48,7 +48,7 @@ def n_found_anew(store: PrefixStore, tokens: np.ndarray) -> int:
 
 
 def delete(store: PrefixStore, folder: Path, name: str) -> int:
-    store.forget(blocks_alone(folder, name))
+    store.evict(blocks_alone(folder, name))
     return forget(folder, name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.prefix_rows import LAYOUT, conversation, identity
-from support.stores import open_store, save_through
+from support.stores import open_store, restore, save_through
 
 from edgekv.prefix_cache.blocks import Reading, child_link
 from edgekv.prefix_cache.files import path_of, scan
@@ -85,7 +85,7 @@ def test_no_method_of_a_place_raises(tmp_path, name):
     store = open_store(tmp_path)
     path_in(tmp_path).write_bytes(header(CRAFTED[name]))
     for in_part in (False, True):
-        assert store.restore(TOKENS, 0, Reading.EXACT, in_part).n_tokens == 0
+        assert restore(store, TOKENS, 0, Reading.EXACT, in_part).n_tokens == 0
     assert save_through(store, TOKENS).n_new == 256
     assert [file.link.n for file in scan(tmp_path)] == [256]
 
@@ -101,5 +101,5 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     """Opening a pipe waits for a process that writes into it."""
     store = open_store(tmp_path)
     os.mkfifo(path_in(tmp_path))
-    assert store.restore(TOKENS, 0, Reading.EXACT).n_tokens == 0
+    assert restore(store, TOKENS, 0, Reading.EXACT).n_tokens == 0
     assert store.places[0].working

@@ -5,7 +5,7 @@ import pytest
 from support.prefix_rows import check_rows, conversation, exact, payload_of, rows_of
 from support.stores import open_store
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, NOTHING_SAID, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.exchanges import Exchanges, Record, names
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -17,7 +17,7 @@ RECORD = Record(1234, np.arange(6, dtype=np.float32).reshape(N_LAYERS, 3))
 def keep(store: PrefixStore, root: bytes, tokens: np.ndarray) -> Exchanges:
     exchanges, rows = Exchanges(store, N_LAYERS), rows_of(tokens, exact(tokens))
     blocks = [payload_of(rows, first, min(BLOCK_TOKENS, len(tokens) - first)) for first in range(0, len(tokens), BLOCK_TOKENS)]
-    exchanges.save(root, tokens, exact(tokens), blocks, RECORD, NOTHING_SAID, False)
+    exchanges.insert(Conversation(tokens, root), exact(tokens), blocks, RECORD, in_memory=False)
     return exchanges
 
 
@@ -49,14 +49,14 @@ def test_a_folder_knows_them_after_a_restart(tmp_path, n):
 
     store = open_store(tmp_path)
     exchanges = Exchanges(store, N_LAYERS)
-    found = exchanges.record(root, tokens, EXACT, NOTHING_SAID)
+    found = exchanges.record(Conversation(tokens, root), EXACT)
     assert found is not None and found.position == RECORD.position and np.array_equal(found.embedding, RECORD.embedding)
-    hit = exchanges.find(root, tokens, EXACT, NOTHING_SAID)
+    hit = exchanges.find(Conversation(tokens, root), EXACT)
     assert hit.end == n and all(piece.read(range(N_LAYERS)) is not None for piece in hit.pieces)
     assert check_rows(hit, tokens, 0, EXACT) == n
-    store.came(hit, len(hit.pieces))
-    assert exchanges.record(store.identity.chain_root("", "", "another"), tokens, EXACT, NOTHING_SAID) is None
-    assert exchanges.record(root, conversation(n, seed=1), EXACT, NOTHING_SAID) is not None, "a root names one exchange"
+    store.release(hit, len(hit.pieces))
+    assert exchanges.record(Conversation(tokens, store.identity.chain_root("", "", "another")), EXACT) is None
+    assert exchanges.record(Conversation(conversation(n, seed=1), root), EXACT) is not None, "a root names one exchange"
     store.close()
 
 
@@ -67,8 +67,8 @@ def test_a_record_outlives_its_rows():
     root = store.identity.chain_root("", "", "one")
     exchanges = keep(store, root, tokens)
     keep(store, store.identity.chain_root("", "", "two"), conversation(60, seed=1))
-    assert exchanges.find(root, tokens, EXACT, NOTHING_SAID).end == 0
-    assert exchanges.record(root, tokens, EXACT, NOTHING_SAID) is RECORD
+    assert exchanges.find(Conversation(tokens, root), EXACT).end == 0
+    assert exchanges.record(Conversation(tokens, root), EXACT) is RECORD
 
 
 def store_bytes(tokens: np.ndarray) -> int:

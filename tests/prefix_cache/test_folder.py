@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import until
 from support.prefix_rows import LAYOUT, check_rows, conversation, exact, grow, identity, plans, reader
-from support.stores import n_restored, open_store
+from support.stores import n_restored, open_store, restore
 from support.stores import save_through as save
 
 from edgekv.common.errors import ConfigError
 from edgekv.prefix_cache import writer
-from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.coming import InFlight
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.folder import FolderPlace
@@ -42,10 +42,10 @@ def written(tmp_path):
 def test_a_conversation_survives_a_restart(written):
     folder, tokens = written
     store = open_store(folder)
-    restored = store.restore(conversation(50, 1, after=tokens), 0, EXACT)
+    restored = restore(store, conversation(50, 1, after=tokens), 0, EXACT)
     assert check_rows(restored, conversation(50, 1, after=tokens), 0, EXACT) == 600
     assert {piece.source for piece in restored.pieces} == {"disk"}
-    assert {piece.source for piece in store.restore(tokens, 0, EXACT).pieces} == {"ram"}
+    assert {piece.source for piece in restore(store, tokens, 0, EXACT).pieces} == {"ram"}
     stats = store.stats()
     assert (stats.disk.hit_tokens, stats.ram.hit_tokens, stats.disk.n_blocks) == (600, 600, 3)
     assert stats.disk.n_bytes == sum(path.stat().st_size for path in files(folder))
@@ -76,7 +76,7 @@ def test_without_ram_everything_goes_through_the_folder(tmp_path):
     store, tokens = open_store(tmp_path, ram_bytes=0), conversation(5 * 256)
     assert save(store, tokens).n_left_out == 0
     assert store.stats().ram.n_bytes == 0
-    assert {piece.source for piece in store.restore(tokens, 0, EXACT).pieces} == {"disk"}
+    assert {piece.source for piece in restore(store, tokens, 0, EXACT).pieces} == {"disk"}
     assert n_restored(store, tokens) == 1280
 
 
@@ -94,7 +94,7 @@ def test_near_miss_from_the_folder(written):
     folder, tokens = written
     asked = tokens.copy()
     asked[30] += 1
-    nearly = open_store(folder).restore(asked, 0, EXACT).nearly
+    nearly = restore(open_store(folder), asked, 0, EXACT).nearly
     assert nearly.position == 30 and nearly.n_lost == 570 and nearly.goes_on_alike
 
 
@@ -204,7 +204,7 @@ def test_the_beginning_stays_while_the_rest_is_still_being_read(tmp_path, n_befo
         assert store.flush(20)  # the blocks before are written, and the folder does not know yet what chain they belong to
         return read(first, n)
 
-    store.save(tokens, exact(tokens), slow)
+    store.insert(Conversation(tokens), exact(tokens), slow)
     assert store.flush(20)
     assert n_restored(open_store(tmp_path), tokens) == 512
 
@@ -213,7 +213,7 @@ def test_what_is_pinned_stays_until_it_expires(tmp_path):
     pinned, other = conversation(512, 1), conversation(512, 2)
     store = open_store(tmp_path, folder_bytes=50_000)
     save(store, pinned)
-    leaf = store.restore(pinned, 0, EXACT)
+    leaf = restore(store, pinned, 0, EXACT)
     key = [file.link.key for file in scan(tmp_path)]
     leaves = set(key) - {file.link.parent for file in scan(tmp_path)}
     write_pin(tmp_path, Pin("mine", identity().root_key(), leaves.pop(), time.time() + 1000))

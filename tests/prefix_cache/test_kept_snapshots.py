@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from support.prefix_rows import check_rows, conversation, exact, identity, state
 from support.redis_server import RedisServer
-from support.stores import open_store, save
+from support.stores import open_store, restore, save
 
 from edgekv.prefix_cache import conversations
-from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.files import TEMPORARY, BlockFile, remove_file, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains, remove_loose_snapshots
@@ -33,16 +33,16 @@ def keep(store: PrefixStore, tokens: np.ndarray, *ends: int, n_bytes: int = N_BY
     """Rows of all tokens, and snapshots behind some, in all places."""
     save(store, tokens)
     for end in ends:
-        assert store.save_snapshot(tokens[:end], exact(tokens[:end]), state(tokens[:end], n_bytes)), f"the snapshot at {end} is not kept"
+        assert store.insert_snapshot(Conversation(tokens[:end]), exact(tokens[:end]), state(tokens[:end], n_bytes)), f"the snapshot at {end} is not kept"
     assert store.flush(20), "writing takes too long"
 
 
 def found(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, n_bytes: int = N_BYTES) -> tuple[int, str]:
     """Where a prompt begins, and where the snapshot was; (0, "") where it has none. Rows and snapshot are the right ones."""
     for _ in range(4):
-        hit = store.restore(tokens, n_have, EXACT, in_part=True, goes_on=0)
+        hit = restore(store, tokens, n_have, EXACT, in_part=True, goes_on=0)
         if hit.snapshot is None:
-            store.came(hit, 0)
+            store.release(hit, 0)
             return 0, ""
         taken = read(store, hit)
         if taken is not None:
@@ -55,7 +55,7 @@ def read(store: PrefixStore, hit: PrefixHit) -> np.ndarray | None:
     assert isinstance(hit.snapshot, KeptSnapshot)
     taken = hit.snapshot.read()
     good = taken is not None and all(piece.read(range(store.identity.layout.n_layers)) is not None for piece in hit.pieces)
-    store.came(hit, len(hit.pieces)) if good else store.leave(hit)
+    store.release(hit, len(hit.pieces) if good else None)
     return taken if good else None
 
 
@@ -117,8 +117,8 @@ def test_a_model_without_rows_of_every_token_has_them_alone(lower):
     where, name = lower
     who, tokens = ModelIdentity(b"no rows", RowLayout((), ()), "no rows"), conversation(700)
     store = open_store(who=who, **where)
-    store.save(tokens, exact(tokens), lambda first, n: np.empty(0, np.uint8))
-    assert store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES)) and store.flush(20)
+    store.insert(Conversation(tokens), exact(tokens), lambda first, n: np.empty(0, np.uint8))
+    assert store.insert_snapshot(Conversation(tokens[:600]), exact(tokens[:600]), state(tokens[:600], N_BYTES)) and store.flush(20)
     assert found(open_store(who=who, **where), tokens) == (600, name)
 
 
@@ -128,7 +128,7 @@ def test_models_that_keep_only_rows_never_ask(lower, monkeypatch: pytest.MonkeyP
     keep(open_store(**where), tokens, 600)
     store = open_store(**where)
     monkeypatch.setattr(type(store.places[0]), "snapshots", lambda *_: pytest.fail("it asked"))
-    assert check_rows(store.restore(tokens, 0, EXACT), tokens, 0, EXACT) == 700
+    assert check_rows(restore(store, tokens, 0, EXACT), tokens, 0, EXACT) == 700
 
 
 def test_a_long_prompt_asks_a_far_server_once(redis, monkeypatch: pytest.MonkeyPatch):
@@ -193,13 +193,13 @@ def test_damage_while_it_is_read_is_told_by_its_reader(tmp_path):
     tokens = conversation(700)
     keep(open_store(tmp_path), tokens, 600)
     store = open_store(tmp_path)
-    hit = store.restore(tokens, 0, EXACT, in_part=True, goes_on=0)
+    hit = restore(store, tokens, 0, EXACT, in_part=True, goes_on=0)
     (only,) = snapshots(tmp_path)
     data = bytearray(only.path.read_bytes())
     data[-3] ^= 1
     only.path.write_bytes(data)
     assert hit.snapshot is not None and hit.snapshot.read() is None
-    store.leave(hit)
+    store.release(hit)
     assert not only.path.exists() and found(store, tokens) == (0, "")
 
 
@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_written_to_keeps_ram(tmp_path, monkeypatch: pyt
     monkeypatch.setattr(folder, "write_all", full)
     store, tokens = open_store(tmp_path), conversation(700)
     save(store, tokens)
-    store.save_snapshot(tokens[:600], exact(tokens[:600]), state(tokens[:600], N_BYTES))
+    store.insert_snapshot(Conversation(tokens[:600]), exact(tokens[:600]), state(tokens[:600], N_BYTES))
     store.flush(20)
     assert found(store, tokens) == (600, "ram") and not snapshots(tmp_path) and store.stats().disk.n_errors > 0
 
@@ -332,6 +332,6 @@ def test_those_of_a_chat_go_with_it(tmp_path):
     saved = save(store, tokens)
     keep(store, tokens, 290)
     conversations.add_blocks(tmp_path, "chat", [link.key for link in saved.chain])
-    store.forget(conversations.blocks_alone(tmp_path, "chat"))
+    store.evict(conversations.blocks_alone(tmp_path, "chat"))
     conversations.forget(tmp_path, "chat")
     assert not snapshots(tmp_path) and found(store, tokens) == (0, "") and store.stats().n_snapshots == 0

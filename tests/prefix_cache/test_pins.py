@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, conversation, exact, reader, state
-from support.stores import n_restored, open_store, save, save_through
+from support.stores import n_restored, open_store, restore, save, save_through
 
+from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.files import scan
 from edgekv.prefix_cache.named import Pin, asked_name, read_pins, write_pin
 from edgekv.prefix_cache.ram import Pins
@@ -148,9 +149,9 @@ def test_snapshots_of_a_pinned_prompt_stay(n):
     store, prompt = open_store(ram_bytes=5 * BLOCK_BYTES), conversation(n, 1)
     with_clock(store)
     pinned(store, prompt, 60)
-    assert store.save_snapshot(prompt[: n - 4], exact(prompt[: n - 4]), state(prompt[: n - 4]))
+    assert store.insert_snapshot(Conversation(prompt[: n - 4]), exact(prompt[: n - 4]), state(prompt[: n - 4]))
     fill(store, 20)
-    hit = store.restore(conversation(9, 2, after=prompt), 0, 0, goes_on=0)
+    hit = restore(store, conversation(9, 2, after=prompt), 0, 0, goes_on=0)
     assert hit.snapshot is not None and hit.snapshot.position == n - 4
 
 
@@ -158,7 +159,7 @@ def test_snapshots_of_a_pinned_prompt_stay(n):
 
 
 def save_in_memory(store: PrefixStore, tokens: np.ndarray) -> Saved:
-    return store.save(tokens, exact(tokens), reader(tokens), in_memory=True)
+    return store.insert(Conversation(tokens), exact(tokens), reader(tokens), in_memory=True)
 
 
 def n_files(folder: Path) -> int:
@@ -170,7 +171,7 @@ def test_what_stays_in_memory_is_written_nowhere(tmp_path):
     for _ in range(2):
         assert save_in_memory(store, prompt).n_left_out == 0
         assert n_restored(store, prompt) == 700
-        assert store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]), in_memory=True)
+        assert store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]), in_memory=True)
         assert store.pin_first(prompt, save_in_memory(store, prompt).chain, time.time() + 60)
         assert store.flush(20) and n_files(tmp_path) == 0 and read_pins(tmp_path) == []
     store.close()
@@ -180,11 +181,11 @@ def test_what_stays_in_memory_is_written_nowhere(tmp_path):
 def test_who_does_not_ask_for_it_writes_it(tmp_path):
     store, prompt = open_store(tmp_path), conversation(700, 1)
     save_in_memory(store, prompt)
-    store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]), in_memory=True)
+    store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]), in_memory=True)
     save_through(store, prompt)
     assert n_files(tmp_path) == 3
-    assert not store.has_snapshot(prompt[:600], exact(prompt[:600]))
-    store.save_snapshot(prompt[:600], exact(prompt[:600]), state(prompt[:600]))
+    assert not store.has_snapshot(Conversation(prompt[:600]), exact(prompt[:600]))
+    store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]))
     assert store.flush(20) and n_files(tmp_path) == 4
 
 
@@ -201,5 +202,5 @@ def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
 def test_without_ram_it_is_not_kept(tmp_path):
     store, prompt = open_store(tmp_path, ram_bytes=0), conversation(300, 1)
     assert save_in_memory(store, prompt).n_left_out == 300
-    assert not store.save_snapshot(prompt, exact(prompt), state(prompt), in_memory=True)
+    assert not store.insert_snapshot(Conversation(prompt), exact(prompt), state(prompt), in_memory=True)
     assert store.flush(20) and n_files(tmp_path) == 0

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, identity, reader
-from support.stores import n_restored, open_store, save
+from support.stores import n_restored, open_store, restore, save
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
@@ -20,7 +20,7 @@ def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
 def test_a_conversation_comes_back():
     store, tokens = ram_store(), conversation(700)
     assert save(store, tokens).n_new == 700
-    restored = store.restore(tokens, 0, EXACT)
+    restored = restore(store, tokens, 0, EXACT)
     assert [(piece.first, piece.n, piece.skip, piece.n_block, piece.source) for piece in restored.pieces] == [
         (0, 256, 0, 256, "ram"), (256, 256, 0, 256, "ram"), (512, 188, 0, 188, "ram")]
     assert check_rows(restored, tokens, 0, EXACT) == 700
@@ -31,7 +31,7 @@ def test_a_block_is_used_up_to_the_first_token_that_differs():
     store, tokens = ram_store(), conversation(1000)
     save(store, tokens)
     asked = conversation(50, 1, after=tokens[:300])
-    restored = store.restore(asked, 0, EXACT)
+    restored = restore(store, asked, 0, EXACT)
     assert check_rows(restored, asked, 0, EXACT) == 300
     assert restored.pieces[-1].n_block == BLOCK_TOKENS
 
@@ -75,7 +75,7 @@ def test_labels_are_followed_only_where_they_are_accepted():
     assert n_restored(store, tokens, accepts=SAMPLED) == 1000
     save(store, tokens)
     assert n_restored(store, tokens, accepts=EXACT) == 1000
-    assert {piece.reading for piece in store.restore(tokens, 0, SPARSE).pieces} == {EXACT}
+    assert {piece.reading for piece in restore(store, tokens, 0, SPARSE).pieces} == {EXACT}
 
 
 def test_an_exact_block_serves_for_one_read_sparsely_and_not_the_other_way_round():
@@ -100,21 +100,21 @@ def test_near_miss_names_the_first_token_that_differs():
     save(store, tokens)
     asked = tokens.copy()
     asked[40] += 1
-    nearly = store.restore(asked, 0, EXACT).nearly
+    nearly = restore(store, asked, 0, EXACT).nearly
     assert (nearly.position, nearly.stored, nearly.asked) == (40, tokens[40], asked[40])
     assert nearly.n_lost == 1960 and nearly.goes_on_alike
     inserted = np.concatenate([tokens[:300], [1, 2, 3], tokens[300:]])
-    assert store.restore(inserted, 0, EXACT).nearly.goes_on_alike
-    turned = store.restore(conversation(500, 5, after=tokens[:512]), 0, EXACT).nearly
+    assert restore(store, inserted, 0, EXACT).nearly.goes_on_alike
+    turned = restore(store, conversation(500, 5, after=tokens[:512]), 0, EXACT).nearly
     assert turned.position == 512 and turned.n_lost == 1488 and not turned.goes_on_alike
 
 
 def test_no_near_miss_where_little_was_lost_or_nothing_differs():
     store, tokens = ram_store(), conversation(700)
     save(store, tokens)
-    assert store.restore(conversation(9, 1, after=tokens[:500]), 0, EXACT).nearly is None
-    assert store.restore(tokens[:500], 0, EXACT).nearly is None
-    assert store.restore(conversation(9, 1, after=tokens), 0, EXACT).nearly is None
+    assert restore(store, conversation(9, 1, after=tokens[:500]), 0, EXACT).nearly is None
+    assert restore(store, tokens[:500], 0, EXACT).nearly is None
+    assert restore(store, conversation(9, 1, after=tokens), 0, EXACT).nearly is None
 
 
 def test_eviction_takes_the_oldest_conversation_and_its_end_first():
@@ -167,18 +167,18 @@ def test_without_ram_and_places_nothing_is_kept():
 def test_wrong_rows_are_refused():
     store, tokens = ram_store(), conversation(300)
     with pytest.raises(ValueError, match="uint8"):
-        store.save(tokens, exact(tokens), lambda first, n: np.zeros(n, np.uint8))
+        store.insert(Conversation(tokens), exact(tokens), lambda first, n: np.zeros(n, np.uint8))
     with pytest.raises(ValueError, match="readings"):
-        store.save(tokens, exact(tokens)[:9], reader(tokens))
+        store.insert(Conversation(tokens), exact(tokens)[:9], reader(tokens))
 
 
 def test_figures():
     store, tokens = ram_store(), conversation(600)
     save(store, tokens)
-    store.restore(conversation(100, 1, after=tokens), 100, EXACT)
+    restore(store, conversation(100, 1, after=tokens), 100, EXACT)
     stats = store.stats()
     assert (stats.asked_tokens, stats.missed_tokens, stats.ram.hit_tokens) == (600, 100, 500)
-    assert (stats.n_saves, stats.n_restores, stats.ram.n_blocks, stats.n_unwritten) == (1, 1, 3, 0)
+    assert (stats.n_saves, stats.n_loads, stats.ram.n_blocks, stats.n_unwritten) == (1, 1, 3, 0)
 
 
 def test_a_closed_store_is_empty():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, conversation
-from support.stores import open_store, save
+from support.stores import open_store, restore, save
 
 from edgekv.prefix_cache.blocks import Block, Reading, child_link
 from edgekv.prefix_cache.coming import BlockReader, ComingBlock
@@ -97,7 +97,7 @@ def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):
     save(with_rows, tokens)
     with_rows.close()
     store = open_store(tmp_path)
-    restored = store.restore(tokens, 0, Reading.EXACT, in_part=True)
+    restored = restore(store, tokens, 0, Reading.EXACT, in_part=True)
     assert len(restored.pieces) == 3 and restored.pieces[0].read(ALL_LAYERS) is not None
     assert seen == [LAYOUT.block_bytes(256)]
 
@@ -107,5 +107,5 @@ def test_rows_that_come_and_rows_that_do_not_are_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(BlockReader, "read", broken)
     assert restored.pieces[1].read(ALL_LAYERS) is None
     assert seen == [LAYOUT.block_bytes(256), 0]
-    store.came(restored, 0)
+    store.release(restored, 0)
     store.close()

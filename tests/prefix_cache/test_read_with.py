@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.prefix_rows import conversation, exact, reader
 from support.redis_server import RedisServer
-from support.stores import open_store
+from support.stores import open_store, restore
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Reading, ReadWith, child_link
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading, ReadWith, child_link
 from edgekv.prefix_cache.format import VERSION
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -44,13 +44,13 @@ def labelled(tokens: np.ndarray, reading: Reading) -> np.ndarray:
 
 def save(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, reading: Reading = Reading.SAMPLED) -> int:
     readings = labelled(tokens, reading)
-    n_new = store.save(tokens, readings, reader(tokens, readings), read_with=read_with).n_new
+    n_new = store.insert(Conversation(tokens, read_with=read_with), readings, reader(tokens, readings)).n_new
     store.flush()
     return n_new
 
 
 def found(store: PrefixStore, tokens: np.ndarray, read_with: ReadWith, accepts: Reading = Reading.SAMPLED) -> int:
-    return sum(piece.n for piece in store.restore(tokens, 0, accepts, read_with=read_with).pieces)
+    return sum(piece.n for piece in restore(store, tokens, 0, accepts, read_with=read_with).pieces)
 
 
 @pytest.mark.parametrize("reading", [Reading.SAMPLED, Reading.SPARSE])

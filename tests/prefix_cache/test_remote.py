@@ -49,10 +49,10 @@ def test_what_one_has_read_the_other_has(server):
     save(open_store(server.url), tokens)
     other = open_store(server.url)
     asked = conversation(100, 1, after=tokens)
-    restored = other.restore(asked, 0, EXACT)
+    restored = stores.restore(other, asked, 0, EXACT)
     assert check_rows(restored, asked, 0, EXACT) == 1000
     assert {piece.source for piece in restored.pieces} == {"remote"} and other.stats().remote.hit_tokens == 1000
-    assert {piece.source for piece in other.restore(asked, 0, EXACT).pieces} == {"ram"}
+    assert {piece.source for piece in stores.restore(other, asked, 0, EXACT).pieces} == {"ram"}
     assert n_restored(open_store(server.url), conversation(9, 2, after=tokens[:300])) == 300
     assert n_restored(open_store(server.url), tokens, 600) == 400
 
@@ -116,11 +116,11 @@ def test_the_folder_comes_first_and_each_gets_what_it_lacks(server, tmp_path):
     tokens = conversation(600)
     save(open_store(server.url), tokens)
     both = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in both.restore(tokens, 0, EXACT).pieces} == {"remote"}
+    assert {piece.source for piece in stores.restore(both, tokens, 0, EXACT).pieces} == {"remote"}
     assert both.flush(10)
     server.client.flushall()
     again = open_store(server.url, folder=tmp_path)
-    assert {piece.source for piece in again.restore(tokens, 0, EXACT).pieces} == {"disk"}
+    assert {piece.source for piece in stores.restore(again, tokens, 0, EXACT).pieces} == {"disk"}
     assert again.flush(10)
     assert n_restored(open_store(server.url), tokens) == 600
 
@@ -304,5 +304,5 @@ def test_an_encrypted_server(encrypted):
 
 def test_a_certificate_that_nobody_vouches_for_is_a_miss(encrypted, caplog):
     store = open_store(encrypted.url.partition("?")[0])
-    assert not store.restore(conversation(700), 0, EXACT).pieces and not store.places[0].working
+    assert not stores.restore(store, conversation(700), 0, EXACT).pieces and not store.places[0].working
     assert "certificate" in caplog.text.lower()

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from support import stores
 from support.prefix_rows import BLOCK_BYTES, LAYOUT, check_rows, conversation, exact, identity, reader, state
 from support.stores import open_store, save
 
-from edgekv.prefix_cache.blocks import NOTHING_SAID, Reading, ReadWith
+from edgekv.prefix_cache.blocks import NOTHING_SAID, Conversation, Reading, ReadWith
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
@@ -15,12 +16,12 @@ EXACT, _, SAMPLED, SPARSE = Reading
 
 
 def keep(store: PrefixStore, tokens: np.ndarray, reading: Reading = EXACT, n_bytes: int = 500, **of) -> bool:
-    return store.save_snapshot(tokens, np.full(len(tokens), reading), state(tokens, n_bytes), **of)
+    return store.insert_snapshot(Conversation(tokens, **of), np.full(len(tokens), reading), state(tokens, n_bytes))
 
 
 def restore(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = EXACT, goes_on: int = 0, n_bytes: int = 500) -> PrefixHit:
     """A hit, with the right state and the right rows up to it."""
-    hit = store.restore(tokens, n_have, accepts, goes_on=goes_on)
+    hit = stores.restore(store, tokens, n_have, accepts, goes_on=goes_on)
     n = check_rows(hit, tokens, n_have, accepts)
     if hit.snapshot is None:
         assert n == 0, f"{n} rows without a snapshot"
@@ -67,7 +68,7 @@ def test_rows_without_a_snapshot_are_no_hit():
     assert position(restore(store, tokens)) is None
     keep(store, tokens[:300])
     assert position(restore(store, tokens, n_have=400, goes_on=300)) is None
-    assert store.restore(tokens, 0, EXACT).end == 700  # a model that keeps only rows
+    assert stores.restore(store, tokens, 0, EXACT).end == 700  # a model that keeps only rows
 
 
 def test_a_snapshot_without_its_rows_is_not_offered():
@@ -103,28 +104,28 @@ def test_labels_and_settings_are_followed_only_where_they_are_accepted():
     readings = exact(tokens)
     readings[300:] = SAMPLED
     said = ReadWith(sampled=b"settings")
-    store.save(tokens, readings, reader(tokens, readings), read_with=said)
-    store.save_snapshot(tokens[:200], readings[:200], state(tokens[:200]), read_with=said)
-    store.save_snapshot(tokens[:600], readings[:600], state(tokens[:600]), read_with=said)
+    store.insert(Conversation(tokens, read_with=said), readings, reader(tokens, readings))
+    store.insert_snapshot(Conversation(tokens[:200], read_with=said), readings[:200], state(tokens[:200]))
+    store.insert_snapshot(Conversation(tokens[:600], read_with=said), readings[:600], state(tokens[:600]))
 
     def found(accepts: Reading, read_with: ReadWith) -> int | None:
-        return position(store.restore(tokens, 0, accepts, goes_on=0, read_with=read_with))
+        return position(stores.restore(store, tokens, 0, accepts, goes_on=0, read_with=read_with))
 
     assert found(SAMPLED, said) == 600
     assert found(EXACT, said) == found(SAMPLED, NOTHING_SAID) == found(SAMPLED, ReadWith(sampled=b"others")) == 200
-    assert store.has_snapshot(tokens[:600], readings[:600], read_with=said)
-    assert not store.has_snapshot(tokens[:600], readings[:600])
+    assert store.has_snapshot(Conversation(tokens[:600], read_with=said), readings[:600])
+    assert not store.has_snapshot(Conversation(tokens[:600]), readings[:600])
 
 
 def test_another_build_or_namespace_never_finds_it():
     tokens, shared = conversation(300), SharedRam()
     one, other = (PrefixStore(identity(name), StoreSettings(), (), shared) for name in ("a build", "another"))
     keep(one, tokens[:290])
-    assert one.has_snapshot(tokens[:290], exact(tokens[:290])) and not other.has_snapshot(tokens[:290], exact(tokens[:290]))
+    assert one.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290])) and not other.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290]))
     for store in (one, other):
         save(store, tokens)
     assert position(restore(one, tokens)) == 290 and position(restore(other, tokens)) is None
-    assert not one.has_snapshot(tokens[:290], exact(tokens[:290]), root=one.identity.chain_root("a key"))
+    assert not one.has_snapshot(Conversation(tokens[:290], one.identity.chain_root("a key")), exact(tokens[:290]))
 
 
 def test_an_equal_one_is_kept_once():
@@ -142,11 +143,11 @@ def test_what_is_forgotten_leaves_no_snapshot():
     chains = [save(store, tokens).chain for tokens in (one, other)]
     for tokens in (one[:280], one[:400], other[:400]):
         keep(store, tokens)
-    store.forget({chains[0][-1].key})  # the first block is the other one's too, and so is the beginning of its tail
-    assert store.has_snapshot(one[:280], exact(one[:280]))
-    assert not store.has_snapshot(one[:400], exact(one[:400]))
+    store.evict({chains[0][-1].key})  # the first block is the other one's too, and so is the beginning of its tail
+    assert store.has_snapshot(Conversation(one[:280]), exact(one[:280]))
+    assert not store.has_snapshot(Conversation(one[:400]), exact(one[:400]))
     assert position(restore(store, other)) == 400
-    store.forget({link.key for chain in chains for link in chain})
+    store.evict({link.key for chain in chains for link in chain})
     assert store.stats().n_snapshots == store.stats().ram.n_bytes == 0
 
 
@@ -161,21 +162,21 @@ def test_one_that_does_not_fit_is_declined_and_evicts_nothing():
 def test_a_payload_of_another_shape_is_refused():
     store, tokens = open_store(), conversation(10)
     with pytest.raises(ValueError, match="uint8"):
-        store.save_snapshot(tokens, exact(tokens), np.zeros(4, np.float32))
+        store.insert_snapshot(Conversation(tokens), exact(tokens), np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="10 tokens have 9 readings"):
-        store.save_snapshot(tokens, exact(tokens[:9]), state(tokens))
+        store.insert_snapshot(Conversation(tokens), exact(tokens[:9]), state(tokens))
 
 
 def test_one_in_use_is_not_evicted():
     store, tokens = open_store(ram_bytes=5 * BLOCK_BYTES), conversation(300)
     save(store, tokens)
     keep(store, tokens[:290])
-    hit = store.restore(tokens, 0, EXACT, in_part=True, goes_on=0)
+    hit = stores.restore(store, tokens, 0, EXACT, in_part=True, goes_on=0)
     save(store, conversation(5 * 256, 1))
-    assert store.has_snapshot(tokens[:290], exact(tokens[:290]))
-    store.came(hit, len(hit.pieces))
+    assert store.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290]))
+    store.release(hit, len(hit.pieces))
     save(store, conversation(5 * 256, 2))
-    assert not store.has_snapshot(tokens[:290], exact(tokens[:290]))
+    assert not store.has_snapshot(Conversation(tokens[:290]), exact(tokens[:290]))
 
 
 def test_ram_is_bounded_over_200_turns_and_old_snapshots_go_first():

@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader
 from support.stores import n_restored, open_store
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Reading
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Reading
 from edgekv.prefix_cache.ram import Pins
 from edgekv.prefix_cache.results import PrefixHit
+from edgekv.prefix_cache.search import Match
 
 AMPLE = 10_000
 """Blocks that no run fills."""
@@ -47,6 +48,8 @@ class Machine(RuleBasedStateMachine):
         """A file may be found damaged whenever it is read, and counts as there until then."""
         self.pins: list[tuple[np.ndarray, float]] = []
         """Prompts, and how long they stay."""
+        self.matches: list[tuple[Match, int]] = []
+        """Not loaded yet, with the number of inserts before."""
         self.hits: list[tuple[PrefixHit, np.ndarray, int, Reading]] = []
         """Not given back yet, with what was asked."""
         self.open()
@@ -62,8 +65,9 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
     def stop(self):
+        self.matches.clear()
         while self.hits:
-            self.load(0, -1)
+            self.release(0, -1)
         with self.store.shared.lock:
             assert not self.store.shared.in_use and self.store.stats().in_flight_bytes == 0
             assert self.store.stats().ram.n_bytes == sum(block.n_bytes for block in self.in_ram())
@@ -85,20 +89,33 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, n=LENGTH, pinned_for=PINNED)
     def insert(self, which, n, pinned_for):
         tokens, readings = (part[:n] for part in self.conversations[which % len(self.conversations)])
-        saved = self.store.save(tokens, readings, reader(tokens, readings))
+        saved = self.store.insert(Conversation(tokens), readings, reader(tokens, readings))
         n_kept = saved.n_known + saved.n_new
         assert n_kept + saved.n_left_out == len(tokens)
         self.saved.append((tokens[:n_kept], readings[:n_kept]))
         if pinned_for and not saved.n_left_out and not self.damaged and self.store.pin_first(tokens, saved.chain, self.now + pinned_for):
             self.pins.append((tokens, self.now + pinned_for))
 
-    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=LENGTH, accepts=st.sampled_from(Reading), at_once=st.booleans())
-    def match(self, which, at, more, n_have, accepts, at_once):
+    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=LENGTH, accepts=st.sampled_from(Reading))
+    def match(self, which, at, more, n_have, accepts):
+        """It changes nothing: blocks in RAM stay in the order in which they go."""
         asked = conversation(more, 1000, after=self.conversations[which % len(self.conversations)][0][:at])
         all_there = self.all_there()
-        hit = self.store.restore(asked, n_have, accepts, in_part=not at_once)
-        most = max([n_have, *(reachable(*one, asked, accepts) for one in self.saved)]) - n_have
-        assert hit.n_tokens == most if all_there else hit.n_tokens <= most
+        before = self.in_ram(), self.store.stats()
+        match = self.store.match_prefix(Conversation(asked), accepts, n_have)
+        assert self.folder is not None or (self.in_ram(), self.store.stats()) == before
+        assert match.n_tokens == self.most(match) if all_there else match.n_tokens <= self.most(match)
+        self.matches.append((match, len(self.saved)))
+
+    @precondition(lambda self: self.matches)
+    @rule(which=WHICH, at_once=st.booleans())
+    def load(self, which, at_once):
+        """What is still there of a match, whatever happened since."""
+        match, n_inserts = self.matches.pop(which % len(self.matches))
+        asked, n_have, accepts = match.asked.tokens, match.n_have, match.accepts
+        all_there = self.all_there() and n_inserts == len(self.saved)  # a longer block replaces a tail
+        hit = self.store.load(match, in_part=not at_once)
+        assert hit.n_tokens == match.n_tokens if all_there else hit.n_tokens <= match.n_tokens
         if at_once:
             check_rows(hit, asked, n_have, accepts)
         else:
@@ -106,17 +123,17 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.hits)
     @rule(which=WHICH, n=st.integers(-1, 4))
-    def load(self, which, n):
+    def release(self, which, n):
         """The rows of a hit come, all or the first, or it is given up, whatever happened since it was found. A file may be gone, what is in RAM is there."""
         hit, asked, n_have, accepts = self.hits.pop(which % len(self.hits))
         if n < 0:
-            self.store.leave(hit)
+            self.store.release(hit)
             return
         wanted, layers = hit.pieces[:n], range(self.store.identity.layout.n_layers)
         n_good = next((i for i, piece in enumerate(wanted) if piece.read(layers) is None), len(wanted))
         assert n_good == len(wanted) or wanted[n_good].source == "disk"
         check_rows(hit.first_pieces(n_good), asked, n_have, accepts)
-        self.store.came(hit, n_good)
+        self.store.release(hit, n_good)
 
     @rule(seconds=st.integers(1, 60))
     def wait(self, seconds):
@@ -166,6 +183,11 @@ class Machine(RuleBasedStateMachine):
             assert self.store.flush(20), "writing takes too long"
         self.lost |= self.store.stats().n_dropped > 0
         return not self.lost
+
+    def most(self, match: Match) -> int:
+        """Tokens of a match, where nothing had to go."""
+        tokens = match.asked.tokens
+        return max([match.n_have, *(reachable(*one, tokens, match.accepts) for one in self.saved)]) - match.n_have
 
     def in_ram(self) -> list[Block]:
         return [block for link in self.store.shared.blocks.links() if (block := self.store.shared.blocks.get(link.key))]

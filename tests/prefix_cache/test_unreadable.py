@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.prefix_rows import conversation
-from support.stores import n_restored, open_store
+from support.stores import n_restored, open_store, restore
 from support.stores import save_through as save
 
 from edgekv.prefix_cache.blocks import Reading
@@ -45,7 +45,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch, paths: set[Path], number: int = errn
 def file_of(folder: Path, which: int, n: int = 256) -> Path:
     """The first block of a conversation."""
     store = open_store(folder)
-    chain = store.restore(TOKENS[which], 0, EXACT).chain
+    chain = restore(store, TOKENS[which], 0, EXACT).chain
     store.close()
     return next(file.path for file in scan(folder) if file.link == next(link for link in chain if link.n == n))
 
@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_read_is_skipped_alone(folder, monkeypatch, caplog
     path = file_of(folder, 1)
     theirs(monkeypatch, {path}, number)
     store = open_store(folder)
-    assert store.restore(TOKENS[1], 0, EXACT, in_part).n_tokens == 0
+    assert restore(store, TOKENS[1], 0, EXACT, in_part).n_tokens == 0
     assert store.places[0].working
     assert [n_restored(store, TOKENS[which]) for which in (0, 2)] == [600, 600]
     assert len(caplog.records) == 1 and "left alone" in caplog.text
@@ -169,7 +169,7 @@ def test_many_threads_and_one_that_cannot_be_read(folder, monkeypatch):
     path = file_of(folder, 1)
     theirs(monkeypatch, {path})
     store, found = open_store(folder), []
-    threads = [threading.Thread(target=lambda which=which: found.append((which, store.restore(TOKENS[which], 0, EXACT).n_tokens)))
+    threads = [threading.Thread(target=lambda which=which: found.append((which, restore(store, TOKENS[which], 0, EXACT).n_tokens)))
                for which in (0, 1, 2) * 4]
     for thread in threads:
         thread.start()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from support.prefix_rows import conversation, identity
-from support.stores import n_restored, open_store, save
+from support.stores import n_restored, open_store, restore, save
 
 from edgekv.prefix_cache import folder as folder_module
 from edgekv.prefix_cache.blocks import Reading
@@ -34,14 +34,14 @@ def test_the_writer_survives_what_a_place_raises(tmp_path, monkeypatch, caplog, 
         save(store, conversation(256, seed))
         assert store.flush(10)
     for seed in range(4):
-        assert store.restore(conversation(256, seed), 0, EXACT).n_tokens == 256
+        assert restore(store, conversation(256, seed), 0, EXACT).n_tokens == 256
         assert store.flush(10)  # else a busy machine touches several at once
     assert store.stats().disk.n_errors == 2
     said = [record for record in caplog.records if record.name == "edgekv"]
     assert len(said) == 1 and type(raised).__name__ in caplog.text
     monkeypatch.undo()
     fresh = open_store(tmp_path)  # the next use of a block that had failed wrote it
-    assert sorted(fresh.restore(conversation(256, seed), 0, EXACT).n_tokens for seed in range(4)) == [256] * 4
+    assert sorted(restore(fresh, conversation(256, seed), 0, EXACT).n_tokens for seed in range(4)) == [256] * 4
 
 
 def test_a_thread_that_cannot_start_is_started_later(tmp_path, monkeypatch):

@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
+from edgekv.prefix_cache.blocks import Conversation
 from edgekv.prefix_cache.results import PrefixHit
 from edgekv.server import fetching
-from edgekv.server.fetching import Expected, Fetch, WantedPrefix
+from edgekv.server.fetching import Expected, Fetch
 
-ASKED = WantedPrefix(b"root", np.arange(64, dtype=np.int32))
+ASKED = Conversation(np.arange(64, dtype=np.int32), b"root")
 
 
 class Store:
@@ -21,7 +22,7 @@ class Store:
     def fetch(self, hit: PrefixHit, _worth: object) -> PrefixHit:
         return hit
 
-    def leave(self, hit: PrefixHit) -> None:
+    def release(self, hit: PrefixHit) -> None:
         self.left.append(hit)
 
 
@@ -39,7 +40,7 @@ def fetched(store: Store) -> Fetch:
 def test_time_ends_for_what_nobody_took(store, monkeypatch):
     monkeypatch.setattr(fetching, "EXPECTED_S", 0.01)
     expected, ended = Expected(), threading.Event()
-    monkeypatch.setattr(store, "leave", lambda hit: (store.left.append(hit), ended.set()))
+    monkeypatch.setattr(store, "release", lambda hit: (store.left.append(hit), ended.set()))
     expected.add(fetched(store))
     assert ended.wait(10)
     assert expected.take(ASKED) is None and len(store.left) == 1

@@ -183,13 +183,13 @@ def _full(*_):
 
 def test_rows_that_are_still_being_saved(tiny, monkeypatch):
     """A save of another slot that takes long: after a second the prompt is read."""
-    goes_on, save = threading.Event(), PrefixStore.save
+    goes_on, insert = threading.Event(), PrefixStore.insert
 
     def waits(store, *arguments, **more):
         goes_on.wait(60)
-        return save(store, *arguments, **more)
+        return insert(store, *arguments, **more)
 
-    monkeypatch.setattr(PrefixStore, "save", waits)
+    monkeypatch.setattr(PrefixStore, "insert", waits)
     with serve(tiny, n_slots=2, extra=("--no-kv-unified",)) as server:
         asked(server, conversation(1, 700), id_slot=0)
         assert asked(server, conversation(1, 700), id_slot=1) == (0, None, "pending", 0)

@@ -104,17 +104,17 @@ def test_rows_come_back_as_they_were_computed(tiny, monkeypatch):
     """V to the bit, and K turned to its new position."""
     taken: list[tuple[np.ndarray, Record, list[np.ndarray]]] = []
     put: list[tuple[int, np.ndarray]] = []
-    save, put_in = Exchanges.save, recalling.Recall.put
+    save, put_in = Exchanges.insert, recalling.Recall.put
 
-    def saving(self, root, tokens, readings, blocks, record, *more):
-        taken.append((tokens, record, blocks))
-        save(self, root, tokens, readings, blocks, record, *more)
+    def saving(self, of, readings, blocks, record, *more):
+        taken.append((of.tokens, record, blocks))
+        save(self, of, readings, blocks, record, *more)
 
     def putting(self, held, gone, which):
         put.append((len(held.tokens), gone.of(which)))
         return put_in(self, held, gone, which)
 
-    monkeypatch.setattr(Exchanges, "save", saving)
+    monkeypatch.setattr(Exchanges, "insert", saving)
     monkeypatch.setattr(recalling.Recall, "put", putting)
     with recalling_server(tiny) as server:
         chat(server, [*talk(server), said(TOPICS[1])])

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from support.prefix_rows import check_rows, exact, identity, reader
 
-from edgekv.prefix_cache.blocks import Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.identity import ModelIdentity
-from edgekv.prefix_cache.results import Saved
+from edgekv.prefix_cache.results import PrefixHit, Saved
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -20,7 +20,7 @@ def open_store(folder: Path | None = None, ram_bytes: int = 1 << 30, who: ModelI
 def save(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None, calls: list[tuple[int, int]] | None = None) -> Saved:
     """Save into RAM. `calls` collects the rows that were read."""
     readings = exact(tokens) if readings is None else np.asarray(readings, np.uint8)
-    return store.save(tokens, readings, reader(tokens, readings, calls))
+    return store.insert(Conversation(tokens), readings, reader(tokens, readings, calls))
 
 
 def save_through(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int] | None = None,
@@ -31,6 +31,10 @@ def save_through(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int]
     return saved
 
 
+def restore(store: PrefixStore, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, goes_on: int | None = None, **of) -> PrefixHit:
+    return store.load(store.match_prefix(Conversation(tokens, **of), accepts, n_have, goes_on), in_part)
+
+
 def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT) -> int:
     """Tokens that the store gives, with their right rows."""
-    return check_rows(store.restore(tokens, n_have, accepts), tokens, n_have, accepts)
+    return check_rows(restore(store, tokens, n_have, accepts), tokens, n_have, accepts)

@@ -9,7 +9,6 @@ from support.native_build import NATIVE, Programs, needs
 
 SOURCE = NATIVE / "tests" / "device"
 PROGRAMS = sorted(path.stem for path in SOURCE.glob("test_*.cpp"))
-SEEDS = ("1", "2")  # 28 multiprocessors, and 132
 RACING = [name for name in PROGRAMS if name not in ("test_emulator_faults", "test_engine", "test_streams")]  # the kernels alone; it takes four times as long
 BARRIER = re.compile(r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);")
 # one of each kind: found at the first block, without an error in any result
@@ -17,7 +16,6 @@ PLANTED = {"attend_part.cuh": "test_attend_device", "attend_error.cuh": "test_at
            "choose_device.cu": "test_choose_device", "store_rows.cuh": "test_store_device", "sketch_keys.cuh": "test_sketch_device",
            "sketch_scan_device.cu": "test_sketch_device", "sketch_build.cuh": "test_sketch_device", "arriving_keys.cuh": "test_sketch_device",
            "attend_merge.cu": "test_attend_device"}
-READS = "test_reads_device"
 
 
 GPP = ("g++",)
@@ -45,16 +43,10 @@ def barriers(name: str) -> list[int]:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(programs: Programs, program: str):
     """Without a warning, and right whatever the order of threads, blocks and streams, which the seed draws, and whether the device runs ahead of
-    those who wait for it. Device memory is out of the host's reach, as on a GPU, while no kernel runs."""
+    those who wait for it. Device memory is out of the host's reach, as on a GPU, while no kernel runs. Kernels alone run in a second order below."""
     assert [line for line in programs.built(program).splitlines() if "warning:" in line] == []
-    for seed in SEEDS:
+    for seed in ("1",) if program in RACING else ("1", "2"):  # 28 multiprocessors, and 132
         programs.passes(program, EDGEKV_EMULATOR_SEED=seed, EDGEKV_EMULATOR_STRICT="1")
-
-
-@needs(GPP)
-def test_an_emulated_device_has_no_times(programs: Programs):
-    done = programs.run(READS, "--bench", "128")
-    assert done.returncode == 1 and "times of an emulated device mean nothing" in done.stdout and "gb_per_s" not in done.stdout, done.stdout[-2000:]
 
 
 @needs(GPP)

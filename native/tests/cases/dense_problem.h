@@ -1,4 +1,4 @@
-// A problem without gaps, whose pointers the caller sets, and a median.
+// A problem without gaps, whose pointers the caller sets.
 #pragma once
 
 #include "cell_rows.h"
@@ -22,12 +22,6 @@ inline edgekv::AttendProblem dense_problem(int head_dim, int n_head, int n_head_
     p.k_stride_cell = p.v_stride_cell = p.k_stride_head * n_head_kv;
     p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
     return p;
-}
-
-template <class T>
-T median(std::vector<T> x) {
-    std::nth_element(x.begin(), x.begin() + static_cast<long>(x.size() / 2), x.end());
-    return x[x.size() / 2];
 }
 
 }  // namespace test

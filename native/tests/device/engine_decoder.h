@@ -18,7 +18,7 @@ namespace edgekv {
 using test::DeviceArray;
 using test::Recording;
 
-constexpr int kLayers = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kPage = 16, kPages = kCells / kPage;
+constexpr int kLayers = 3, kHeads = 2, kGroup = 2, kDim = 64, kCells = 640, kViewStep = 128, kPage = 16, kPages = kCells / kPage;
 constexpr size_t kRowBytes = kDim * 2, kCellBytes = kHeads * kRowBytes, kQuery = size_t{kHeads} * kGroup * kDim;
 
 struct Options {
@@ -183,7 +183,7 @@ public:
 
     // the outputs of a step, recorded once for each view
     std::vector<float> step(int token, bool replays) {
-        n_view = (token / 256 + 1) * 256;
+        n_view = (token / kViewStep + 1) * kViewStep;
         if (token == 45) {  // as when a person changes the budget
             selection.share = 0.75f;
             selection.resolution = 100.0f;
@@ -342,10 +342,10 @@ private:
     }
 
     gpu::Stream stream = nullptr;
-    int n_view = 256;
+    int n_view = kViewStep;
     edgekv_selection selection = {};
     DeviceArray<float> inputs{size_t{kLayers} * (2 * kHeads * kDim + kQuery)}, out{kLayers * kQuery};
-    DeviceArray<uint16_t> mask{kCells + 256};
+    DeviceArray<uint16_t> mask{kCells + kViewStep};
     DeviceArray<int64_t> cell{1};
     std::map<int, std::unique_ptr<Recording>> recordings;
     EngineView recorded = {};

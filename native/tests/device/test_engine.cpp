@@ -325,7 +325,7 @@ int main(int argc, char **) {
     }
     const bool all = argc > 1;
     const auto tokens = [all](int n) { return all ? kCells : n; };
-    check({ false, 0, true, "exact" }, tokens(264));  // over one change of the view
+    check({ false, 0, true, "exact" }, tokens(140));  // over one change of the view
     check({ false, 0, false, "exact, nothing in the arena" }, tokens(40));
     check({ false, 600u << 10, true, "exact, a ring of few pages" }, tokens(120));
     check({ false, 0, true, "exact, two splits", 2 }, tokens(100));
@@ -335,7 +335,7 @@ int main(int argc, char **) {
         check_staging(n_splits, 1);
         check_staging(n_splits, kHeads);
     }
-    check({ true, 0, true, "sparse" }, tokens(264));
+    check({ true, 0, true, "sparse" }, tokens(210));
     check({ true, 0, true, "sparse, the policy alone", 1, SketchKind::none }, tokens(100));
     check({ true, 0, false, "sparse, nothing in the arena" }, tokens(60));
     check({ true, 0, true, "sparse, copies of rows", 1, SketchKind::b3, 100 }, tokens(140));

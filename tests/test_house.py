@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/proof": 201,
     "tests/runtime": 6_932,
     "tests/server": 9_529,
-    "tests/support": 3_704,
+    "tests/support": 3_707,
     "tests/templates": 153,
     "tests/tiering": 1_359,
     "tests/upstream": 288,

@@ -24,8 +24,11 @@ def needs(names: Sequence[str] = COMPILERS) -> pytest.MarkDecorator:
 
 
 def configure(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> list[str]:
-    """The command that configures `source` in `into`."""
-    return ["cmake", "-S", str(source), "-B", str(into), "-G", "Unix Makefiles", f"-DCMAKE_CXX_COMPILER={compiler(names)}", *options]
+    """The command that configures `source` in `into`, which is given a link to native/: a compiler cache knows files by their paths relative to
+    `into` (standalone.cmake), so it finds what another checkout, or another worker, has compiled."""
+    (into / NATIVE.name).symlink_to(NATIVE)
+    return ["cmake", "-S", str(into / source.relative_to(NATIVE.parent)), "-B", str(into), "-G", "Unix Makefiles",
+            f"-DCMAKE_CXX_COMPILER={compiler(names)}", *options]
 
 
 def build(source: Path, into: Path, *options: str, names: Sequence[str] = COMPILERS) -> Path:

@@ -28,10 +28,12 @@ UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""
 
 _NOT_A_MODEL = {
-    "adapter": "a LoRA adapter",
-    "mmproj": "a multimodal projector",
-    "imatrix": "an importance matrix",
+    "adapter": ("a LoRA adapter", "; `edgekv serve MODEL -- --lora FILE` takes it"),
+    **dict.fromkeys(("mmproj", "clip"), ("a multimodal projector", "; `edgekv serve MODEL --mmproj FILE` takes it")),
+    "controlvector": ("a control vector", "; `edgekv serve MODEL -- --control-vector FILE` takes it"),
+    "imatrix": ("an importance matrix", ""),
 }
+"""Files that go with a model, by `general.type` or architecture, and how."""
 
 @dataclass(frozen=True)
 class Geometry:
@@ -183,7 +185,7 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
     n_embd, n_ctx_train = int(get("embedding_length")), int(get("context_length"))
     int(get("block_count"))
     tensors = [tensor for part in readers for tensor in part.tensor_infos]
-    made = open_inspector(path, max(tensor.end for tensor in reader.tensor_infos)).first()
+    made = open_inspector(path, {part.path: max((tensor.end for tensor in part.tensor_infos), default=0) for part in readers}).first()
     layers, own = made.layers, {rows.il: rows for rows in made.caches if rows.content in (Content.ALL, Content.WINDOW)}
     slides = tuple(layer.slides or il in own and own[il].content is Content.WINDOW for il, layer in enumerate(layers))
     attends = [layer.n_head_kv > 0 and layer.state not in ("recurrent", "idle") for layer in layers]
@@ -232,12 +234,10 @@ def _describe(path: Path, readers: list[MetadataReader]) -> Geometry:
 
 
 def _check_kind(path: Path, reader: MetadataReader) -> None:
-    kind = _NOT_A_MODEL.get(reader.value("general.type", "model"))
     arch = reader.value("general.architecture")
-    if kind is None and arch == "clip":
-        kind = _NOT_A_MODEL["mmproj"]
-    if kind is not None:
-        raise ModelError(f"{path} is {kind}, not a model; give the GGUF file of the model itself")
+    other = _NOT_A_MODEL.get(reader.value("general.type", "model")) or _NOT_A_MODEL.get(arch)
+    if other is not None:
+        raise ModelError(f"{path} is {other[0]}, not a model; give the GGUF file of the model itself{other[1]}")
     if not isinstance(arch, str):
         raise ModelError(f"{path} does not name its architecture (general.architecture); it is not a model llama.cpp can load")
     if not reader.tensor_infos:
@@ -261,6 +261,9 @@ def _other_parts(path: Path, reader: MetadataReader, whole: bool) -> list[Metada
     names = [path.with_name(f"{match[1]}-{i:05}-of-{n_parts:05}.gguf") for i in range(1, n_parts + 1)]
     if int(reader.value("split.no", 0)) != 0:
         raise ModelError(f"{path} is a later part of a split model; give the first one, {names[0]}")
+    for name in names[1:]:
+        if not name.exists():
+            raise ModelError(f"there is no file {name}, one of {n_parts} parts of {path}; put all of them beside it")
     return [open_gguf(name, whole) for name in names[1:]]
 
 

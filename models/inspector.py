@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from bisect import bisect
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -134,15 +135,15 @@ class Inspected:
 class Inspector:
     """Asks llama.cpp about one file, once for each question."""
 
-    def __init__(self, path: Path, end: int):
-        """end: of its last tensor, in a file that may hold the header alone."""
-        self._path, self._end = path, end
-        self._kept = _Kept(path)
+    def __init__(self, path: Path, ends: Mapping[Path, int]):
+        """ends: of the last tensor in each of its parts, which may hold headers alone."""
+        self._path, self._ends = path, ends
+        self._kept = _Kept(path, _identity(ends))
         self._made: dict[tuple[Asked, int], Inspected] = {}
 
     def is_current(self) -> bool:
         """Whether the file is what it was."""
-        return self._kept.of == _identity(self._path)
+        return self._kept.of == _identity(self._ends)
 
     def first(self) -> Inspected:
         """The shortest context. Raises ModelError."""
@@ -188,7 +189,8 @@ class Inspector:
     def _contexts(self, asked: Asked, *n_cells: int) -> list[Inspected]:
         sizes = {n: (n if asked.unified else n * asked.n_seq, *astuple(asked)) for n in n_cells if not self._kept.has(n, asked)}
         if sizes:
-            found = _process().ask(self._path, {"path": str(self._path.absolute()), "end": self._end, "sizes": list(sizes.values())})
+            found = _process().ask(self._path, {"parts": [(str(part.absolute()), end) for part, end in self._ends.items()],
+                                                "sizes": list(sizes.values())})
             self._kept.keep(asked, dict(zip(sizes, found, strict=True)))
         for n in n_cells:
             if (asked, n) not in self._made:  # plans ask for the same few lengths hundreds of times
@@ -201,11 +203,11 @@ def _opened() -> dict[Path, Inspector]:
     return {}
 
 
-def open_inspector(path: Path, end: int) -> Inspector:
+def open_inspector(path: Path, ends: Mapping[Path, int]) -> Inspector:
     """The inspector of a file as it is now, which `inspector()` finds from now on."""
     known = _opened().get(path)
     if known is None or not known.is_current():
-        known = _opened()[path] = Inspector(path, end)
+        known = _opened()[path] = Inspector(path, ends)
     return known
 
 
@@ -233,18 +235,18 @@ def _read(found: dict[str, Any]) -> Inspected:
                                 "template": bool(found["template"])})
 
 
-def _identity(path: Path) -> list[str | int]:
+def _identity(parts: Iterable[Path]) -> list[str | int]:
     from edgekv._native.device_calls import sources
 
-    state = path.stat()
-    return [str(path.absolute()), state.st_size, state.st_mtime_ns, sources()]
+    states = [(str(part.absolute()), part.stat()) for part in parts]
+    return [sources(), *(one for name, state in states for one in (name, state.st_size, state.st_mtime_ns))]
 
 
 class _Kept:
     """Answers about a file, in memory and in the user's cache folder, as long as the file and our libraries stay what they are."""
 
-    def __init__(self, path: Path):
-        self.of = _identity(path)
+    def __init__(self, path: Path, of: list[str | int]):
+        self.of = of
         name = hashlib.blake2b(str(path.absolute()).encode(errors="surrogateescape"), digest_size=12).hexdigest()
         self._file = Path(platformdirs.user_cache_dir("edgekv")) / "models" / f"{name}.json"
         read = json_file.read(self._file)
@@ -297,7 +299,7 @@ class _Process:
         """The answer; empty if the process ended or hangs."""
         if self._process is None:
             environment = {name: value for name, value in os.environ.items() if name != "EDGEKV"} | {"GGML_NO_BACKTRACE": "1"}
-            self._process = subprocess.Popen([sys.executable, "-c", "from edgekv.models.inspecting import main; main()"], stdin=subprocess.PIPE,
+            self._process = subprocess.Popen([sys.executable, "-c", "from edgekv._native.inspecting import main; main()"], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:

@@ -53,7 +53,7 @@ class MetadataReader:
         from edgekv._native.gguf_header import GgufHeader  # where the libraries are missing, only what needs them says so
 
         self._header = GgufHeader(path)
-        self.n_bytes = path.stat().st_size
+        self.path, self.n_bytes = path, path.stat().st_size
         self.tensor_infos = [TensorInfo(*one) for one in self._header.tensors()]
 
     def __contains__(self, key: str) -> bool:

@@ -1,5 +1,7 @@
 """libedgekv through cffi: contexts, layers, memory. Everything returned is a plain Python value, and NumPy is not needed (`native_arrays`)."""
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -7,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekv._native._core import ffi, lib
 from edgekv.common.enums import DeviceKind, KvMode, PromptReading, SketchKind
 from edgekv.common.errors import AbiMismatch, ConfigError, CudaUnavailable, DoesNotFit, EdgeKVError, NativeError, NotPinned
-from edgekv.common.reports import LayerReport, MemoryReport
-from edgekv.config import KvOptions, LayerTypes
+
+if TYPE_CHECKING:  # the process that opens headers needs none of them
+    from edgekv.common.reports import LayerReport, MemoryReport
+    from edgekv.config import KvOptions, LayerTypes
 
 log = logging.getLogger("edgekv")
 
@@ -317,6 +322,8 @@ def limits(handle: Handle) -> ContextLimits:
 
 
 def layers(handle: Handle) -> list[LayerReport]:
+    from edgekv.common.reports import LayerReport
+
     out, found = ffi.new("edgekv_layer *"), []
     for il in range(lib.edgekv_n_layer(handle)):
         _check(lib.edgekv_get_layer(handle, il, out))
@@ -336,6 +343,8 @@ def stream_of(handle: Handle, seq_id: int) -> int:
 
 
 def memory(handle: Handle) -> MemoryReport:
+    from edgekv.common.reports import MemoryReport
+
     out = lib.edgekv_get_memory(handle)
     return MemoryReport(
         home_bytes=out.home_bytes, observation_bytes=out.observation_bytes, workspace_bytes=out.workspace_bytes, sketch_bytes=out.sketch_bytes,

@@ -1,5 +1,5 @@
-"""Models and contexts as llama.cpp makes them of a file's header alone. llama.cpp ends the process for some bad files: `models.inspecting` calls
-this in one of its own."""
+"""Models and contexts as llama.cpp makes them of a file's header alone. llama.cpp ends the process for some bad files: `inspecting` calls this in
+one of its own."""
 
 import json
 import os

@@ -32,6 +32,9 @@ _MEANINGS: list[tuple[type[EdgeKVError], str, str]] = [
     (ModelError, r"common_chat_templates_init: error: (.*)",
      "the model's chat template does not parse: {0}; `edgekv serve MODEL -- --chat-template NAME` takes another"),
     (ModelError, r"chat template parsing error: (.*)", "the model's chat template cannot be used: {0}"),
+    (ModelError, r"failed to load lora adapter '(.*)'", "the LoRA adapter {0} does not go with this model: {first}"),
+    (ModelError, r"no valid control vector files passed|control vector n_embd does not match", "a control vector does not go with this model: {first}"),
+    (ModelError, r"error: (mismatch between .*mmproj.*)", "the projector does not go with this model: {0}"),
 ]
 
 
@@ -92,13 +95,13 @@ class ServerLog:
         """One sentence from the end of the log: why the server did not start, or stopped."""
         lines = self._tail()
         text = "\n".join(lines)
+        errors = [bare_message(line) for line in lines if (m := _PREFIX.match(line)) and m["level"] == "E"]
+        first = errors[0] if errors else bare_message(lines[-1]) if lines else "it says nothing"
         for kind, pattern, meaning in _MEANINGS:
             if match := re.search(pattern, text):
                 line = text[text.rfind("\n", 0, match.start()) + 1:].split("\n", 1)[0]
-                return kind(meaning.format(*match.groups(), line=bare_message(line)) + self._where())
-        errors = [bare_message(line) for line in lines if (m := _PREFIX.match(line)) and m["level"] == "E"]
-        said = errors[0] if errors else bare_message(lines[-1]) if lines else "it says nothing"
-        return EdgeKVError(f"llama.cpp's server gave up: {said}" + self._where())
+                return kind(meaning.format(*match.groups(), line=bare_message(line), first=first) + self._where())
+        return EdgeKVError(f"llama.cpp's server gave up: {first}" + self._where())
 
     def _tail(self) -> list[str]:
         if self.path is None:

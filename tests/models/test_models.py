@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from support.adapters import finish
+from support.adapters import control_vector, finish
 from support.headers import with_keys
 
 from edgekv import _native
@@ -19,7 +19,9 @@ from edgekv.common.errors import EXIT_MODEL, ConfigError, ModelError
 from edgekv.llama import Llama
 from edgekv.models import default, geometry, synth
 from edgekv.models import default_model as find_default_model
+from edgekv.models.geometry import open_model
 from edgekv.models.reader import open_gguf
+from edgekv.models.synth_file import SyntheticShape
 
 
 def test_default_model_geometry(default_model):
@@ -101,12 +103,12 @@ def _last_logits(path: Path, flash_attn: bool) -> np.ndarray:
     return np.array(logits)
 
 
-def _refusal(path: Path) -> str:
+def _refusal(path: Path, naming: Path | None = None) -> str:
     with pytest.raises(ModelError) as caught:
         geometry(path)
     message = str(caught.value)
     assert caught.value.exit_code == EXIT_MODEL, "another exit code"
-    assert "\n" not in message and str(path) in message, "a message is one line and names the file"
+    assert "\n" not in message and str(naming or path) in message, "a message is one line and names the file"
     return message
 
 
@@ -231,6 +233,7 @@ def test_models_that_cannot_continue_a_text(tmp_path, arch, why):
 def test_not_the_model_itself(tmp_path):
     assert "LoRA adapter" in _refusal(_metadata_only(tmp_path / "lora.gguf", "llama", lambda w: w.add_type("adapter")))
     assert "projector" in _refusal(_metadata_only(tmp_path / "projector.gguf", "clip", lambda w: None))
+    assert "control vector" in _refusal(control_vector(tmp_path / "vector.gguf", SyntheticShape()))
 
 
 def test_incomplete_metadata(tmp_path):
@@ -254,8 +257,16 @@ def test_split_model(synthetic, tmp_path):
     assert (g.n_params, g.tensor_bytes) == (geometry(whole).n_params, geometry(whole).tensor_bytes)
     assert g.file_bytes == sum(part.stat().st_size for part in parts)
     assert "give the first one" in _refusal(parts[1])
+    for part in parts:
+        whole_part = part.read_bytes()
+        part.write_bytes(whole_part[:-100])
+        assert open_model(parts[0], whole=False).geometry.n_params == g.n_params, "headers are enough"
+        assert f"{part} is truncated" in _refusal(parts[0], naming=part)
+        part.write_bytes(whole_part)
+    shutil.copy(parts[0], parts[1])
+    assert "invalid split file idx" in _refusal(parts[0])
     parts[1].unlink()
-    with pytest.raises(ModelError, match="no file .*00002-of-00002"):
+    with pytest.raises(ModelError, match="no file .*00002-of-00002.gguf, one of 2 parts of .*00001-of-00002"):
         geometry(parts[0])
 
 

@@ -20,4 +20,13 @@ void set_aside(common_params & params) {
     }
 }
 
+bool steer(const common_params & params, llama_context * lctx) {
+    if (params.control_vectors.empty()) {
+        return true;
+    }
+    const auto found = common_control_vector_load(params.control_vectors);
+    return found.n_embd != -1 && llama_set_adapter_cvec(lctx, found.data.data(), found.data.size(), found.n_embd, params.control_vector_layer_start,
+                                                        params.control_vector_layer_end) == 0;
+}
+
 }  // namespace edgekv_server

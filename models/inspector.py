@@ -28,9 +28,6 @@ CONTEXT_STEP = 256
 MOST_CELLS = 1 << 18
 """Of the longest context that is asked for: caches of a longer one go on as these do."""
 
-CLOSE = 0.01
-"""Work buffers may be so far from what was deduced."""
-
 TIMEOUT_S = 300.0
 """On a system that does not limit what the process computes (`inspecting.MOST_S`)."""
 
@@ -61,6 +58,11 @@ class Asked:
     def n_cells_of_ubatch(self) -> int:
         """The shortest context, in cells of a stream, that has a whole ubatch of tokens."""
         return rounded(-(-self.n_ubatch // (1 if self.unified else self.n_seq)))
+
+    @property
+    def most_cells(self) -> int:
+        """The longest context that is asked for, in cells of a stream."""
+        return max(2, MOST_CELLS // CONTEXT_STEP // (1 if self.unified else self.n_seq)) * CONTEXT_STEP
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,6 @@ class Inspector:
 
     def first(self) -> Inspected:
         """The shortest context. Raises ModelError."""
-        self.caches(CONTEXT_STEP)
         return self.context(CONTEXT_STEP)
 
     def context(self, n_cells: int, asked: Asked = Asked()) -> Inspected:
@@ -157,32 +158,31 @@ class Inspector:
     def caches(self, n_cells: int, asked: Asked = Asked()) -> tuple[Rows, ...]:
         """Its caches, deduced from other lengths where these leave no choice: cells grow with the length, by no more than it does. Raises
         ModelError."""
-        n_points = self._kept.points(asked) or self._first(asked)
-        if n_cells in n_points:
-            return self.context(n_cells, asked).caches
-        at = max(1, min(bisect(n_points, n_cells), len(n_points) - 1))
-        low, high = n_points[at - 1 : at + 1]
+        low, high = self._around(n_cells, asked)
         between = [_between(a, b, low, high, n_cells) for a, b in zip(*(one.caches for one in self._contexts(asked, low, high)), strict=True)]
         known = tuple(rows for rows in between if rows is not None)
         return known if len(known) == len(between) else self.context(n_cells, asked).caches
 
-    def compute_bytes(self, n_cells: int, asked: Asked) -> int:
-        """Its work buffers, deduced where three lengths around it lie on a line: with whole ubatches they grow along lines. Raises ModelError."""
-        n_points = self._kept.points(asked) or self._first(asked)
-        while n_cells not in n_points and n_cells > asked.n_cells_of_ubatch:
-            points = [(n, self.context(n, asked).compute_bytes) for n in n_points if n >= asked.n_cells_of_ubatch]
-            at = max(1, min(bisect(points, (n_cells,)), len(points) - 1))
-            between, *beside = (_at(n_cells, *points[i - 1], *points[i]) for i in (at, at - 1, at + 1) if 0 < i < len(points))
-            if n_cells > points[-1][0] or any(abs(line - between) <= CLOSE * between for line in beside):
-                return int(between)
-            self.context(rounded((points[at - 1][0] + points[at][0]) // 2), asked)
-            n_points = self._kept.points(asked)
-        return self.context(n_cells, asked).compute_bytes
+    def compute_bytes(self, n_cells: int, asked: Asked, exact: bool = True) -> int:
+        """Its work buffers. exact False: on the line between the two nearest lengths that are known, for whoever tries many. Raises ModelError."""
+        if n_cells <= asked.n_cells_of_ubatch or (exact and n_cells <= asked.most_cells):
+            return self.context(n_cells, asked).compute_bytes
+        low, high = self._around(n_cells, asked)
+        a, b = (one.compute_bytes for one in self._contexts(asked, low, high))
+        return a + (b - a) * (n_cells - low) // (high - low)
+
+    def _around(self, n_cells: int, asked: Asked) -> tuple[int, int]:
+        """The two known lengths between which one is, or the two longest."""
+        points = self._kept.points(asked)
+        if asked.most_cells not in points:
+            points = self._first(asked)
+        at = max(1, min(bisect(points, n_cells), len(points) - 1))
+        return points[at - 1], points[at]
 
     def _first(self, asked: Asked) -> list[int]:
         """Asks for lengths between which caches begin to grow less than the context, and for some that show how work buffers grow."""
-        most = max(2, MOST_CELLS // CONTEXT_STEP // (1 if asked.unified else asked.n_seq)) * CONTEXT_STEP
-        *_, full = self._contexts(asked, CONTEXT_STEP, asked.n_cells_of_ubatch, rounded(most // 2), most)
+        most = asked.most_cells
+        *_, full = self._contexts(asked, *sorted({CONTEXT_STEP, asked.n_cells_of_ubatch, *(rounded(most // part) for part in (32, 8, 2)), most}))
         self._contexts(asked, *(rows.n_cells for rows in full.caches if CONTEXT_STEP < rows.n_cells < most and rows.n_cells % CONTEXT_STEP == 0))
         return self._kept.points(asked)
 
@@ -221,11 +221,6 @@ def _between(a: Rows, b: Rows, low: int, high: int, n: int) -> Rows | None:
     if a.n_cells == b.n_cells:
         return a
     return replace(a, n_cells=a.n_cells + n - low) if b.n_cells - a.n_cells == high - low else None
-
-
-def _at(n: int, low: int, at_low: int, high: int, at_high: int) -> float:
-    """The value at `n` of the line through two points."""
-    return at_low + (at_high - at_low) * (n - low) / (high - low)
 
 
 def _read(found: dict[str, Any]) -> Inspected:

@@ -79,15 +79,15 @@ class ContextRequest:
         per_token = self.shape.kv_bytes_per_token(*self.kv.cache.kinds)
         return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
 
-    def parts(self, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
-        """The parts in all places, for `n_ctx` tokens for each slot."""
+    def parts(self, n_ctx: int, kv: KvOptions, exact: bool = True) -> list[MemoryPart]:
+        """The parts in all places, for `n_ctx` tokens for each slot. exact: as `Inspector.compute_bytes`."""
         if self.room is not None:
             return device_parts(self, n_ctx, kv, self.room)
-        return host_parts(self, n_ctx, kv)
+        return host_parts(self, n_ctx, kv, exact)
 
     def needed(self, n_ctx: int, kv: KvOptions) -> int:
         """Bytes of host memory in total."""
-        return total(self.parts(n_ctx, kv)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
+        return total(self.parts(n_ctx, kv, exact=False)) + (NATIVE_BYTES if self.room is None else COMPUTE_BYTES)
 
     def on_disk(self, n_ctx: int, kv: KvOptions) -> int:
         """Bytes of a KV home on disk, with its second file; 0: home is in memory."""
@@ -122,10 +122,10 @@ def home_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots(
     return model.kv_bytes(kept(n_ctx, kv), *kv.cache.kinds, slots.n, slots.unified, n_ubatch)
 
 
-def work_bytes(model: Geometry, n_ctx: int, cache: CacheOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS) -> int:
-    """Bytes of llama.cpp's work buffers on the processor, with the logits of one token of each slot."""
+def work_bytes(model: Geometry, n_ctx: int, cache: CacheOptions, slots: Slots = Slots(), n_ubatch: int = UBATCH_TOKENS, exact: bool = True) -> int:
+    """Bytes of llama.cpp's work buffers on the processor, with the logits of one token of each slot. exact: as `Inspector.compute_bytes`."""
     asked = Asked(slots.n, slots.unified, n_ubatch, cache.type_k.ggml_type, cache.type_v.ggml_type)
-    return inspector(model.path).compute_bytes(rounded(n_ctx * slots.caches[1]), asked)
+    return inspector(model.path).compute_bytes(rounded(n_ctx * slots.caches[1]), asked, exact)
 
 
 def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slots()) -> int:
@@ -137,8 +137,8 @@ def by_head_bytes(model: Geometry, n_ctx: int, kv: KvOptions, slots: Slots = Slo
     return n_caches * sum(model.layer_kv_bytes(il, *kv.cache.kinds) * n_cells + model.n_head_kv[il] * PAGE for il in sparse_layers(model))
 
 
-def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[MemoryPart]:
-    """The parts of a context on the processor."""
+def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, exact: bool = True) -> list[MemoryPart]:
+    """The parts of a context on the processor. exact: as `Inspector.compute_bytes`."""
     shape, n_slots = request.shape, request.slots.n
     ours = _ours(request, n_ctx, kv)
     hot = "copies of hot pages" if kv.cache.kv_dir is None else "copies of the rows that are read most lately"
@@ -147,7 +147,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions) -> list[Memor
     weights = shape.tensor_bytes * (shape.n_layer + 1 - min(request.gpu_layers, shape.n_layer)) // (shape.n_layer + 1)
     return _present([
         MemoryPart("weights", weights, KNOWN if weights == shape.tensor_bytes else ESTIMATED, where, note),
-        MemoryPart("compute", work_bytes(shape, cells(shape, n_ctx, kv), kv.cache, request.slots), KNOWN, note="llama.cpp's work buffers"),
+        MemoryPart("compute", work_bytes(shape, cells(shape, n_ctx, kv), kv.cache, request.slots, exact=exact), KNOWN, note="llama.cpp's work buffers"),
         MemoryPart("KV home", home_bytes(shape, n_ctx, kv, request.slots), KNOWN, HOST if kv.cache.kv_dir is None else str(kv.cache.kv_dir),
                    "K and V of all tokens"),
         MemoryPart("KV by head", by_head_bytes(shape, n_ctx, kv, request.slots), KNOWN, str(kv.cache.kv_dir), "the same, a head's rows together"),

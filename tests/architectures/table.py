@@ -87,7 +87,7 @@ def put(written: str, begin: str = BEGIN, end: str = END) -> None:
 
 
 def allocations(all_found: list[dict]) -> str:
-    """A row for each oddity, and a line for whatever differs."""
+    """A row for each oddity, and a line for each architecture that differs."""
     of: dict[str, list[dict]] = defaultdict(list)
     for found in all_found:
         if "contexts" in found:
@@ -97,5 +97,9 @@ def allocations(all_found: list[dict]) -> str:
         off = {part: max(one["off"][part] for one in found) for part in ("KV home", "compute", "recurrent state", "weights")}
         lines.append(f"| {odd} | {len(found)} | {sum(one['contexts'] for one in found)} | {sum(one['refusals'] for one in found)} | "
                      + " | ".join("equal" if share == 0 else f"{share:.1%}" for share in off.values()) + " |")
-    lines += ["", *(f"- {found['architecture']}, {found['odd']}: {'; '.join(found['wrong'])}" for found in all_found if found.get("wrong"))]
+    differ: dict[str, list[dict]] = defaultdict(list)
+    for found in all_found:
+        if found.get("wrong"):
+            differ[found["architecture"]].append(found)
+    lines += ["", *(f"- {name}, {one['odd']}{f', and {len(more)} others' * bool(more)}: {one['wrong'][0]}" for name, (one, *more) in differ.items())]
     return "\n".join(lines).strip()

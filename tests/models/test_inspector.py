@@ -8,7 +8,6 @@ from support.headers import MIB, allocated, with_keys
 from edgekv.common.errors import EXIT_MODEL, ModelError
 from edgekv.config import CacheOptions
 from edgekv.models import geometry, inspector
-from edgekv.models.inspector import CLOSE
 from edgekv.planning.allocations import Slots, work_bytes
 
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
@@ -35,10 +34,10 @@ def test_bytes_are_those_that_llama_cpp_allocates(odd, n_seq, unified, kind, num
     cache, slots = CacheOptions(type_k=kind, type_v=kind), Slots(n_seq, unified)
     for n_ctx in (256, 5000, 16384):
         made = allocated(odd, n_ctx, n_seq, unified, number)
-        for n_bytes, part, share in ((geometry(odd).kv_bytes(n_ctx, kind, kind, n_seq, unified), "KV home", 0),
-                                     (work_bytes(geometry(odd), n_ctx, cache, slots), "compute", CLOSE)):
+        for n_bytes, part in ((geometry(odd).kv_bytes(n_ctx, kind, kind, n_seq, unified), "KV home"),
+                              (work_bytes(geometry(odd), n_ctx, cache, slots), "compute")):
             mib, off = made[part]
-            assert n_bytes / MIB == pytest.approx(mib, abs=off + 1e-9 + share * mib), (part, n_ctx)
+            assert n_bytes / MIB == pytest.approx(mib, abs=off + 1e-9), (part, n_ctx)
 
 
 @pytest.mark.parametrize(("keys", "slides", "window"), [
@@ -52,9 +51,10 @@ def test_llama_cpp_says_which_layers_slide(synthetic, tmp_path, keys, slides, wi
 def test_a_second_question_starts_no_process(synthetic, tmp_path, monkeypatch):
     path = with_keys(synthetic(), tmp_path / "model.gguf", {})
     first = geometry(path)
+    home = first.kv_bytes(512)
     monkeypatch.setattr(inspector, "_opened", lambda opened={}: opened)  # as a new process has it
     monkeypatch.setattr(inspector._Process, "ask", lambda *_: pytest.fail("it asked again"))
-    assert geometry(path) == first and geometry(path).kv_bytes(512) == first.kv_bytes(512)
+    assert geometry(path) == first and geometry(path).kv_bytes(512) == home
     with_keys(synthetic(), path, {"context_length": 512})
     os.utime(path, ns=(1, 1))
     with pytest.raises(pytest.fail.Exception, match="asked again"):

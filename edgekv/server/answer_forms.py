@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from edgekv.common.errors import ConfigError
+from edgekv.server.answer_calls import CallRules, spelled
 from edgekv.server.form_schema import as_meant
 from edgekv.server.schema_words import NotExact, Rewriting
 
@@ -26,8 +28,8 @@ _MOST_COMPILED = 16
 
 
 class AnswerForms:
-    """Forms of one server's answers: `%edgekv {"schema": ..., "before": [[text, whether it may be missing], ...], "begun": text}`, or a grammar that
-    begins with %llguidance. The worker's functions are for one thread; `check` is for any."""
+    """Forms of one server's answers: `%edgekv {"schema": ..., "before": [[text, whether it may be missing], ...], "begun": text, "calls": ...}`, of
+    which `calls` is CallRules' or null, or a grammar that begins with %llguidance. The worker's functions are for one thread; `check` is for any."""
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
@@ -77,32 +79,25 @@ class AnswerForms:
 
         assert self._tokenizer is not None, "the vocabulary comes first"
         given = _given(form)
-        if given is None:
-            return _check_matcher(LLMatcher(self._tokenizer, form, log_level=0))
-        before = "".join(f"({self._spelled(text, optional)}){'?' if optional else ''} " for text, optional in given["before"])
-        matcher = _check_matcher(LLMatcher(self._tokenizer, f"start: {before}answer\nanswer: %json {_schema_text(json.dumps(given['schema']))}", log_level=0))
-        if given["begun"]:
+        matcher = _check_matcher(LLMatcher(self._tokenizer, form if given is None else _grammar(given, self._marks), log_level=0))
+        if given and given["begun"]:
             matcher.consume_tokens(self._tokenizer.tokenize_str(given["begun"]))
         return _check_matcher(matcher)
-
-    def _spelled(self, text: str, only_tokens: bool) -> str:
-        """A text in Lark, whose marks are tokens where the vocabulary has them, and their text too if not `only_tokens`."""
-        marks = sorted((re.escape(mark) for mark in self._marks if mark in text), key=len, reverse=True)
-        pieces = re.split(f"({'|'.join(marks)})", text) if marks else [text]
-
-        def spelled(piece: str) -> str:
-            if piece not in self._marks:
-                return json.dumps(piece)
-            token = f"<[{self._marks[piece]}]>"
-            return token if only_tokens else f"({token} | {json.dumps(piece)})"
-
-        return " ".join(spelled(piece) for piece in pieces if piece)
 
 
 def _given(form: str) -> dict[str, Any] | None:
     """A form of a schema; None: it is a grammar."""
     kind, _, text = form.partition(" ")
     return json.loads(text) if kind == "%edgekv" else None
+
+
+def _grammar(given: dict[str, Any], marks: Mapping[str, int]) -> str:
+    """A form in Lark. `marks`: tokens that are used by their number, by text."""
+    before = "".join(f"({spelled(text, marks, optional)}){'?' if optional else ''} " for text, optional in given["before"])
+    answer = "" if given["schema"] is None else f"\nanswer: %json {_schema_text(json.dumps(given['schema']))}"
+    if calls := given.get("calls"):
+        return f"{CallRules(calls, marks, _schema_text, f'{before}answer' if answer else '')}{answer}"
+    return f"start: {before}answer{answer}"
 
 
 @lru_cache(maxsize=64)
@@ -134,7 +129,7 @@ def _check(form: str) -> None:
         raise ConfigError(f"the package llguidance is missing, which holds answers to it; pip install llguidance=={LLGUIDANCE}") from None
     try:
         given = _given(form)
-        grammar = form if given is None else LLMatcher.grammar_from_json_schema(_schema_text(json.dumps(given["schema"])))
+        grammar = form if given is None else _grammar(given, {})
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:

@@ -52,7 +52,7 @@ DEFAULTS: dict[str, dict] = {
     COMPLETIONS: SAMPLING | {"prompt": "Do it.", "n": 1, "max_tokens": None, "best_of": 1, "logprobs": None, "echo": False, "suffix": None},
     RESPONSES: OURS | {"input": "Do it.", "temperature": 0, "top_p": 1, "max_output_tokens": None, "tools": [], "tool_choice": "auto",
                        "text": {"format": {"type": "text"}}, "include": [], "previous_response_id": None, "background": False, "reasoning": None,
-                       "instructions": None, "user": "me", "truncation": "disabled"},
+                       "instructions": None, "user": "me", "truncation": "disabled", "top_logprobs": 0},
     MESSAGES: {"messages": [USER], "max_tokens": 100, "temperature": 0, "top_p": 1, "top_k": 0, "metadata": {"user_id": "me"}, "service_tier": "auto",
                "system": [], "tools": [], "thinking": {"type": "disabled"}},
     "/completion": {"prompt": "Do it.", "temperature": 0, "logit_bias": {}, "seed": None},

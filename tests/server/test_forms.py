@@ -153,13 +153,11 @@ def test_the_words_of_a_schema_hold(served: Served, schema: dict, answer: str):
     assert re.fullmatch(answer, "".join(reply.body["content"].split())), reply.text
 
 
-def test_a_schema_goes_with_tools_answers_stops_and_probabilities(served: Served):
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+def test_a_schema_goes_with_answers_stops_and_probabilities(served: Served):
     body = asked(CHAT, {"type": "json_schema", "schema": WORD}) | {"n": 2, "logprobs": True, "top_logprobs": 1, "temperature": 1}
-    for more in ({}, {"tools": tools}):
-        choices = served.ask(CHAT, body | more).body["choices"]
-        assert ["".join(choice["message"]["content"].split()) for choice in choices] == ['{"word":"ok"}'] * 2
-        assert all("".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] for choice in choices)
+    choices = served.ask(CHAT, body).body["choices"]
+    assert ["".join(choice["message"]["content"].split()) for choice in choices] == ['{"word":"ok"}'] * 2
+    assert all("".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] for choice in choices)
     assert "".join(said(CHAT, served.ask(CHAT, body | {"n": 1, "stop": ["ok"]})).split()) == '{"word":"'
 
 

@@ -64,10 +64,23 @@ std::optional<common_chat_params> of_few_messages(const common_chat_templates * 
     }
 }
 
+// Names of the tools that ask for it, in each dialect's form.
+std::vector<std::string> strict_in(const json & tools) {
+    std::vector<std::string> names;
+    for (const auto & tool : tools.is_array() ? tools : json::array()) {
+        const json within = json_value(tool, "function", json::object());
+        if (json_value(within.empty() ? tool : within, "strict", false)) {
+            names.push_back(name_in(tool));
+        }
+    }
+    return names;
+}
+
 }  // namespace
 
 tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & caps) {
     tool_choice chosen;
+    chosen.strict = strict_in(json_value(body, "tools", json::array()));
     if (!body.contains("tool_choice") || body.at("tool_choice").is_null()) {
         return chosen;
     }
@@ -78,7 +91,8 @@ tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & ca
     const auto known = names_in(json_value(body, "tools", json::array()));
     auto       mode  = given.is_string() ? given.get<std::string>() : json_value(given, "type", std::string());
     if (given.is_object() && mode == "function") {
-        chosen = { { name_in(given) }, true };
+        chosen.names  = { name_in(given) };
+        chosen.single = true;
         mode   = "required";
     } else if (given.is_object() && mode == "allowed_tools") {
         const json inner   = json_value(given, "allowed_tools", json::object());
@@ -101,18 +115,29 @@ tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & ca
     return chosen;
 }
 
-void narrow(common_chat_params & params, const tool_choice & choice, common_chat_templates_inputs inputs, const common_chat_templates * templates) {
-    if (choice.names.empty()) {
+bool may_call(const common_chat_templates_inputs & inputs) { return !inputs.tools.empty() && inputs.tool_choice != COMMON_CHAT_TOOL_CHOICE_NONE; }
+
+common_chat_params of_answer(const common_chat_templates * templates, common_chat_templates_inputs inputs, const std::string & prompt_end) {
+    auto few = of_few_messages(templates, inputs, prompt_end);
+    return few ? std::move(*few) : common_chat_templates_apply(templates, inputs);
+}
+
+void narrow(common_chat_params & params, const tool_choice & choice, common_chat_templates_inputs & inputs, const common_chat_templates * templates) {
+    const bool has_schema = may_call(inputs) && !inputs.json_schema.empty();
+    if (choice.names.empty() && !has_schema) {
         return;
     }
     auto & tools = inputs.tools;
-    tools.erase(std::remove_if(tools.begin(), tools.end(), [&](const auto & tool) {
-        return std::find(choice.names.begin(), choice.names.end(), tool.name) == choice.names.end();
-    }), tools.end());
+    if (!choice.names.empty()) {
+        tools.erase(std::remove_if(tools.begin(), tools.end(), [&](const auto & tool) {
+            return std::find(choice.names.begin(), choice.names.end(), tool.name) == choice.names.end();
+        }), tools.end());
+    }
     inputs.parallel_tool_calls = inputs.parallel_tool_calls && !choice.single;
+    auto without_schema        = inputs;
+    without_schema.json_schema = has_schema ? "" : inputs.json_schema;
     std::string prompt = std::move(params.prompt);
-    auto narrowed = of_few_messages(templates, inputs, params.generation_prompt);
-    params        = narrowed ? std::move(*narrowed) : common_chat_templates_apply(templates, inputs);
+    params        = of_answer(templates, std::move(without_schema), params.generation_prompt);
     params.prompt = std::move(prompt);
 }
 

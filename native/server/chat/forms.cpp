@@ -77,6 +77,10 @@ std::string channels_grammar(const common_chat_params & chat, const std::string 
     return build_grammar([&](const common_grammar_builder & builder) { parser.build_grammar(builder, false); }) + "\n" + renamed_root(form, ROOT);
 }
 
+json final_channel() {
+    return json::array({ json::array({ "<|channel|>final", false }), json::array({ " <|constrain|>json", true }), json::array({ "<|message|>", false }) });
+}
+
 // What may stand before an answer that a schema holds for: the beginning of the thinking, which the sampler follows to its end, and marks of channels.
 json before_answer(const common_chat_params & chat, bool has_channels) {
     json before = json::array();
@@ -84,37 +88,105 @@ json before_answer(const common_chat_params & chat, bool has_channels) {
         before.push_back(json::array({ chat.thinking_start_tag + (has_channels ? "<|start|>assistant" : ""), true }));
     }
     if (has_channels) {
-        before.push_back(json::array({ "<|channel|>final", false }));
-        before.push_back(json::array({ " <|constrain|>json", true }));
-        before.push_back(json::array({ "<|message|>", false }));
+        for (const auto & mark : final_channel()) {
+            before.push_back(mark);
+        }
     } else if (!chat.thinking_end_tags.empty()) {
         before.push_back(json::array({ "\n\n", true }));
     }
     return before;
 }
 
-// Lets the schema hold for the answer, in the place of the template's grammar.
-void hold_schema(const common_chat_params & chat, const common_chat_templates_inputs & inputs, bool has_channels, json & task) {
-    const json        schema  = json::parse(inputs.json_schema);
-    const bool        goes_on = inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty();
-    const std::string begun   = goes_on ? inputs.messages.back().render_content() : "";
-    const std::string form    = form_of(schema.value("schema", schema), begun.empty() ? before_answer(chat, has_channels) : json::array(), begun);
-    check_form(form, "response_format");
+// Replaces the template's grammar.
+void set_form(const std::string & form, json & task) {
     task["grammar"]      = form;
     task["grammar_lazy"] = false;
     task.erase("grammar_type");
     task.erase("grammar_triggers");
+}
+
+json schema_in(const common_chat_templates_inputs & inputs) {
+    const json schema = json::parse(inputs.json_schema);
+    return schema.value("schema", schema);
+}
+
+// Lets the schema hold for the answer, in the place of the template's grammar.
+void hold_schema(const common_chat_params & chat, const common_chat_templates_inputs & inputs, bool has_channels, json & task) {
+    const bool        goes_on = inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty();
+    const std::string begun   = goes_on ? inputs.messages.back().render_content() : "";
+    const std::string form    = form_of(schema_in(inputs), begun.empty() ? before_answer(chat, has_channels) : json::array(), begun);
+    check_form(form, "response_format");
+    set_form(form, task);
     if (!has_channels) {
         task["chat_parser"] = plain_parser(chat, inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE);
     }
 }
 
+// A call that is left to the model is held to the template's own grammar, and its schema must be one that can be held to.
+void check_strict(const common_chat_templates_inputs & inputs, const std::vector<std::string> & strict) {
+    for (const auto & tool : inputs.tools) {
+        if (!tool.parameters.empty() && std::find(strict.begin(), strict.end(), tool.name) != strict.end()) {
+            check_form(form_of(json::parse(tool.parameters)), "tools." + tool.name + ".strict");
+        }
+    }
+}
+
+// Schemas of the arguments of calls by the names that upstream's parser has for them: [schema, whether answers that cannot be held to it are refused].
+json arguments_of(const common_chat_templates_inputs & inputs, const std::vector<std::string> & strict) {
+    json arguments = json::object();
+    for (const auto & tool : inputs.tools) {
+        const json        schema = json::parse(tool.parameters.empty() ? "{}" : tool.parameters);
+        const std::string name   = "tool-" + tool.name;
+        const bool is_strict     = std::find(strict.begin(), strict.end(), tool.name) != strict.end();
+        arguments[name + "-schema"] = json::array({ schema, is_strict });
+        const json properties = schema.value("properties", json::object());
+        for (const auto & property : properties.items()) {
+            json one = property.value();
+            for (const char * place : { "$defs", "definitions" }) {
+                if (one.is_object() && schema.contains(place)) {
+                    one[place] = schema.at(place);
+                }
+            }
+            arguments[name + "-arg-" + property.key() + "-schema"] = json::array({ one, is_strict });
+        }
+    }
+    return arguments;
+}
+
+// Lets the answer be a call, or what the schema asks for where there is one, and nothing else: thinking apart, which the grammar knows.
+void hold_calls(const common_chat_params & chat, common_chat_templates_inputs inputs, bool has_channels, const common_chat_templates * templates,
+                const std::vector<std::string> & strict, json & task) {
+    const bool must_call  = inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    const bool has_schema = !inputs.json_schema.empty();
+    const json schema     = must_call || !has_schema ? json() : schema_in(inputs);
+    const std::string asking = has_schema ? "response_format" : "tools";
+    inputs.json_schema.clear();
+    inputs.tool_choice      = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    inputs.reasoning_format = COMMON_REASONING_FORMAT_AUTO;  // the grammar knows thinking whether or not it is shown apart
+    const auto call = of_answer(templates, inputs, chat.generation_prompt);
+    if (call.grammar.empty()) {
+        decline("the field '" + asking + "' cannot hold for the answer: this model's template has no form for calls; " +
+                (has_schema ? "leave the tools or the schema out" : "leave 'strict' out"));
+    }
+    const json        calls = {{ "parser", call.parser }, { "arguments", arguments_of(inputs, strict) }};
+    const std::string form  = form_of(schema, has_channels && has_schema ? final_channel() : json::array(), "", calls);
+    check_form(form, asking);
+    set_form(form, task);
+    task["grammar_type"] = "tool_calls";  // upstream's word for one that begins with the prompt's end
+}
+
 }  // namespace
 
-void shape_answer(const common_chat_params & chat, const common_chat_templates_inputs & inputs, json & task) {
+void shape_answer(const common_chat_params & chat, const common_chat_templates_inputs & inputs, const common_chat_templates * templates,
+                  const tool_choice & choice, json & task) {
     const bool has_schema   = !inputs.json_schema.empty();
     const bool has_channels = chat.thinking_start_tag == "<|channel|>analysis<|message|>";
     const bool is_foreign   = chat.grammar.empty() && !has_channels;  // the template's own grammar tells thinking and answer apart
+    const bool is_strict    = !choice.strict.empty() && inputs.grammar.empty() && inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    check_strict(inputs, choice.strict);
+    if (may_call(inputs) && (has_schema || is_strict)) {
+        return hold_calls(chat, inputs, has_channels, templates, choice.strict, task);
+    }
     if (!has_schema && inputs.grammar.empty()) {
         return;
     }

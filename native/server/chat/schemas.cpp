@@ -6,9 +6,10 @@
 
 namespace edgekv_server {
 
-std::string form_of(const json & schema, const json & before, const std::string & begun) {
+std::string form_of(const json & schema, const json & before, const std::string & begun, const json & calls) {
     const json any = {{ "type", "object" }};  // of an empty schema, as clients of llama.cpp know it
-    const json form = {{ "schema", schema.is_object() && schema.empty() ? any : schema }, { "before", before }, { "begun", begun }};
+    const json form = {{ "schema", schema.is_object() && schema.empty() ? any : schema }, { "before", before }, { "begun", begun },
+                        { "calls", calls }};
     return "%edgekv " + form.dump();
 }
 
@@ -28,7 +29,8 @@ bool take_form(const json & task, common_params_sampling & sampling) {
         return false;
     }
     check_form(form, is_schema ? "json_schema" : "grammar");
-    sampling.grammar = { COMMON_GRAMMAR_TYPE_USER, std::move(form) };
+    const bool begins_with_prompt = task.value("grammar_type", json()) == "tool_calls";
+    sampling.grammar = { begins_with_prompt ? COMMON_GRAMMAR_TYPE_TOOL_CALLS : COMMON_GRAMMAR_TYPE_USER, std::move(form) };
     return true;
 }
 

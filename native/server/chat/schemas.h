@@ -9,8 +9,9 @@ struct common_params_sampling;
 
 namespace edgekv_server {
 
-// The form of a schema. `before`: what may stand before the answer, [text, whether it may be missing] each; `begun`: what the answer begins with already.
-std::string form_of(const json & schema, const json & before = json::array(), const std::string & begun = "");
+// The form of a schema. `before`: what may stand before the answer, [text, whether it may be missing] each; `begun`: what the answer begins with already;
+// `calls`: what may come in its place (edgekv/server/answer_calls.py), or must where the schema is null.
+std::string form_of(const json & schema, const json & before = json::array(), const std::string & begun = "", const json & calls = json());
 
 // Throws std::invalid_argument, with the reason, where answers cannot be held to `form`, which the request's field `field` asks for.
 void check_form(const std::string & form, const std::string & field);

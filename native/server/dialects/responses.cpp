@@ -86,6 +86,12 @@ public:
                 m_asked[name] = request.at(name);
             }
         }
+        for (size_t i = 0; request.value("tools", json()).is_array() && i < request.at("tools").size(); i++) {
+            if (json & tool = request.at("tools")[i]; tool.is_object()) {
+                tool["strict"] = json_value(tool, "strict", false);  // upstream's conversion makes it true where it is missing
+            }
+        }
+        request.erase("top_logprobs");  // 0, which a chat would not take without log-probabilities
         m_model         = request.value("model", json(""));
         m_asked["text"] = request.value("text", json {{ "format", {{ "type", "text" }} }});
     }

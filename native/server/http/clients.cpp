@@ -63,6 +63,12 @@ void drop_billing_headers(json & messages) {
 }
 
 void carry_over(const json & request, json & converted) {
+    const json tools = request.value("tools", json::array());
+    for (size_t i = 0; tools.is_array() && i < tools.size(); i++) {
+        if (json_value(tools[i], "strict", false)) {
+            converted["tools"][i]["function"]["strict"] = true;
+        }
+    }
     for (const char * name : { "cache_salt", "cache_prompt", "response_format", "continue_final_message", "add_generation_prompt", "reasoning_effort" }) {
         if (request.contains(name)) {
             converted[name] = request.at(name);

@@ -78,7 +78,7 @@ inline constexpr field_row FIELDS[] = {
     { "c",      "logprobs",               fate::done,    "a boolean", "" },
     { "c",      "top_logprobs",           fate::done,    "an integer from 0 to 20", "" },
     { "l",      "logprobs",               fate::done,    "an integer from 0 to 100", "as many likely tokens for each one" },
-    { "r",      "top_logprobs",           fate::refused, "", "/v1/chat/completions has log-probabilities" },
+    { "r",      "top_logprobs",           fate::refused, "an integer from 0 to 0", "/v1/chat/completions has log-probabilities" },
     { "cl",     "n_probs",                fate::done,    EDGEKV_COUNT, "llama.cpp's name" },
     { "cl",     "post_sampling_probs",    fate::done,    "a boolean", "of what the samplers leave, in llama.cpp's form" },
     // the form of the answer

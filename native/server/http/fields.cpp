@@ -117,7 +117,7 @@ void check_all(const json & fields, const std::string & outer, endpoint where, s
             if (value.is_object() && is_open(where, name)) {
                 check_all(value, name + ".", where, ignored);
             }
-        } else if (asks(value)) {
+        } else if (asks(value) && (*row->allowed == 0 || !fits(value, row->allowed))) {
             if (row->what == fate::refused) {
                 decline("the field '" + name + "' is not supported; " + row->note);
             }

@@ -1,0 +1,172 @@
+"""Tools and a schema in one request: the model calls a tool, or answers by the schema, in every API and each kind of template."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clients import CHAT, Stream, drained, post
+from support.serve_process import Served, serving
+from support.stub import write_stub
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+SUPPORT = Path(__file__).parents[1] / "support"
+ARGUMENTS = b'{"path": "a.txt"}'
+CALL = b'<tool_call>\n{"name": "look", "arguments": ' + ARGUMENTS + b"}\n"
+ANSWERS = {  # by the last letter of the prompt; behind thinking a call, an answer that breaks the schema, and prose
+    "t": [b"So it", b" is.\n</think>\n\n", CALL, b"</tool", b"_call>"],
+    "a": [b"I see", b".\n</th", b"ink>\n\n", b'{"word": "', b'no"}', b" and prose"],
+    "p": [b"Hm", b"m.</think>", b"\n\nPlain", b" prose."],
+    "": [CALL + b"</tool_call>"],  # without thinking
+}
+PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+"""Where no other token may follow than the one that the tokenizer would write, the stub's long ones do not come, and only a schema of one text ends it."""
+WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
+USER = {"role": "user", "content": "Do it."}
+
+# Templates by what tells a call; llama.cpp reads them by these marks.
+TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') }}"
+ENDED = "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+TOOLS = "{% if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}"
+PLAIN = TOOLS + TURNS + CALLS + """{{ '{"name": "' + c.function.name + '", "parameters": ' + (c.function.arguments | tojson) + '}' }}{% endfor %}""" + ENDED
+LISTED = TOOLS + TURNS + ("{% if m.tool_calls %}{{ '[TOOL_CALLS][' }}" + CALLS +
+                          """{{ '{"name": "' + c.function.name + '", "arguments": ' + (c.function.arguments | tojson) + '}' }}"""
+                          "{{ ', ' if not loop.last }}{% endfor %}{{ ']' }}{% endif %}") + ENDED
+TAGGED = TOOLS + TURNS + CALLS + ("{{ '<tool_call>\n<function=' + c.function.name + '>\n' }}{% for k, v in c.function.arguments.items() %}"
+                                  "{{ '<parameter=' + k + '>\n' + v + '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}") + ENDED
+CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
+            "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
+KINDS: dict[str, tuple[str, list[bytes], tuple[str, ...]]] = {  # a template, a call under it, and its marks
+    "tagged JSON": ((SUPPORT / "tools.jinja").read_text(), [CALL + b"</tool_call>"], ()),
+    "marks that are tokens": ((SUPPORT / "tools.jinja").read_text(), [b"<tool_call>", CALL[len(b"<tool_call>"):], b"</tool_call>"],
+                              ("<tool_call>", "</tool_call>")),
+    "a list": (LISTED, [b'[TOOL_CALLS][{"name": "look", "arguments": ' + ARGUMENTS + b"}]"], ()),
+    "tags": (TAGGED, [b"<tool_call>\n<function=look>\n<parameter=path>\na.txt\n</parameter>\n</function>\n</tool_call>"], ()),
+}
+
+
+UNTOLD: dict[str, tuple[str, tuple[str, ...]]] = {
+    "plain JSON": (PLAIN, ()),
+    "channels": (CHANNELS, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")),
+}
+
+
+def asked(path: str, letter: str = "", **more: Any) -> dict[str, Any]:
+    more = {"temperature": 0, "parallel_tool_calls": False, "chat_template_kwargs": {"key": letter, "enable_thinking": bool(letter)}, **more}
+    function = {"name": "look", "parameters": PARAMETERS}
+    form = {"type": "json_schema", "schema": WORD}
+    if path == CHAT:
+        return {"messages": [USER], "max_tokens": 200, "tools": [{"type": "function", "function": function}], "response_format": form, **more}
+    if path == RESPONSES:
+        return {"input": [USER], "max_output_tokens": 200, "tools": [{"type": "function", **function}], "text": {"format": form | {"name": "w"}}, **more}
+    tool = {"name": "look", "input_schema": PARAMETERS}
+    more["tool_choice"] = {"type": "auto", **more.get("tool_choice", {}), "disable_parallel_tool_use": not more.pop("parallel_tool_calls")}
+    return {"messages": [USER], "max_tokens": 200, "tools": [tool], "output_config": {"format": form}, **more}
+
+
+def said(path: str, answer: dict) -> tuple[str, list]:
+    """The text of an answer, and the arguments of its calls."""
+    if path == CHAT:
+        message = answer["choices"][0]["message"]
+        return message["content"] or "", [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    if path == RESPONSES:
+        texts = [item["content"][0]["text"] for item in answer["output"] if item["type"] == "message"]
+        return "".join(texts), [json.loads(item["arguments"]) for item in answer["output"] if item["type"] == "function_call"]
+    content = answer["content"]
+    return "".join(block["text"] for block in content if block["type"] == "text"), [block["input"] for block in content if block["type"] == "tool_use"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("both")
+    with serving(home, str(write_stub(home / "stub.gguf", ANSWERS, (SUPPORT / "thinking.jinja").read_text()))) as started:
+        yield started
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("letter", ["t", ""])
+def test_a_tool_is_called_beside_a_schema(served: Served, path: str, letter: str):
+    assert said(path, post(served.url, path, asked(path, letter))) == ("", [{"path": "a.txt"}])
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("letter", ["a", "p"])
+def test_no_prose_beside_a_schema(served: Served, path: str, letter: str):
+    text, calls = said(path, post(served.url, path, asked(path, letter)))
+    assert calls if letter == "p" and not text else json.loads(text) == {"word": "ok"}
+
+
+def test_a_stream_tells_the_call(served: Served):
+    events = drained(Stream(served.url, asked(CHAT, "t")))
+    arguments = [call["function"].get("arguments", "") for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", [])]
+    assert json.loads("".join(arguments)) == {"path": "a.txt"}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=str)
+def test_a_call_that_is_required_comes(served: Served, choice: object):
+    body = asked(CHAT, "t", tool_choice=choice)
+    body["tools"][0]["function"]["parameters"] = PARAMETERS | {"properties": {"path": {"const": "a.txt"}}, "additionalProperties": False}
+    assert said(CHAT, post(served.url, CHAT, body))[1] == [{"path": "a.txt"}]
+
+
+def strict(path: str, schema: Any, **more: Any) -> dict[str, Any]:
+    """A request with a strict tool, and no form for the answer."""
+    body = asked(path, "t", **more)
+    for name in ("response_format", "text", "output_config"):
+        body.pop(name, None)
+    within = body["tools"][0].get("function", body["tools"][0])
+    parameters = PARAMETERS | {"properties": {"path": schema}, "additionalProperties": False}
+    within |= {"strict": True, "input_schema" if path == MESSAGES else "parameters": parameters}
+    return body
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_arguments_of_a_strict_tool_hold_to_its_schema(served: Served, path: str):
+    choice: Any = {"type": "any"} if path == MESSAGES else "required"
+    body = strict(path, {"enum": ["a.txt", "b.txt"], "not": {"const": "a.txt"}}, tool_choice=choice)
+    assert said(path, post(served.url, path, body))[1] == [{"path": "b.txt"}]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_strict_tool_whose_schema_cannot_hold_is_refused(served: Served, path: str):
+    reply = served.ask(path, strict(path, {"type": "string", "format": "moon"}))
+    assert reply.status == 400 and "tools.look.strict" in reply.body["error"]["message"] and "format: moon" in reply.body["error"]["message"]
+
+
+def test_no_call_where_none_is_allowed(served: Served):
+    text, calls = said(CHAT, post(served.url, CHAT, asked(CHAT, tool_choice="none")))
+    assert json.loads(text) == {"word": "ok"} and not calls
+
+
+@pytest.mark.parametrize("kind", UNTOLD)
+def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path, kind: str):
+    template, marks = UNTOLD[kind]
+    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose.", template, specials=("<|im_start|>", "<|im_end|>", *marks)))) as started:
+        reply = started.ask(CHAT, asked(CHAT))
+    assert reply.status == 400 and "leave the tools or the schema out" in reply.body["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_template_calls(tmp_path: Path, kind: str):
+    template, call, marks = KINDS[kind]
+    model = write_stub(tmp_path / "stub.gguf", call, template, specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
+    with serving(tmp_path, str(model)) as started:
+        assert said(CHAT, post(started.url, CHAT, asked(CHAT))) == ("", [{"path": "a.txt"}])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_template_answers(tmp_path: Path, kind: str):
+    template, _, marks = KINDS[kind]
+    model = write_stub(tmp_path / "stub.gguf", [b'{"word": "', b'no"}', b" and prose"], template,
+                       specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
+    with serving(tmp_path, str(model)) as started:
+        text, calls = said(CHAT, post(started.url, CHAT, asked(CHAT)))
+        assert json.loads(text) == {"word": "ok"} and not calls
+
+
+def test_a_template_without_calls_refuses(tmp_path: Path):
+    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose."))) as started:
+        reply = started.ask(CHAT, asked(CHAT))
+    assert reply.status == 400 and "tools" in reply.body["error"]["message"]

@@ -88,7 +88,7 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
     from support.events import check
 
     from edgekv.config import KvOptions
-    from edgekv.runtime import runtime
+    from edgekv.runtime import context
 
     library = None if backend is None else ctypes.CDLL(str(backend))
     if library is not None:
@@ -99,7 +99,7 @@ def decode(scenario: Scenario, backend: Path | None = None) -> Decoded:
     rng, n_read, logits, seen = np.random.default_rng(0), 0, [], []
     with ExitStack() as stack:
         if not scenario.tiers:
-            stack.enter_context(patch.object(runtime, "has_tiers", lambda *_: False))
+            stack.enter_context(patch.object(context, "has_tiers", lambda *_: False))
         contexts = [stack.enter_context(opened(KvOptions(attention_device="emulated", **options))) for options in (scenario.options, *scenario.beside)]
         assert all(run is not None for _, run in contexts), "the plane is on the device"
         seen.append(_counts(library))

@@ -1,4 +1,4 @@
-// Reads of rows far apart, as attention reads rows at home: they measure the way to pinned host memory (engine/rates.cu, test_reads_device).
+// Reads of rows far apart, as attention reads rows at home: engine/rates.cu measures the way to pinned host memory with them.
 #pragma once
 
 #include "cuda/gpu.h"

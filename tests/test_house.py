@@ -31,7 +31,7 @@ BUDGETS = {
     "edgekv/prefix_cache": 4_299,
     "edgekv/proof": 936,
     "edgekv/runtime": 1_781,
-    "edgekv/server": 5_307,
+    "edgekv/server": 5_311,
     "edgekv/tiering": 1_534,
     "findings": 1_417,
     "models": 2_176,

@@ -139,9 +139,13 @@ class CallRules:
                 parts.append(spelled(value, self._marks, True) if kind == "text" else value)
         return " ".join(part for part in parts if part)
 
+    def _are_marks(self, ends: list[str]) -> bool:
+        """Whether each of them begins with a token of its own, which no text has."""
+        return all(any(end.startswith(mark) for mark in self._marks) for end in ends)
+
     def _until(self, ends: list[str], following: list[_Item]) -> str:
         """Text up to one of `ends`; where that is no token of its own, with the one that follows, which is then taken away."""
-        if all(any(end.startswith(mark) for mark in self._marks) for end in ends):
+        if self._are_marks(ends):
             return _TEXT
         while following and following[0][0] == "lark" and (following[0][1] == _SPACE or re.fullmatch(r'\("(\\n|\\t| )+"\)\{0,1\}', following[0][1])):
             following.pop(0)
@@ -154,7 +158,7 @@ class CallRules:
         raise ConfigError(_UNTOLD)
 
     def _ends_with(self, ends: list[str]) -> str:
-        if all(any(end.startswith(mark) for mark in self._marks) for end in ends):
+        if self._are_marks(ends):
             return f"{_TEXT} ({' | '.join(spelled(end, self._marks, True) for end in ends)})"
         name = f"until_{len(self._rules)}"
         options = "|".join(re.escape(end).replace("/", r"\/").replace("\\\n", r"\n") for end in ends)

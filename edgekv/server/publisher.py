@@ -65,7 +65,7 @@ class Publisher:
         """Publish the known figures, and take more from now on."""
         self.shown = Shown(self.shown.served)
         self._history, self._maps, self._drawn, self._conversations = History(), MapMaker(), {}, Conversations()
-        native.publish("/edgekv", "text/html; charset=utf-8", page.document())
+        native.publish("/edgekv", "text/html; charset=utf-8", page.document(self.shown.served.has_chat_page))
         for slot in range(self.shown.served.n_slots):
             native.publish(_map_path(slot), JSON, "null")
         self._publish_history()

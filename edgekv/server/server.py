@@ -100,7 +100,7 @@ class Server:
         from edgekv.server.publisher import Publisher  # while the model is loaded
         from edgekv.server.shown import Served
 
-        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.context.kv_bytes)
+        served = Served(self.alias, self.options.n_slots, self.context.n_ctx, self.context.kv_bytes, self.options.has_chat_page)
         return Publisher(served, lambda: self.runtime, lambda: self.prefixes, lambda: first_tokens.decode_speed(self.request))
 
     def _choose_context(self) -> ContextChoice:

@@ -25,6 +25,7 @@ class Served:
     """Tokens of a slot."""
     kv_bytes: int
     """Bytes of K and V in all slots, for a context without a Runtime."""
+    has_chat_page: bool = False
     version: str = __version__
 
 

@@ -19,6 +19,10 @@ def test_a_question_is_answered(default_model):
         until(lambda: "SmolLM2" in text(window, "form"))
         window.find_element("css selector", "textarea").send_keys("What is the opposite of hot?\ue007")
         until(lambda: any("cold" in said.lower() for said in texts(window, "p")))
+        window.get(f"{server.url}/edgekv")
+        assert texts(window, "header a") == ["Chat"]
+        window.find_element("css selector", "header a").click()
+        until(lambda: "SmolLM2" in text(window, "form"))
         asked = window.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
         assert asked and all(name.startswith((server.url, "data:", "blob:")) for name in asked)
 
@@ -38,4 +42,5 @@ def test_elsewhere_the_address_leads_to_the_live_page(synthetic):
         led, models = send(server.url, "/"), send(server.url, "/v1/models")
         assert (led.status, led.headers["location"], led.headers["server"], server.options.has_chat_page) == (302, "/edgekv", "EdgeKV", False)
         page = send(server.url, led.headers["location"])
+        assert "Chat</a>" not in page.text, "it leads nowhere else"
         assert page.status == 200 and "<title>EdgeKV</title>" in page.text and models.body["data"][0]["owned_by"] == "edgekv", "our own name"

@@ -42,7 +42,8 @@ SPEED_COLUMNS = [
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("-v", "--verbose", is_flag=True, envvar="EDGEKV_PLAN_VERBOSE", help="Also the memory by part, the limits of each mode, and reasons.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
-def plan(model: Path | None, parallel: int, cache_ram: int | None, recalibrate: bool, verbose: bool, as_json: bool, **settings: Any) -> int:
+def plan(model: Path | None, mmproj: Path | None, parallel: int, cache_ram: int | None, recalibrate: bool, verbose: bool, as_json: bool,
+         **settings: Any) -> int:
     """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
@@ -55,7 +56,7 @@ def plan(model: Path | None, parallel: int, cache_ram: int | None, recalibrate: 
     path = model_path(model)
     chosen = split_kv_options(settings, path, parallel)
     store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
-    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"])
+    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"], mmproj)
     with measuring_bar() as show:
         found = plan_here(path, asked, Measuring(show, recalibrate))
     if as_json:

@@ -21,6 +21,7 @@ import platformdirs
 
 from edgekv.common import json_file
 from edgekv.common.errors import ModelError
+from edgekv.models.reader import open_gguf
 
 CONTEXT_STEP = 256
 """llama.cpp rounds the cells of a sequence up to a multiple of this."""
@@ -216,6 +217,15 @@ def inspector(path: Path) -> Inspector:
     return _opened()[path]
 
 
+def projector_bytes(path: Path) -> int:
+    """Most memory that a projector takes beside its model. Raises ModelError."""
+    reader = open_gguf(path)
+    if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
+        raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
+    (n_bytes,) = _process().ask(path, {"projector": str(path.absolute())})
+    return int(n_bytes)
+
+
 def _between(a: Rows, b: Rows, low: int, high: int, n: int) -> Rows | None:
     """A cache of a length between two others, or beyond the longer; None: it cannot be deduced."""
     if a.n_cells == b.n_cells:
@@ -275,7 +285,7 @@ class _Process:
         self._alone = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, path: Path, question: dict[str, Any]) -> list[dict[str, Any]]:
+    def ask(self, path: Path, question: dict[str, Any]) -> list[Any]:
         """Raises ModelError if llama.cpp refuses the file, or ends or hangs over it."""
         with self._alone:
             line, code = self._exchange(question), 0
@@ -287,7 +297,7 @@ class _Process:
         answer = json.loads(line)
         if "refused" in answer:
             raise ModelError(f"llama.cpp refuses {path}: {_sentence(answer['refused'])}")
-        found: list[dict[str, Any]] = answer["found"]
+        found: list[Any] = answer["found"]
         return found
 
     def _exchange(self, question: dict[str, Any]) -> bytes:

@@ -2,14 +2,16 @@
 
 import ctypes
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgekv import _native
 from edgekv.common.enums import MissReason
-from edgekv.common.errors import EdgeKVError
+from edgekv.common.errors import EdgeKVError, NativeError
 
 log = logging.getLogger("edgekv")
 
@@ -61,6 +63,15 @@ def projector() -> str:
     from edgekv._native._server import ffi, lib
 
     return ffi.string(lib.edgekv_server_projector()).decode(errors="surrogateescape")
+
+
+def projector_bytes(path: Path) -> int:
+    """Most bytes that a projector takes. Raises NativeError if llama.cpp cannot use it, and may end the process."""
+    from edgekv._native._server import lib
+
+    if not (n_bytes := lib.edgekv_server_projector_bytes(os.fsencode(path))):
+        raise NativeError("no images or sound can be read with it")
+    return int(n_bytes)
 
 
 def has_ui() -> bool:

@@ -19,21 +19,45 @@ if TYPE_CHECKING:
 
 IDLE_S = 5.0
 MOST_BYTES = 2 << 30
-"""Of memory of its own: a header that asks for more is damaged."""
+"""Of memory of its own: a header that asks for more is damaged. llama.cpp reserves a projector's work buffers, however large, and does not use them."""
 MOST_S = 30
 """Of computing for a question: a busy machine takes longer by the clock."""
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """`parts` of a file, with their ends, and `sizes`, each the arguments of `OpenHeader.inspect()`: `found` for each, or why not."""
+    """`parts` of a file, with their ends, and `sizes`, each the arguments of `OpenHeader.inspect()`: `found` for each, or why not. Or a `projector`:
+    its bytes."""
     from edgekv.common.errors import EdgeKVError
 
     try:
+        if "projector" in question:
+            return {"found": [_projector_bytes(Path(question["projector"]))]}
         states = ((Path(path), end, os.stat(path)) for path, end in question["parts"])
         model = _open(tuple((path, end, state.st_size, state.st_mtime_ns) for path, end, state in states))
         return {"found": [model.inspect(*size) for size in question["sizes"]]}
     except (EdgeKVError, OSError) as error:
         return {"refused": str(error)}
+
+
+def _projector_bytes(path: Path) -> int:
+    from edgekv import _native
+    from edgekv._native import http_server
+
+    _native.load()
+    _limit_memory(None)
+    try:
+        return http_server.projector_bytes(path)
+    finally:
+        _limit_memory(MOST_BYTES)
+
+
+def _limit_memory(n_bytes: int | None) -> None:
+    """None: to what this process got."""
+    if sys.platform.startswith("linux"):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (most if n_bytes is None else n_bytes, most))
 
 
 @lru_cache(maxsize=1)
@@ -71,7 +95,7 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    _limit_memory(MOST_BYTES)
     while select.select([sys.stdin], [], [], IDLE_S)[0] and (line := sys.stdin.readline()):
         if sys.platform.startswith("linux"):
             resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MOST_S, resource.getrlimit(resource.RLIMIT_CPU)[1]))

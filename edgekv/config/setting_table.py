@@ -178,7 +178,7 @@ SETTINGS = (
          default=1, short=("-np",), where=("serve", "plan"), brief="Requests answered at the same time"),
         row("alias", str, "Name of the model for clients.", unit="NAME", usual="the file's", brief="The model's name for clients"),
         row("mmproj", Path, "The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.", unit="FILE",
-            brief="MODEL's projector, for images or sound"),
+            where=("serve", "plan"), brief="MODEL's projector, for images or sound"),
         row("max-queue", Number(), "Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.",
          unit="N", usual="16, and 4 for each slot"),
         row("max-itl", Number(0, 3600, False), "Inter-token latency: the longest time, about, that a running answer waits for its next token while another "

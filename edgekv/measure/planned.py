@@ -12,6 +12,7 @@ from edgekv.common.errors import EdgeKVError
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
+from edgekv.models.inspector import projector_bytes
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import place
@@ -46,6 +47,7 @@ class PlanQuestion:
     store_bytes: int = 0
     n_threads: int | None = None
     from_disk: bool = False
+    projector: Path | None = None
 
 
 def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = None) -> Plan:
@@ -59,8 +61,11 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     placement = place(kv, path)
     kv = placement.in_force(kv)
     slots = Slots(asked.n_slots, unifies(model.geometry, kv, asked.n_slots, placement.room is not None))
-    request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, placement.room, n_threads=n_threads,
-                             from_disk=asked.from_disk)
+    later, room = 0 if asked.projector is None else projector_bytes(asked.projector), placement.room
+    if room is not None:
+        room, later = room.less(later), 0
+    request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, room, n_threads=n_threads, later_bytes=later,
+                             from_disk=asked.from_disk, projector=asked.projector)
     if placement.room is not None:
         from edgekv.planning.device import calibrate
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB
@@ -65,9 +66,11 @@ class ContextRequest:
     gpu_layers: int = 0
     """Layers in GPU memory if the processor attends."""
     later_bytes: int = 0
-    """Bytes of a draft model or projector that is loaded after the model."""
+    """Bytes of a draft model, projector or adapters, which are loaded after the model."""
     from_disk: bool = False
     """Weights may stay on disk and be read for each token."""
+    projector: Path | None = None
+    """Of `later_bytes`, for whoever repeats the request."""
 
     @property
     def shape(self) -> Geometry:
@@ -156,7 +159,7 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, exact: bool =
         MemoryPart("arena", ours.arena, KNOWN, note=hot),
         MemoryPart("tables", ours.tables + tables, ESTIMATED),
         MemoryPart("work space", ours.workspace + scratch, ESTIMATED, note="of a step, and of a prompt"),
-        MemoryPart("loaded later", request.later_bytes, ESTIMATED, note="a draft model or a projector"),
+        MemoryPart("loaded later", request.later_bytes, ESTIMATED, note="a projector, adapters or a draft model"),
         MemoryPart("prefix store", request.store_bytes, KNOWN, note="at most"),
         MemoryPart("prefixes in flight", request.in_flight_bytes, KNOWN, note="at most, while they are loaded"),
     ])

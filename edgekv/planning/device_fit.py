@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekv.common.enums import CacheType, KvMode
@@ -57,6 +57,10 @@ class DeviceRoom:
     """Weights and work buffers lie there too; an emulated device has pages only."""
     n_sm: int = 128
     """Multiprocessors: scratch grows with them."""
+
+    def less(self, n_bytes: int) -> DeviceRoom:
+        """What is left when something else takes `n_bytes`."""
+        return replace(self, free=max(0, self.free - n_bytes))
 
 
 def margin_bytes(total: int) -> int:

@@ -257,6 +257,8 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
         yield from ("--threads", str(request.n_threads))
     if request.from_disk:
         yield "--weights-from-disk"
+    if request.projector is not None:
+        yield from ("--mmproj", str(request.projector))
     if mode is KvMode.SPARSE and (error := request.kv.selection.target_error) is not None:
         yield from ("--target-error", f"{100 * error:g}%")
     cache = request.kv.cache

@@ -1,7 +1,6 @@
 """A server's need for memory, and the batches that it leaves room for."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EdgeKVError
@@ -30,11 +29,11 @@ _GPUS = {"-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"}
 
 def memory_request(options: ServerOptions, file: ModelFile, placement: Placement) -> ContextRequest:
     """The context to open, and the free memory for it. If some layers lie off the GPU, the processor attends."""
-    room, later, gpu_layers = placement.room, later_bytes(options.extra), options.n_gpu_layers
+    room, later, gpu_layers = placement.room, later_bytes(options), options.n_gpu_layers
     if room is None:
         gpu_layers = 0
     elif gpu_layers is None or gpu_layers > file.geometry.n_layer:
-        room, later, gpu_layers = replace(room, free=max(0, room.free - later)), 0, 0
+        room, later, gpu_layers = room.less(later), 0, 0
     else:
         room = None
     return ContextRequest(

@@ -107,7 +107,7 @@ class Server:
         """Choose the context's size and device. Raises DoesNotFit."""
         choice = choose_context(self.request)
         kv = self.request.with_hot_rows(choice.n_ctx, self.options.kv)
-        if choice.device is not None and later_bytes(self.options.extra) and kv.placement.kv_vram is None:  # a draft model needs memory later
+        if choice.device is not None and later_bytes(self.options) and kv.placement.kv_vram is None:  # a draft model needs memory later
             kv = kv.with_(kv_vram=choice.device.budget)
         self.options = replace(self.options, kv=kv)
         return choice

@@ -17,7 +17,7 @@ from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
-from edgekv.models.reader import open_gguf
+from edgekv.models.inspector import projector_bytes
 from edgekv.planning.fit import in_tokens, unifies
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
@@ -179,15 +179,18 @@ _NOT_WHILE_EVICTING = {
 
 _ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu")
 _PROJECTOR = ("-mm", "--mmproj")
-_LOADED_LATER = ("-md", "--model-draft", "--spec-draft-model", *_PROJECTOR)
-_WORK_SHARE = 1 / 4  # estimate: caches and work buffers of a later model, as a share of its file's bytes
+_DRAFTS = ("-md", "--model-draft", "--spec-draft-model")
+_ADAPTERS = ("--lora", "--control-vector")
+_WORK_SHARE = 1 / 4  # estimate: caches and work buffers of a draft model, as a share of its file's bytes
 
 
-def later_bytes(extra: tuple[str, ...]) -> int:
-    """GPU memory for a draft model or a projector, which llama.cpp's server loads after the model, estimated from their files. Missing files
-    count nothing: the server reports them."""
-    named = [Path(value) for name, value in pairwise(extra) if name.replace("_", "-") in _LOADED_LATER]
-    return sum(int(path.stat().st_size * (1 + _WORK_SHARE)) for path in named if path.is_file())
+def later_bytes(options: "ServerOptions") -> int:
+    """Memory for what llama.cpp's server loads after the model: projectors as llama.cpp tells, adapters as long as their files, a draft model by
+    estimate. Missing files count nothing: the server reports them. Raises ModelError for a projector that is none."""
+    named = [(name.replace("_", "-"), Path(value)) for name, value in pairwise(options.extra)]
+    named += [(_DRAFTS[0], options.draft)] if isinstance(options.draft, Path) else []
+    return sum(projector_bytes(path) if name in _PROJECTOR else int(path.stat().st_size * (1 + _WORK_SHARE * (name in _DRAFTS)))
+               for name, path in named if name in (*_PROJECTOR, *_DRAFTS, *_ADAPTERS) and path.is_file())
 
 
 def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str, ...]:
@@ -202,13 +205,6 @@ def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str,
 def takes_media(extra: tuple[str, ...]) -> bool:
     """Whether these options name a file that makes embeddings of images and sound."""
     return bool(set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra})
-
-
-def _check_projector(path: Path) -> None:
-    """Check a projector's file. Raises ModelError."""
-    reader = open_gguf(path)
-    if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
-        raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
 
 
 def shares_cells(options: ServerOptions, model: Geometry, on_gpu: bool) -> bool:
@@ -251,7 +247,7 @@ def check_recall(options: ServerOptions, model: Geometry) -> None:
     if recall.folder is None and (options.store is None or not options.store.ram_bytes):
         raise ConfigError("--recall ram keeps exchanges in the memory of --cache-ram, and there is none; give it some, or name a folder")
     named = {argument.replace("_", "-") for argument in options.extra} | ({"--model-draft"} if isinstance(options.draft, Path) else set())
-    if named & set(_LOADED_LATER):
+    if named & {*_DRAFTS, *_PROJECTOR}:
         what = "a projector, beside which tokens do not move" if named & set(_PROJECTOR) else "a draft model, which would not know what comes back"
         raise ConfigError(f"--recall does not go with {what}; leave one of them out")
     if model.mla:
@@ -280,7 +276,7 @@ def check_extra(extra: tuple[str, ...]) -> None:
         return
     for name, value in pairwise(extra):
         if name.replace("_", "-") in _PROJECTOR:
-            _check_projector(Path(value))
+            projector_bytes(Path(value))
     trial = try_extra(extra)
     said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]
     refusals = [line for line in said if line.startswith(("error: ", "error while handling "))]

@@ -163,6 +163,9 @@ EDGEKV_API int edgekv_server_moves(void);
 /* The file with which the running server computes embeddings of media; empty: it has none, or is loading. Lives as long as the server runs. */
 EDGEKV_API const char * edgekv_server_projector(void);
 
+/* Most bytes that this projector takes, in any memory: its weights and work buffers. Nothing is loaded. 0: llama.cpp cannot use the file. */
+EDGEKV_API int64_t edgekv_server_projector_bytes(const char * path);
+
 /* Whether this build has llama.cpp's chat page (EDGEKV_UI=on). */
 EDGEKV_API int edgekv_server_has_ui(void);
 

@@ -12,6 +12,8 @@
 #include "server/prefix_cache/misses.h"
 #include "server/scheduling/waits.h"
 
+#include "mtmd.h"
+
 #include "ui.h"  // made with llama.cpp's page
 
 #include <algorithm>
@@ -73,6 +75,14 @@ int edgekv_server_moves(void) {
 
 const char * edgekv_server_projector(void) {
     return edgekv_glue_projector();
+}
+
+int64_t edgekv_server_projector_bytes(const char * path) {
+    int64_t total = 0;
+    for (const auto & [device, bytes] : mtmd_get_memory_usage(path, mtmd_context_params_default())) {
+        total += (int64_t) bytes;
+    }
+    return total;
 }
 
 int edgekv_server_has_ui(void) {

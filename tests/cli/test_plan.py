@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from support import vision
 from support.program import EDGEKV
 from support.rates import give_rates
 from support.terminal import TerminalScreen
@@ -25,6 +26,7 @@ from edgekv.config import KvOptions
 from edgekv.measure.busy import Others
 from edgekv.measure.planned import stock_speed
 from edgekv.models.geometry import open_model
+from edgekv.models.inspector import projector_bytes
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.host import WeightRates
@@ -152,6 +154,15 @@ def test_a_home_on_disk(header, tmp_path):
     assert ["--kv-dir", str(tmp_path)] == found["flags"][(at := found["flags"].index("--kv-dir")) : at + 2]
     assert any("scattered pages of 4 KiB a second" in note or "could not be measured" in note for note in found["notes"])
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("edgekv-")] == []
+
+
+def test_a_projector_takes_its_memory(header, tmp_path):
+    projector = vision.qwen2vl(tmp_path / "projector.gguf")
+    alone, beside = (json.loads(run(header(), "--ctx", "4096", "--attention-device", "cpu", "--json", *more).stdout)
+                     for more in ((), ("--mmproj", str(projector))))
+    assert beside["total"]["host"] - alone["total"]["host"] == projector_bytes(projector)
+    assert " ".join(beside["flags"]) == " ".join(alone["flags"]).replace(" --attention", f" --mmproj {projector} --attention")
+    assert isinstance(run(header(), "--mmproj", header()).exception, ModelError)
 
 
 def test_no_model(tmp_path):

@@ -1,9 +1,12 @@
 """What a context takes is what llama.cpp allocates, whatever keys a header has; a file that ends llama.cpp is one sentence."""
 
 import os
+import re
 
 import pytest
+from support import vision
 from support.headers import MIB, allocated, with_keys
+from support.serve_process import serving
 
 from edgekv.common.errors import EXIT_MODEL, ModelError
 from edgekv.config import CacheOptions
@@ -74,3 +77,13 @@ def test_llama_cpp_says_why_it_refuses_a_file(synthetic, tmp_path):
     path = with_keys(synthetic(), tmp_path / "model.gguf", {"block_count": 7})
     with pytest.raises(ModelError, match=r"llama.cpp refuses .*'blk.2.attn_norm.weight' not found"):
         geometry(path)
+
+
+@pytest.mark.parametrize("write", [vision.llava, vision.gemma3, vision.qwen2vl])
+def test_a_projector_takes_what_the_server_reserves(write, tmp_path):
+    """Its log says so in two decimals of MiB, of weights and of buffers, when it warms up. The file of qwen2vl is a hundredth of that."""
+    model, projector = vision.qwen2vl_text(tmp_path / "model.gguf"), write(tmp_path / "projector.gguf")
+    with serving(tmp_path, str(model), "--mmproj", str(projector), "--ctx", "512", "--log-file", "-", "--", "--warmup", "-lv", "5") as served:
+        said = [float(mib) for mib in re.findall(r"(?:load_hparams: model|reserve_compute_meta: .*buffer) size[ :=]+([\d.]+) MiB", "".join(served.lines))]
+    assert len(said) == 2
+    assert inspector.projector_bytes(projector) / MIB == pytest.approx(sum(said), abs=0.01 + 1e-9)

@@ -17,11 +17,13 @@ from types import SimpleNamespace
 
 import openai
 import pytest
+from support import vision
 from support.contexts import Context
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import EXIT_DOES_NOT_FIT, EXIT_MODEL, EXIT_RUNTIME, EXIT_USAGE, ConfigError, DoesNotFit, EdgeKVError, ModelError
 from edgekv.config import KvOptions
+from edgekv.models.inspector import projector_bytes
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.runtime import attachments
@@ -380,18 +382,18 @@ def test_log_to_standard_error_can_be_asked_for(tiny, capfd):
 CARD = DeviceRoom("a card", 8 << 30, 7 << 30)
 
 
-@pytest.mark.parametrize("name", ["--model-draft", "--model_draft", "-md", "--mmproj"])
-def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str):
+@pytest.mark.parametrize(("name", "share"), [("--model-draft", 1.25), ("--model_draft", 1.25), ("-md", 1.25), ("--lora", 1), ("--mmproj", 0)])
+def test_an_automatic_budget_leaves_room_for_what_is_loaded_later(tiny, tmp_path, monkeypatch, name: str, share: float):
+    """A draft model's file, and a quarter of it for its work; of a projector what llama.cpp says."""
     monkeypatch.setattr(devices, "place", lambda kv, model: SimpleNamespace(room=CARD, in_force=lambda kv: kv))
-    projector = tmp_path / "projector.gguf"
-    with projector.open("wb") as file:
-        file.truncate(1 << 30)
+    later = vision.qwen2vl(tmp_path / "later.gguf")
+    os.truncate(later, 1 << 30)
     alone = Server(options(tiny))
     assert alone.options.kv.placement.kv_vram is None, "what is free when the context is made"
-    beside = Server(options(tiny, extra=(name, str(projector))))
-    assert beside.options.kv.placement.kv_vram == alone.context.device.budget - (5 << 28), "its file, and a quarter of it for its work"
-    given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(projector))))
+    beside = Server(options(tiny, extra=(name, str(later))))
+    assert beside.options.kv.placement.kv_vram == alone.context.device.budget - (int(share * (1 << 30)) or projector_bytes(later))
+    given = Server(options(tiny, kv=KvOptions(kv_vram=1 << 30), extra=(name, str(later))))
     assert given.options.kv.placement.kv_vram == 1 << 30, "what a person says stands"
     assert Server(options(tiny, extra=(name, str(tmp_path / "none.gguf")))).options.kv.placement.kv_vram is None
     with pytest.raises(DoesNotFit):
-        Server(options(tiny, kv=KvOptions(kv_vram=6 << 30), extra=(name, str(projector))))
+        Server(options(tiny, kv=KvOptions(kv_vram=(6 if share else 7) << 30), extra=(name, str(later))))

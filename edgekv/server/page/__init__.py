@@ -9,7 +9,8 @@ SCRIPTS = ("map.js", "page.js")
 
 
 def document(has_chat_page: bool) -> str:
-    """`page.html` with everything inside, and a way to llama.cpp's chat page where it is at `/`. A browser runs no other script and asks no other host: the policy in it says so."""
+    """`page.html` with everything inside, and a way to llama.cpp's chat page where it is at `/`. A browser runs no other script and
+    asks no other host: the policy in it says so."""
     style, script = _text("page.css"), "".join(map(_text, SCRIPTS))
     policy = ("default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
               f"style-src '{_digest(style)}'; script-src '{_digest(script)}'")

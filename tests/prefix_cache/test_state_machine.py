@@ -157,8 +157,9 @@ class Machine(RuleBasedStateMachine):
         self.open()
 
     @precondition(lambda self: self.folder)
-    @rule(which=st.integers(0, 99), at=st.integers(0, 20_000), gone=st.sampled_from(["a bit", "its end", "the file"]))
-    def damage(self, which, at, gone):
+    @rule(which=st.integers(0, 99), at=st.integers(0, 20_000), gone=st.sampled_from(["a bit", "its end", "the file"]), asked=st.booleans())
+    def damage(self, which, at, gone, asked):
+        """asked: for every conversation right afterwards; what is behind the damage is of no use without it."""
         self.store.flush(20)
         files = sorted(path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size)
         if not files:
@@ -174,6 +175,8 @@ class Machine(RuleBasedStateMachine):
         else:
             data[at % len(data)] ^= 1
             file.write_bytes(data)
+        for tokens, _ in self.conversations if asked else ():
+            n_restored(self.store, tokens, 0, Reading.SPARSE)
 
     # ---- what holds ------------------------------------------------------------------------------------------------------------------
 

@@ -90,11 +90,8 @@ class FolderPlace:
         """The copy that will do, the better one if there are two."""
         return next((copy for copy in link.copies() if os.path.exists(path := self._path(copy)) and path not in self._refused), None)
 
-    def children(self, parent: bytes) -> list[Child]:
-        return self._below(parent, snapshots=False)
-
-    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
-        return [self._below(parent, snapshots=True) for parent in parents]
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
+        return [self._below(parent, snapshots) for parent in parents]
 
     def _below(self, parent: bytes, snapshots: bool) -> list[Child]:
         if not self.working:
@@ -334,7 +331,7 @@ class FolderPlace:
             _sync_folder(path.parent.parent)
 
     def _drop_tails(self, block: Block, rounded: bool) -> None:
-        tails = [child.link for child in covered_tails(self.children(block.link.parent), block, rounded)]
+        tails = [child.link for child in covered_tails(self._below(block.link.parent, snapshots=False), block, rounded)]
         pinned = {pin.key for pin in read_pins(self._folder)} if tails else set()
         for link in tails:
             path = self._path(link)

@@ -58,11 +58,8 @@ class Place(Protocol):
     def have(self, links: Sequence[Link]) -> list[bool]:
         """Whether there is a copy of each that will do."""
 
-    def children(self, parent: bytes) -> list[Child]:
-        """The blocks that follow a block, tails included; rounded copies too."""
-
-    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
-        """The snapshots that hang on each of some blocks, or roots."""
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
+        """The blocks that follow each of some blocks, or roots: tails and rounded copies too. snapshots: instead those that hang on each."""
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """Blocks and snapshots that can be read, in the order of `links`; None for a block that is missing or was refused."""
@@ -72,12 +69,15 @@ class Place(Protocol):
 
     def pass_over(self, links: Sequence[Link]) -> None:
         """Snapshots that newer ones make superfluous: they go before everything else, unless they are used again."""
+        return
 
     def pin(self, key: bytes, expires: float) -> None:
         """The chain to this block stays until then, in seconds since 1970, or longer if it does so already; 0: no longer."""
+        return
 
     def tidy(self) -> None:
         """Called now and then."""
+        return
 
     def touch(self, chain: Sequence[Link]) -> list[Link]:
         """Note that a chain was used, from its root on; returns the links that the place lacks. No write evicts a block of it until the next call."""

@@ -39,13 +39,10 @@ class Ram:
         """The least recently used first."""
         return (block.link for block in self._blocks.values())
 
-    def children(self, parent: bytes) -> list[Child]:
-        blocks = [self._blocks[key] for key in sorted(self._children.get(parent, ()))]
+    def children(self, parent: bytes, snapshots: bool = False) -> list[Child]:
+        """The blocks that follow one; or the snapshots behind it, or a root, and fewer than BLOCK_TOKENS further tokens."""
+        blocks = [self._blocks[key] for key in sorted((self._snapshots if snapshots else self._children).get(parent, ()))]
         return [Child(block.link, block.tokens) for block in blocks]
-
-    def snapshots(self, parent: bytes) -> list[Block]:
-        """Snapshots after a whole block or a root, and fewer than BLOCK_TOKENS further tokens."""
-        return [self._blocks[key] for key in sorted(self._snapshots.get(parent, ()))]
 
     def put(self, block: Block) -> list[Link]:
         """Keep a block, which is not there or only rounded, as the most recently used one; returns what it made superfluous, which is gone: tails, and its
@@ -122,7 +119,6 @@ class Pins:
         for last in self._until:
             key = last
             while key not in found and (block := self._ram.get(key)) is not None:
-                beside = [*self._ram.snapshots(key), *self._ram.snapshots(block.link.parent)]
-                found |= {key, *(one.link.key for one in beside)}
+                found |= {key, *(one.link.key for parent in (key, block.link.parent) for one in self._ram.children(parent, snapshots=True))}
                 key = block.link.parent
         return found

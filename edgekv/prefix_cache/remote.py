@@ -32,7 +32,7 @@ from edgekv.prefix_cache.format import (
     take_layers,
 )
 from edgekv.prefix_cache.identity import ModelIdentity
-from edgekv.prefix_cache.place import Child, Outage, Outcome, covered_tails, log
+from edgekv.prefix_cache.place import Child, Outage, Outcome, Place, covered_tails, log
 from edgekv.prefix_cache.place_rates import Rate, rounds
 from edgekv.prefix_cache.results import PlaceStats
 
@@ -57,8 +57,9 @@ CHILDREN, SNAPSHOTS, ROUNDED = ":children", ":snapshots", ":rounded"
 T = TypeVar("T")
 
 
-class RedisPlace:
-    """One model identity's part of a server. No call keeps its caller waiting for more than `timeout_s`, and rows for LEAST_RATE besides."""
+class RedisPlace(Place):
+    """One model identity's part of a server. No call keeps its caller waiting for more than `timeout_s`, and rows for LEAST_RATE besides. The server
+    bounds its memory and forgets by itself: `pin`, `pass_over` and `tidy` do nothing."""
 
     name = "remote"
     ahead = 512
@@ -98,11 +99,8 @@ class RedisPlace:
         found = self._ask(lambda: self._copies(self._client, links))
         return [copy is not None for copy in found] if found else [False] * len(links)
 
-    def children(self, parent: bytes) -> list[Child]:
-        return self._ask(lambda: self._children(self._client, parent)) or []
-
-    def snapshots(self, parents: Sequence[bytes]) -> list[list[Child]]:
-        return self._ask(lambda: self._listed(self._client, parents, SNAPSHOTS)) or [[] for _ in parents]
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
+        return self._ask(lambda: self._listed(self._client, parents, SNAPSHOTS if snapshots else CHILDREN)) or [[] for _ in parents]
 
     def open(self, links: Sequence[Link]) -> list[ComingBlock | None]:
         """All headers in one request."""
@@ -182,10 +180,6 @@ class RedisPlace:
         there = {(copy.key, copy.rounded): copy for copy, n in zip(wanted, pipeline.execute()) if n}
         return [there.get((link.key, False)) or there.get((link.key, link.rounded)) for link in links]
 
-    def _children(self, client: Any, parent: bytes) -> list[Child]:
-        """The children whose rows the server still has."""
-        return self._listed(client, [parent], CHILDREN)[0]
-
     def _listed(self, client: Any, parents: Sequence[bytes], kind: str) -> list[list[Child]]:
         """The listed successors of some blocks that the server still has. If it has forgotten many of a list, they are removed from it."""
         pipeline = client.pipeline(transaction=False)
@@ -217,15 +211,6 @@ class RedisPlace:
 
         return self._try(expire, self._writing) or []
 
-    def pass_over(self, links: Sequence[Link]) -> None:
-        """Does nothing: blocks that are not renewed expire on the server."""
-
-    def pin(self, key: bytes, expires: float) -> None:
-        """Does nothing: the server's own setting bounds its memory."""
-
-    def tidy(self) -> None:
-        """Does nothing: the server forgets by itself."""
-
     def write(self, block: Block) -> Outcome:
         if block.payload.nbytes > MOST_BLOCK_BYTES:
             return Outcome.DECLINED
@@ -242,7 +227,7 @@ class RedisPlace:
             self._writing_client.set(self._name_of(link), data, ex=self._ttl_s)
             self.stats.n_written += 1
             self.stats.n_written_bytes += len(data)
-        tails = [] if link.snapshot else covered_tails(self._children(self._writing_client, link.parent), block, link.rounded)
+        tails = [] if link.snapshot else covered_tails(self._listed(self._writing_client, [link.parent], CHILDREN)[0], block, link.rounded)
         pipeline = self._writing_client.pipeline(transaction=False)
         pipeline.hset(listing, _field(link), block.tokens.astype("<i4").tobytes())
         pipeline.expire(listing, self._ttl_s)

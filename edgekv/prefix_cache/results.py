@@ -157,11 +157,6 @@ class PrefixHit:
         return best + (isinstance(slow, ComingBlock) and slow.rate.stale)
 
     @property
-    def n_to_come(self) -> int:
-        """Pieces whose rows still have to come."""
-        return sum(piece.coming for piece in self.pieces)
-
-    @property
     def n_tokens(self) -> int:
         return sum(piece.n for piece in self.pieces)
 

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from edgekv.common.enums import MissReason
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, n_common
+from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import Miss, NearMiss
 
@@ -24,7 +25,8 @@ class Holder(Protocol):
     @property
     def working(self) -> bool: ...
     def have(self, links: Sequence[Link]) -> list[bool]: ...
-    def children(self, parent: bytes) -> list[Child]: ...
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]: ...
+    def open(self, links: Sequence[Link]) -> Sequence[Block | ComingBlock | None]: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Search:
             for holder in self._holders:
                 if n_best == len(rest) or not holder.working:
                     continue
-                children = holder.children(parent)
+                [children] = holder.children([parent])
                 accepted = self._accepted(children, path)
                 n_refused = max([n_refused, *(n for child in children if (n := n_common(child.tokens, rest)) == min(len(child.tokens), len(rest)))])
                 for child in accepted:
@@ -184,7 +186,7 @@ def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
 
 
 def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
-    found = [child for holder in holders if holder.ahead == 1 and holder.working for child in holder.children(parent)]
+    found = [child for holder in holders if holder.ahead == 1 and holder.working for child in holder.children([parent])[0]]
     return list({child.link.key: child for child in found}.values())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from edgekv.prefix_cache.blocks import Block, Link
 from edgekv.prefix_cache.place import Child, log
 from edgekv.prefix_cache.ram import Pins, Ram
-from edgekv.prefix_cache.results import StoreStats
+from edgekv.prefix_cache.results import Holds, StoreStats
 from edgekv.prefix_cache.writer import Writer
 
 
@@ -111,21 +111,32 @@ class SharedRam:
         return [link.key for link in self.blocks.links()]
 
 
-class RamHolder:
-    """RAM, as a search asks it."""
+class RamTier:
+    """RAM, as a place below it is asked."""
 
     name = Ram.name
     ahead = 1
     working = True
 
-    def __init__(self, ram: Ram, lock: threading.Condition):
-        self._ram, self._lock = ram, lock
+    def __init__(self, shared: SharedRam):
+        self._shared, self._ram, self._lock = shared, shared.blocks, shared.lock
+        self.holds = Holds()
+        """Of what was opened."""
 
     def have(self, links: Sequence[Link]) -> list[bool]:
         with self._lock:
             found = [self._ram.get(link.key) for link in links]
             return [block is not None and block.link.will_do(link) for link, block in zip(links, found)]
 
-    def children(self, parent: bytes) -> list[Child]:
+    def children(self, parents: Sequence[bytes], snapshots: bool = False) -> list[list[Child]]:
         with self._lock:
-            return self._ram.children(parent)
+            return [self._ram.children(parent, snapshots) for parent in parents]
+
+    def open(self, links: Sequence[Link]) -> list[Block | None]:
+        """They stay in RAM as long as they are held."""
+        with self._lock:
+            found = [block if (block := self._ram.get(link.key)) is not None and block.link.will_do(link) else None for link in links]
+            keys = [block.link.key for block in found if block is not None]
+            self._shared.in_use.update(keys)
+            self.holds.keys += keys
+            return found

@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
-from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.place import Child, Place
-from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
-from edgekv.prefix_cache.search import Match
-from edgekv.prefix_cache.shared_ram import SharedRam
+from edgekv.prefix_cache.search import Holder, Match
+from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.writer import Writer
 
 N_NEWEST = 3
 """Snapshots of a chain that do not make each other superfluous: a turn takes up to so many, and which one the next turn needs is not known."""
-
-
-class Candidate(NamedTuple):
-    """A snapshot on the way of some tokens."""
-
-    child: Child
-    place: Place | None
-    """None: RAM."""
 
 
 class Snapshots:
@@ -69,49 +58,33 @@ class Snapshots:
             self._ram.touch(link.key for link in chain)
         return True
 
-    def cut(self, hit: PrefixHit, match: Match, goes_on: int) -> PrefixHit:
-        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows."""
+    def cut(self, hit: PrefixHit, match: Match, goes_on: int, ram: RamTier) -> PrefixHit:
+        """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows. `ram`: of the hit."""
         (tokens, root, read_with), n_have = match.asked, match.n_have
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
-        places = [place for place in match.places if place.working]
+        holders: list[Holder] = [ram, *(place for place in match.places if place.working)]
         found: dict[tuple[str, bytes], list[Child]] = {}
         for i in range(len(parents) - 1, goes_on // BLOCK_TOKENS - 1, -1):
             first = i * BLOCK_TOKENS
-            for one in sorted(self._below(parents, i, places, found), key=lambda one: (-one.child.link.n, one.child.link.reading)):
-                link = one.child.link
-                fits = (goes_on < first + link.n <= last and link.reading <= match.accepts
-                        and np.array_equal(one.child.tokens, tokens[first : first + link.n])
-                        and link == snapshot_link(link.parent, link.reading, one.child.tokens, read_with.of(link.reading)))
-                block = self._open(one, hit) if fits else None
-                if block is not None:
-                    kept = KeptSnapshot(first + link.n, Ram.name if one.place is None else one.place.name, block)
+            for holder, (link, its_tokens) in sorted(self._below(parents, i, holders, found), key=lambda one: (-one[1].link.n, one[1].link.reading)):
+                fits = (goes_on < first + link.n <= last and link.reading <= match.accepts and np.array_equal(its_tokens, tokens[first : first + link.n])
+                        and link == snapshot_link(link.parent, link.reading, its_tokens, read_with.of(link.reading)))
+                if fits and (block := holder.open([link])[0]) is not None:
+                    kept = KeptSnapshot(first + link.n, holder.name, block)
                     pieces = tuple(replace(piece, n=min(piece.n, kept.position - piece.first))
                                    for piece in hit.pieces if piece.first < kept.position)
                     return replace(hit, pieces=pieces, snapshot=kept, missed=_without(hit.missed, kept.position, last, len(tokens)))
         return replace(hit, pieces=(), missed=_without(hit.missed, goes_on, last, len(tokens)))
 
-    def _below(self, parents: Sequence[bytes], i: int, places: Sequence[Place], found: dict[tuple[str, bytes], list[Child]]) -> list[Candidate]:
-        """The snapshots of the i-th parent: in RAM, then in each place. A far place is asked for several parents at once; `found` keeps answers."""
-        with self._shared.lock:
-            below = [Candidate(Child(block.link, block.tokens), None) for block in self._ram.snapshots(parents[i])]
-        for place in places:
-            if (place.name, parents[i]) not in found:
-                asked = parents[max(0, i + 1 - place.ahead) : i + 1]
-                found.update(((place.name, parent), children) for parent, children in zip(asked, place.snapshots(asked)))
-            below += [Candidate(child, place) for child in found.get((place.name, parents[i]), [])]
-        return below
-
-    def _open(self, one: Candidate, hit: PrefixHit) -> Block | ComingBlock | None:
-        """None if it is gone, or cannot be used."""
-        if one.place is not None:
-            return one.place.open([one.child.link])[0]
-        with self._shared.lock:
-            block = self._ram.get(one.child.link.key)
-            if block is not None:
-                self._shared.in_use[block.link.key] += 1
-                hit.holds.keys.append(block.link.key)
-            return block
+    @staticmethod
+    def _below(parents: Sequence[bytes], i: int, holders: Sequence[Holder], found: dict[tuple[str, bytes], list[Child]]) -> list[tuple[Holder, Child]]:
+        """The snapshots of the i-th parent, by tier. A far one is asked for several parents at once; `found` keeps answers."""
+        for holder in holders:
+            if (holder.name, parents[i]) not in found:
+                asked = parents[max(0, i + 1 - holder.ahead) : i + 1]
+                found.update(((holder.name, parent), children) for parent, children in zip(asked, holder.children(asked, snapshots=True)))
+        return [(holder, child) for holder in holders for child in found.get((holder.name, parents[i]), [])]
 
     def without_rows(self) -> list[bytes]:
         """Keys of those whose last tokens no block in RAM has, with the lock held."""
@@ -153,7 +126,7 @@ class Snapshots:
         on_chain: dict[int, list[Link]] = defaultdict(list)
         for i, parent in enumerate([root, *(link.key for link in chain[:-1])]):
             first = i * BLOCK_TOKENS
-            for one in self._ram.snapshots(parent):
+            for one in self._ram.children(parent, snapshots=True):
                 if first + one.link.n < len(tokens) and np.array_equal(one.tokens, tokens[first : first + one.link.n]):
                     on_chain[first + one.link.n].append(one.link)
         passed = [link for position in sorted(on_chain, reverse=True)[N_NEWEST - 1 :] for link in on_chain[position]

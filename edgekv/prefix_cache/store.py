@@ -17,7 +17,7 @@ from edgekv.prefix_cache.ram import Ram
 from edgekv.prefix_cache.results import BlockPiece, Holds, KeptSnapshot, Miss, PlaceStats, PrefixHit, Saved, StoreStats
 from edgekv.prefix_cache.search import ChainStep, Holder, Match, Search, read_with_these
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.prefix_cache.shared_ram import RamHolder, SharedRam
+from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.snapshots import Snapshots
 from edgekv.prefix_cache.writer import Writer
 
@@ -46,7 +46,7 @@ class PrefixStore:
         self._lock, self._ram, self._below = self.shared.lock, self.shared.blocks, self.shared.below
         self.in_flight = InFlight(identity.layout)
         """Rows on their way into sequences."""
-        self._upper = RamHolder(self._ram, self._lock)
+        self._upper = RamTier(self.shared)
         self._writers = [Writer(place, self._lock, self.shared.to_write, self._written) for place in self.places]
         self._snapshots = Snapshots(self.shared, self.places, self._writers, self._known, self._make_room, self._write)
         with self._lock:
@@ -79,8 +79,8 @@ class PrefixStore:
             return PrefixHit()
         n_have, missed, places = match.n_have, match.missed, match.places
         pieces: list[BlockPiece] = []
-        holds, at = Holds(), 0
-        for step, opened in zip(match.steps, self._open(match.steps, n_have, holds, places)):
+        ram, at = RamTier(self.shared), 0
+        for step, opened in zip(match.steps, self._open(match.steps, n_have, ram, places)):
             first, at = max(at, n_have), at + step.n
             if at <= n_have:
                 continue
@@ -89,9 +89,9 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), holds, match.n_asked, None, told(self.places, missed))
+        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), ram.holds, match.n_asked, None, told(self.places, missed))
         if match.goes_on is not None:
-            hit = self._snapshots.cut(hit, match, match.goes_on)
+            hit = self._snapshots.cut(hit, match, match.goes_on, ram)
         self._let_stay(hit)
         return hit if in_part else self._read_all(hit)
 
@@ -171,23 +171,18 @@ class PrefixStore:
             self._put(block.block())
             self._below.add(block.link.key)
 
-    def _open(self, steps: Sequence[ChainStep], n_have: int, holds: Holds, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
+    def _open(self, steps: Sequence[ChainStep], n_have: int, ram: RamTier, places: Sequence[Place]) -> list[tuple[Block | ComingBlock, str] | None]:
         """The block of each step, and the tier that it came from; None if it is not needed or cannot be had. Blocks in RAM stay there."""
         opened: list[tuple[Block | ComingBlock, str] | None] = [None] * len(steps)
         ends = np.cumsum([step.n for step in steps])
         needed = [i for i, end in enumerate(ends) if end > n_have]
-        with self._lock:
-            for i in needed:
-                if (block := self._ram.get(steps[i].link.key)) is not None and block.link.will_do(steps[i].link):
-                    opened[i] = block, Ram.name
-                    self.shared.in_use[block.link.key] += 1
-                    holds.keys.append(block.link.key)
-        # First from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
-        for place, found in [*((place, True) for place in places), *((place, False) for place in places)]:
-            wanted = [i for i in needed if opened[i] is None and (steps[i].holder is place) == found]
-            if wanted and place.working:
-                for i, coming in zip(wanted, place.open([steps[i].link for i in wanted])):
-                    opened[i] = None if coming is None else (coming, place.name)
+        # From RAM; else from the place where the search found a block; if that fails, or evicted it meanwhile, from any other.
+        order: list[tuple[Holder, bool]] = [(ram, False), *((place, True) for place in places), *((place, False) for place in places)]
+        for holder, found in order:
+            wanted = [i for i in needed if opened[i] is None and (holder is ram or (steps[i].holder is holder) == found)]
+            if wanted and holder.working:
+                for i, block in zip(wanted, holder.open([steps[i].link for i in wanted])):
+                    opened[i] = None if block is None else (block, holder.name)
         return opened
 
     def _let_stay(self, hit: PrefixHit) -> None:
@@ -287,7 +282,7 @@ class PrefixStore:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [holder.have(links) for holder in near]
             return next((link for i, link in enumerate(links) if any(one[i] for one in had)), None)
-        children: list[Child] = [child for holder in near for child in holder.children(parent)]
+        children: list[Child] = [child for holder in near for child in holder.children([parent])[0]]
         found = [known.link for child in children
                  if child.link.reading in readings and (rounded or not child.link.rounded) and np.array_equal(child.tokens[: len(part)], part)
                  if (known := read_with_these(child, read_with)) is not None]
@@ -333,7 +328,7 @@ class PrefixStore:
         with self._lock:
             while pending:
                 key = pending.pop()
-                pending += [child.link.key for child in self._ram.children(key)] + [one.link.key for one in self._ram.snapshots(key)]
+                pending += [child.link.key for snapshots in (False, True) for child in self._ram.children(key, snapshots)]
                 if key in self._ram:
                     self.shared.remove(key)
             for key in self._snapshots.without_rows():

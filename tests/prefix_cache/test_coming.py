@@ -37,21 +37,21 @@ def read(restored: PrefixHit, *layers: int) -> list[bool]:
 def test_rows_come_when_they_are_asked_for(folder):
     store = open_store(folder)
     restored = restore(store, TOKENS, 0, EXACT, in_part=True)
-    assert restored.n_to_come == 3 and restored.n_tokens == 700
+    assert all(piece.coming for piece in restored.pieces) and restored.n_tokens == 700
     assert store.stats().n_loads == store.stats().ram.n_blocks == 0
     assert read(restored, 0, 1) == [True] * 6
     assert check_rows(restored, TOKENS, 0, EXACT) == 700
     store.release(restored, 3)
     assert store.stats().disk.hit_tokens == 700 and store.stats().ram.n_blocks == 3
     again = restore(store, TOKENS, 0, EXACT, in_part=True)
-    assert again.n_to_come == 0 and check_rows(again, TOKENS, 0, EXACT) == 700
+    assert not any(piece.coming for piece in again.pieces) and check_rows(again, TOKENS, 0, EXACT) == 700
 
 
 def test_what_is_in_ram_is_there_at_once(folder):
     store = open_store(folder)
     assert restore(store, TOKENS[:300], 0, EXACT).n_tokens == 300
     restored = restore(store, TOKENS, 0, EXACT, in_part=True)
-    assert [piece.source for piece in restored.pieces] == ["ram", "ram", "disk"] and restored.n_to_come == 1
+    assert [piece.source for piece in restored.pieces] == ["ram", "ram", "disk"] and restored.pieces[2].coming
     read(restored, 0, 1)
     assert check_rows(restored, TOKENS, 0, EXACT) == 700
 

@@ -54,13 +54,17 @@ NOTHING_SAID = ReadWith()
 
 
 class Conversation(NamedTuple):
-    """Tokens from a conversation's beginning, and what else their keys depend on."""
+    """Tokens from a conversation's beginning, what else their keys depend on, and how long they are kept."""
 
     tokens: np.ndarray
     """int32 [n]."""
     root: bytes = b""
     """Of its chain (`ModelIdentity.chain_root`); empty: the identity's own."""
     read_with: ReadWith = NOTHING_SAID
+    in_memory: bool = False
+    """What the store lacks stays in RAM alone."""
+    stays: tuple[tuple[int, float], ...] = ()
+    """The first n tokens stay until a time, in seconds since 1970."""
 
     def same(self, other: Conversation) -> bool:
         return self.root == other.root and n_common(self.tokens, other.tokens) == len(self.tokens) == len(other.tokens)

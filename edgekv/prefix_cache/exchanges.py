@@ -55,13 +55,13 @@ class Exchanges:
     def has(self, root: bytes) -> bool:
         return root in self._records
 
-    def insert(self, of: Conversation, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record, in_memory: bool) -> None:
+    def insert(self, of: Conversation, readings: np.ndarray, blocks: Sequence[np.ndarray], record: Record) -> None:
         """Keep an exchange. `blocks`: its rows in parts of BLOCK_TOKENS, each uint8 [layout.block_bytes(n)]; the others as in `PrefixStore.insert`."""
         self._records[of.root] = record
         left = iter(blocks)
-        saved = self.store.insert(of, readings, lambda first, n: next(left), in_memory=in_memory)
+        saved = self.store.insert(of, readings, lambda first, n: next(left))
         if saved.n_left_out == 0:
-            self.store.insert_snapshot(of, readings, record.payload(), in_memory)
+            self.store.insert_snapshot(of, readings, record.payload())
 
     def record(self, of: Conversation, accepts: Reading) -> Record | None:
         """What is known of an exchange; from the store if an earlier process kept it."""
@@ -80,4 +80,4 @@ class Exchanges:
         """The rows of an exchange, as `PrefixStore.load` gives them in part. `goes_on`: 0 finds its record too."""
         if goes_on is not None:
             of = of._replace(tokens=np.append(of.tokens, np.int32(-1)))  # a record lies before the last token that is asked for
-        return self.store.load(self.store.match_prefix(of, accepts, goes_on=goes_on, near=True), in_part=True)
+        return self.store.load(self.store.match_prefix(of, accepts, goes_on=goes_on), in_part=True)

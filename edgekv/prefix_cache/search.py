@@ -69,7 +69,7 @@ class Search:
 
     def __init__(self, holders: Sequence[Holder], match: Match):
         self._holders, self._match = holders, match
-        self._tokens, self._root, self._read_with = match.asked
+        self._tokens, self._root, self._read_with = match.asked[:3]
         self._accepts = match.accepts
         self._had: list[dict[bytes, bool]] = [{} for _ in holders]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,13 +21,13 @@ N_NEWEST = 3
 
 
 class Snapshots:
-    """The snapshots of one store. `known`: its link of a block that it has; `make_room` and `write`: as the store's, with the lock held."""
+    """The snapshots of one store. `blocks`: as the store's; `make_room` and `write` too, with the lock held."""
 
     def __init__(self, shared: SharedRam, places: Sequence[Place], writers: Sequence[Writer],
-                 known: Callable[[bytes, np.ndarray, range, ReadWith], Link | None], make_room: Callable[[int, set[bytes], float | None], bool],
-                 write: Callable[[bytes, bool], None]):
+                 blocks: Callable[[Conversation, np.ndarray], Iterable[tuple[np.ndarray, Link, bool, bool]]],
+                 make_room: Callable[[int, set[bytes], float | None], bool], write: Callable[[bytes, bool], None]):
         self._ram, self._shared, self._places, self._writers = shared.blocks, shared, places, writers
-        self._known, self._make_room, self._write = known, make_room, write
+        self._blocks, self._make_room, self._write = blocks, make_room, write
 
     def has(self, of: Conversation, readings: np.ndarray) -> bool:
         """Whether RAM or a near place has it."""
@@ -36,7 +36,7 @@ class Snapshots:
             in_ram = link.key in self._ram and link.key not in self._shared.alone
         return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
 
-    def insert(self, of: Conversation, readings: np.ndarray, payload: np.ndarray, in_memory: bool) -> bool:
+    def insert(self, of: Conversation, readings: np.ndarray, payload: np.ndarray) -> bool:
         if payload.dtype != np.uint8 or payload.ndim != 1:
             raise ValueError(f"a snapshot is uint8 [bytes], not {payload.dtype} {list(payload.shape)}")
         chain, tokens = self._chain(of, readings), of.tokens
@@ -49,10 +49,10 @@ class Snapshots:
                 if not self._make_room(block.n_bytes, {link.key for link in chain}, None):
                     return False
                 self._ram.put(block)
-                self._write(block.link.key, in_memory)
+                self._write(block.link.key, of.in_memory)
                 for writer in self._writers:
                     writer.pass_over(passed)
-            elif not in_memory and block.link.key in self._shared.alone:
+            elif not of.in_memory and block.link.key in self._shared.alone:
                 self._write(block.link.key, False)
             self._ram.passed.discard(block.link.key)
             self._ram.touch(link.key for link in chain)
@@ -60,7 +60,7 @@ class Snapshots:
 
     def cut(self, hit: PrefixHit, match: Match, goes_on: int, ram: RamTier) -> PrefixHit:
         """The hit up to the furthest snapshot that lies after `goes_on` tokens, before the last token, and not after the rows. `ram`: of the hit."""
-        (tokens, root, read_with), n_have = match.asked, match.n_have
+        tokens, root, read_with, n_have = *match.asked[:3], match.n_have
         last = min(len(tokens) - 1, max(hit.end, n_have))
         parents = self._parents(hit.chain, tokens[:last], root, n_have, read_with)
         holders: list[Holder] = [ram, *(place for place in match.places if place.working)]
@@ -94,19 +94,13 @@ class Snapshots:
 
     def _chain(self, of: Conversation, readings: np.ndarray) -> list[Link]:
         """The links of the whole blocks before the snapshot, as an insert of their rows gives them, and its own."""
-        tokens, root, read_with = of
+        tokens = of.tokens
         if len(tokens) != len(readings) or not len(tokens):
             raise ValueError(f"a snapshot follows one token or more, and {len(tokens)} tokens have {len(readings)} readings")
         labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
-        chain: list[Link] = []
-        parent, least, n_whole = root, Reading.EXACT, len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
-        for first in range(0, n_whole, BLOCK_TOKENS):
-            part, reading = tokens[first : first + BLOCK_TOKENS], Reading(labels[first + BLOCK_TOKENS - 1])
-            link = self._known(parent, part, range(least, reading + 1), read_with) or child_link(parent, reading, part, read_with.of(reading))
-            chain.append(link)
-            parent, least = link.key, link.reading
-        worst = Reading(labels[-1])
-        return [*chain, snapshot_link(parent, worst, tokens[n_whole:], read_with.of(worst))]
+        n_whole, worst = len(tokens) // BLOCK_TOKENS * BLOCK_TOKENS, Reading(labels[-1])
+        chain = [link for _, link, _, _ in self._blocks(of._replace(tokens=tokens[:n_whole]), labels)]
+        return [*chain, snapshot_link(chain[-1].key if chain else of.root, worst, tokens[n_whole:], of.read_with.of(worst))]
 
     def _parents(self, chain: Sequence[Link], tokens: np.ndarray, root: bytes, n_have: int, read_with: ReadWith) -> list[bytes]:
         """The root, and the keys of the whole blocks of `tokens`: those that were found, then those of rows that are in place."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -48,7 +48,7 @@ class PrefixStore:
         """Rows on their way into sequences."""
         self._upper = RamTier(self.shared)
         self._writers = [Writer(place, self._lock, self.shared.to_write, self._written) for place in self.places]
-        self._snapshots = Snapshots(self.shared, self.places, self._writers, self._known, self._make_room, self._write)
+        self._snapshots = Snapshots(self.shared, self.places, self._writers, self._blocks, self._make_room, self._write)
         with self._lock:
             self.shared.writers += self._writers
         self._stats, self._closed = StoreStats(), False
@@ -208,32 +208,26 @@ class PrefixStore:
 
     # ---- inserting -------------------------------------------------------------------------------------------------------------------
 
-    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray], may_round: np.ndarray | None = None,
-               in_memory: bool = False) -> Saved:
-        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `may_round`: whether places below RAM may round the rows of
-        each token, bool [n]; None: none. `in_memory`: what the store lacks stays in RAM alone.
+    def insert(self, of: Conversation, readings: np.ndarray, read: Callable[[int, int], np.ndarray], rounded: np.ndarray | None = None) -> Saved:
+        """Keep the rows of a conversation. `readings`: Reading of each token, uint8 [n]. `rounded`: whether a place rounded the rows of each token,
+        bool [n], so that none may again; None: none may round them.
 
         `read(first, n)` gives the payload of these tokens, uint8 [layout.block_bytes(n)], which then belongs to the store. It is called on
         the calling thread, only for what the store lacks. Places below RAM are written to afterwards, by their threads.
         """
-        tokens, root, read_with = self._complete(of)
-        labels = np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
+        of = self._complete(of)
+        tokens, labels = of.tokens, np.maximum.accumulate(np.asarray(readings, dtype=np.uint8))
         if len(tokens) != len(labels):
             raise ValueError(f"{len(tokens)} tokens have {len(labels)} readings")
-        if self._closed or (in_memory and not self.settings.ram_bytes):
+        if self._closed or (of.in_memory and not self.settings.ram_bytes):
             return Saved(n_left_out=len(tokens))
         deadline = time.monotonic() + MOST_WAIT_S
         chain: list[Link] = []
-        parent, least, n_known, n_new = root, Reading.EXACT, 0, 0
-        for first in range(0, len(tokens), BLOCK_TOKENS):
-            part = tokens[first : first + BLOCK_TOKENS]
-            reading = Reading(labels[first + len(part) - 1])
-            rounded = may_round is not None and bool(may_round[first : first + len(part)].all())
-            link = self._known(parent, part, range(least, reading + 1), read_with, rounded)
-            if link is not None:
+        n_known = n_new = 0
+        for part, link, known, may_round in self._blocks(of, labels, rounded):
+            if known:
                 n_known += len(part)
             else:
-                link = child_link(parent, reading, part, read_with.of(reading))
                 n_bytes = self.identity.layout.block_bytes(len(part)) + part.nbytes
                 with self._lock:
                     if not self._make_room(n_bytes, {one.key for one in chain}, deadline):
@@ -241,7 +235,7 @@ class PrefixStore:
                     self._ram.n_bytes += n_bytes  # or others that are saved meanwhile take it
                 began = time.monotonic()
                 try:
-                    block = Block(link, part.copy(), self._checked(read(first, len(part)), len(part)), rounded)
+                    block = Block(link, part.copy(), self._checked(read(n_known + n_new, len(part)), len(part)), may_round)
                 except BaseException:
                     with self._lock:
                         self._ram.n_bytes -= n_bytes
@@ -251,29 +245,44 @@ class PrefixStore:
                     self._ram.n_bytes -= n_bytes
                     if (had := self._ram.get(link.key)) is None or had.link.rounded:
                         self._put(block)
-                        self._write(link.key, in_memory)
+                        self._write(link.key, of.in_memory)
                 n_new += len(part)
-            chain.append(dataclasses.replace(link, rounded=rounded))
-            parent, least = link.key, link.reading
+            chain.append(dataclasses.replace(link, rounded=may_round))
         with self._lock:
             self._stats.n_saves += 1
-            if not in_memory:
+            if not of.in_memory:
                 self.shared.alone.difference_update(link.key for link in chain)
             self._used(chain)
+            for n, until in of.stays:
+                last = (n - 1) // BLOCK_TOKENS
+                if 0 < n <= len(tokens) and last < len(chain):
+                    self.pin(self.shared.pinned_like(chain[last], tokens[last * BLOCK_TOKENS : n]), until)
         return Saved(n_known, n_new, len(tokens) - n_known - n_new, tuple(chain))
 
-    def insert_snapshot(self, of: Conversation, readings: np.ndarray, payload: np.ndarray, in_memory: bool = False) -> bool:
+    def insert_snapshot(self, of: Conversation, readings: np.ndarray, payload: np.ndarray) -> bool:
         """Keep what a sequence keeps besides rows, behind exactly these tokens; False: there is no room. `payload`, uint8 [bytes], then belongs
         to the store; the others as in `insert`, which keeps the rows, before this or afterwards."""
-        if self._closed or not (self.settings.ram_bytes if in_memory else self.most_ram_bytes):
+        if self._closed or not (self.settings.ram_bytes if of.in_memory else self.most_ram_bytes):
             return False
-        return self._snapshots.insert(self._complete(of), readings, payload, in_memory)
+        return self._snapshots.insert(self._complete(of), readings, payload)
 
     def has_snapshot(self, of: Conversation, readings: np.ndarray) -> bool:
         """Whether `insert_snapshot` of these has nothing to do."""
         return not self._closed and self._snapshots.has(self._complete(of), readings)
 
-    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith, may_round: bool = False) -> Link | None:
+    def _blocks(self, of: Conversation, labels: np.ndarray, rounded: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, Link, bool, bool]]:
+        """Each block of a conversation: its tokens, its link, whether a tier has it, and whether places may round it. `labels`: readings that never fall."""
+        parent, least = of.root, Reading.EXACT
+        for first in range(0, len(of.tokens), BLOCK_TOKENS):
+            part = of.tokens[first : first + BLOCK_TOKENS]
+            reading = Reading(labels[first + len(part) - 1])
+            may_round = rounded is not None and of.read_with.takes_rounded and not rounded[first : first + len(part)].any()
+            known = self._known(parent, part, range(least, reading + 1), of.read_with, may_round)
+            link = known or child_link(parent, reading, part, of.read_with.of(reading))
+            yield part, link, known is not None, may_round
+            parent, least = link.key, link.reading
+
+    def _known(self, parent: bytes, part: np.ndarray, readings: range, read_with: ReadWith, may_round: bool) -> Link | None:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
         rows are to be rounded, or may have been."""
         rounded = may_round or Reading.ROUNDED in readings
@@ -336,15 +345,6 @@ class PrefixStore:
         self.flush(MOST_FLUSH_S)
 
     # ---- pins --------------------------------------------------------------------------------------------------------------------------
-
-    def pin_first(self, tokens: np.ndarray, chain: Sequence[Link], expires: float) -> bool:
-        """Pin the first blocks of a saved chain, as far as they hold these tokens; False: they do not hold them all."""
-        last = (len(tokens) - 1) // BLOCK_TOKENS
-        if not 0 <= last < len(chain):
-            return False
-        with self._lock:
-            self.pin(self.shared.pinned_like(chain[last], tokens[last * BLOCK_TOKENS :]), expires)
-        return True
 
     def pin(self, key: bytes, expires: float) -> None:
         """The chain to this block stays until then, in seconds since 1970, or longer if it does so already: in RAM, or in a folder that has it."""

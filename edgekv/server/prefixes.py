@@ -36,7 +36,7 @@ from edgekv.server.found import before_media, count, found, whole, worth
 from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading
 from edgekv.server.media import Media, whole_media
-from edgekv.server.readings import accepted, kept_tokens, label_of, read_with, takes_rounded
+from edgekv.server.readings import accepted, kept_tokens, label_of, read_with
 from edgekv.server.saving import Saver
 from edgekv.server.slot_tokens import SlotTokens
 from edgekv.server.snapshot_keeper import SnapshotKeeper
@@ -268,18 +268,15 @@ class Prefixes:
         if runtime is None or store is None:
             return
         held = self._media.numbered(held)
-        of, may_round = self._conversation(runtime, held), takes_rounded(runtime, self._where.codec)  # as above
+        of = self._conversation(runtime, held)  # as above
         kept = kept_tokens(runtime, held)
         places = kept.cells
         block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
         of = of._replace(tokens=tokens)
-        conversation, marks, in_memory = self.conversation, held.marks, held.in_memory
+        conversation = self.conversation
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
-            saved = store.insert(of, kept.readings, read, ~kept.rounded if may_round else None, in_memory)
-            for mark in marks:
-                if mark.n <= len(tokens):
-                    store.pin_first(tokens[: mark.n], saved.chain, time.time() + mark.ttl_s)
+            saved = store.insert(of, kept.readings, read, kept.rounded)
             if conversation is not None and self._where.folder is not None:
                 self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
@@ -377,7 +374,8 @@ class Prefixes:
         built = self.identities.of(runtime)
         assert built is not None, "there is a store"
         root = built.identity.chain_root(built.named(of.adapters), of.space)
-        return Conversation(of.tokens, root, read_with(runtime, self._where.codec))
+        stays = tuple((mark.n, time.time() + mark.ttl_s) for mark in of.marks)
+        return Conversation(of.tokens, root, read_with(runtime, self._where.codec), of.in_memory, stays)
 
 
 def connect(prefixes: Prefixes | None) -> None:

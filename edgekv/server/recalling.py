@@ -68,7 +68,7 @@ class Recall:
             tokens = gone.of(which)
             values = np.concatenate([self._values(runtime, exchanges, block) for block in blocks], axis=1)
             record = Record(first, embedding(values, weights(tokens, gone.tokens)))
-            exchanges.insert(Conversation(tokens, root, settings), kept.readings[first : first + n], blocks, record, held.in_memory)
+            exchanges.insert(Conversation(tokens, root, settings, held.in_memory), kept.readings[first : first + n], blocks, record)
 
     def choose(self, held: SequenceTokens, turn: int, gone: GoneExchanges, most: int) -> list[int]:
         """The exchanges that the message is near; those that no record tells of stay away."""

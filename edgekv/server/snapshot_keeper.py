@@ -45,7 +45,7 @@ class SnapshotKeeper:
     def take(self, runtime: Runtime, store: PrefixStore, held: SequenceTokens, of: Conversation, readings: np.ndarray) -> None:
         """Keep a snapshot of a sequence of exactly these tokens, with their Reading, uint8 [n], if the store lacks it."""
         if not store.has_snapshot(of, readings):
-            store.insert_snapshot(of, readings, runtime.tokens.snapshot(held.seq_id), held.in_memory)
+            store.insert_snapshot(of, readings, runtime.tokens.snapshot(held.seq_id))
 
     def put(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit,
             place: Callable[[Sequence[BlockPiece]], list[np.ndarray]]) -> bool:

@@ -51,7 +51,7 @@ def open_store(folder, which: CacheCodec = CacheCodec.ROUND, **more) -> PrefixSt
 def save(store: PrefixStore, tokens: np.ndarray, may_round: bool = True, readings: np.ndarray | None = None):
     readings = np.zeros(len(tokens), np.uint8) if readings is None else readings
     saved = store.insert(Conversation(tokens, read_with=TAKES), readings, lambda first, n: payload(tokens[first : first + n]),
-                         may_round=np.full(len(tokens), may_round))
+                         rounded=np.full(len(tokens), not may_round))
     assert store.flush(20)
     return saved
 
@@ -233,7 +233,7 @@ def test_what_was_rounded_is_not_rounded_again(tmp_path):
     store, tokens = open_store(tmp_path), conversation(700, 3)
     may_round = np.arange(700) >= 300
     store.insert(Conversation(tokens, read_with=TAKES), np.where(may_round, 0, Reading.ROUNDED), lambda first, n: payload(tokens[first : first + n]),
-                 may_round=may_round)
+                 rounded=~may_round)
     store.flush(20)
     assert endings(tmp_path) == [".kv", ".kv", ".kvr", ".kvr"]
     assert not restored(store, tokens, TAKES, Reading.EXACT) and {piece.reading for piece in restored(store, tokens)} == {Reading.ROUNDED}

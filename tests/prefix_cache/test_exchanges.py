@@ -17,7 +17,7 @@ RECORD = Record(1234, np.arange(6, dtype=np.float32).reshape(N_LAYERS, 3))
 def keep(store: PrefixStore, root: bytes, tokens: np.ndarray) -> Exchanges:
     exchanges, rows = Exchanges(store, N_LAYERS), rows_of(tokens, exact(tokens))
     blocks = [payload_of(rows, first, min(BLOCK_TOKENS, len(tokens) - first)) for first in range(0, len(tokens), BLOCK_TOKENS)]
-    exchanges.insert(Conversation(tokens, root), exact(tokens), blocks, RECORD, in_memory=False)
+    exchanges.insert(Conversation(tokens, root), exact(tokens), blocks, RECORD)
     return exchanges
 
 

@@ -30,9 +30,7 @@ def with_clock(store: PrefixStore) -> Clock:
 
 
 def pinned(store: PrefixStore, tokens: np.ndarray, expires: float, n: int | None = None) -> Saved:
-    saved = save(store, tokens)
-    assert store.pin_first(tokens[:n], saved.chain, expires)
-    return saved
+    return store.insert(Conversation(tokens, stays=((n or len(tokens), expires),)), exact(tokens), reader(tokens))
 
 
 def fill(store: PrefixStore, n_blocks: int, seed: int = 100) -> None:
@@ -86,8 +84,7 @@ def test_pins_that_fill_ram_let_nothing_in_and_this_is_said_once(caplog):
 
 def test_what_is_not_whole_is_not_pinned():
     store, prompt = open_store(ram_bytes=2 * BLOCK_BYTES), conversation(1024, 1)
-    saved = save(store, prompt)
-    assert saved.n_left_out and not store.pin_first(prompt, saved.chain, time.time() + 60)
+    assert pinned(store, prompt, time.time() + 60).n_left_out and not store.shared.pins.keys()
 
 
 def test_many_prompts_with_one_beginning_pin_it_once():
@@ -158,8 +155,12 @@ def test_snapshots_of_a_pinned_prompt_stay(n):
 # ---- in RAM alone -----------------------------------------------------------------------------------------------------------------
 
 
-def save_in_memory(store: PrefixStore, tokens: np.ndarray) -> Saved:
-    return store.insert(Conversation(tokens), exact(tokens), reader(tokens), in_memory=True)
+def save_in_memory(store: PrefixStore, tokens: np.ndarray, **more) -> Saved:
+    return store.insert(Conversation(tokens, in_memory=True, **more), exact(tokens), reader(tokens))
+
+
+def snapshot_in_memory(store: PrefixStore, tokens: np.ndarray) -> bool:
+    return store.insert_snapshot(Conversation(tokens, in_memory=True), exact(tokens), state(tokens))
 
 
 def n_files(folder: Path) -> int:
@@ -171,8 +172,9 @@ def test_what_stays_in_memory_is_written_nowhere(tmp_path):
     for _ in range(2):
         assert save_in_memory(store, prompt).n_left_out == 0
         assert n_restored(store, prompt) == 700
-        assert store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]), in_memory=True)
-        assert store.pin_first(prompt, save_in_memory(store, prompt).chain, time.time() + 60)
+        assert snapshot_in_memory(store, prompt[:600])
+        save_in_memory(store, prompt, stays=((700, time.time() + 60),))
+        assert store.shared.pins.keys()
         assert store.flush(20) and n_files(tmp_path) == 0 and read_pins(tmp_path) == []
     store.close()
     assert n_restored(open_store(tmp_path), prompt) == 0
@@ -181,7 +183,7 @@ def test_what_stays_in_memory_is_written_nowhere(tmp_path):
 def test_who_does_not_ask_for_it_writes_it(tmp_path):
     store, prompt = open_store(tmp_path), conversation(700, 1)
     save_in_memory(store, prompt)
-    store.insert_snapshot(Conversation(prompt[:600]), exact(prompt[:600]), state(prompt[:600]), in_memory=True)
+    snapshot_in_memory(store, prompt[:600])
     save_through(store, prompt)
     assert n_files(tmp_path) == 3
     assert not store.has_snapshot(Conversation(prompt[:600]), exact(prompt[:600]))
@@ -202,5 +204,5 @@ def test_it_takes_what_is_below_and_leaves_it_there(tmp_path):
 def test_without_ram_it_is_not_kept(tmp_path):
     store, prompt = open_store(tmp_path, ram_bytes=0), conversation(300, 1)
     assert save_in_memory(store, prompt).n_left_out == 300
-    assert not store.insert_snapshot(Conversation(prompt), exact(prompt), state(prompt), in_memory=True)
+    assert not snapshot_in_memory(store, prompt)
     assert store.flush(20) and n_files(tmp_path) == 0

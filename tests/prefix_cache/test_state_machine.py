@@ -89,11 +89,12 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH, n=LENGTH, pinned_for=PINNED)
     def insert(self, which, n, pinned_for):
         tokens, readings = (part[:n] for part in self.conversations[which % len(self.conversations)])
-        saved = self.store.insert(Conversation(tokens), readings, reader(tokens, readings))
+        stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not self.damaged else ()
+        saved = self.store.insert(Conversation(tokens, stays=stays), readings, reader(tokens, readings))
         n_kept = saved.n_known + saved.n_new
         assert n_kept + saved.n_left_out == len(tokens)
         self.saved.append((tokens[:n_kept], readings[:n_kept]))
-        if pinned_for and not saved.n_left_out and not self.damaged and self.store.pin_first(tokens, saved.chain, self.now + pinned_for):
+        if stays and not saved.n_left_out:
             self.pins.append((tokens, self.now + pinned_for))
 
     @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=LENGTH, accepts=st.sampled_from(Reading))

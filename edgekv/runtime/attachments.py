@@ -200,9 +200,7 @@ def _detached(handle: core.Handle) -> None:
 
 
 def _after_ubatch(handle: core.Handle) -> None:
-    with _lock:
-        runtime = _live.get(handle)
-    if runtime is not None:
+    if (runtime := _live.get(handle)) is not None:  # no lock: Python may end a daemon thread here when it exits, which would keep it
         runtime.step()
 
 

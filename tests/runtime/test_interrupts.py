@@ -145,3 +145,33 @@ def test_mode_off_calls_nothing_of_python(llama, monkeypatch):
     assert llama.kv.stats.n_tokens == len(PROMPT)
     llama.eval(PROMPT[:32])
     assert called
+
+
+LEFT = """
+import os, select, sys, threading
+import edgekv
+llama, began, (gate, key) = edgekv.Llama(sys.argv[1], kv="exact", n_ctx=1024), threading.Event(), os.pipe()
+
+def wait(ubatch):
+    began.set()
+    os.read(gate, 1)
+
+class Last:
+    def __del__(self, open=open, write=os.write, select=select.select):
+        write(key, b"x")  # Python has ended, and ends each thread that enters it
+        while select([gate], [], [], 0)[0] or open(state).read().rpartition(")")[2].split()[0] != "S":
+            pass
+
+llama.kv.observers.append(wait)
+thread = threading.Thread(target=llama.eval, args=[[300] * 4], daemon=True)
+thread.start()
+began.wait()
+state, select.last = f"/proc/self/task/{thread.native_id}/stat", Last()  # the thread keeps this module's names
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel whether the thread sleeps")
+def test_python_ends_beside_a_thread_that_decodes(synthetic):
+    """Its thread then waits for the process's end: ggml's handler of std::terminate would write a trace."""
+    done = subprocess.run([sys.executable, "-c", LEFT, synthetic("llama")], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -3,8 +3,10 @@
 
 #include "api/internal.h"
 
+#include <chrono>
 #include <exception>
 #include <new>
+#include <thread>
 
 namespace edgekv {
 
@@ -44,6 +46,19 @@ R guarded_hook(Context * ctx, R otherwise, F body) {
         ctx->thrown = sentence;
     }
     return otherwise;
+}
+
+// A callback. A program that exits may end this thread there: pthread_exit() unwinds the stack, and the frames above let nothing through, which would
+// end the process with a trace. The thread waits here for the process's end.
+template <class F>
+auto outside(F body) {
+    try {
+        return body();
+    } catch (...) {
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
 }
 
 }  // namespace edgekv

@@ -57,6 +57,10 @@ edgekv_callbacks current_callbacks() {
     return lib.callbacks;
 }
 
+template <typename Call> auto call_back(Call call) {
+    return outside([&] { return call(current_callbacks()); });
+}
+
 // ---- hooks: called by libllama -----------------------------------------------------------------------------------------------
 
 void on_created(llama_context * lctx) {
@@ -86,12 +90,9 @@ void on_ubatch_end(llama_context * lctx, bool ok) {
         return;
     }
 
-    if (guarded_hook(ctx, false, [&] { return ctx->end_ubatch(ok); })) {
-        if (const auto callbacks = current_callbacks(); callbacks.ubatch) {
-            if (callbacks.ubatch(ctx, callbacks.user)) {
-                llama_edgekv_stop(lctx, true);
-            }
-        }
+    if (guarded_hook(ctx, false, [&] { return ctx->end_ubatch(ok); }) &&
+        call_back([&](const edgekv_callbacks & to) { return to.ubatch && to.ubatch(ctx, to.user); })) {
+        llama_edgekv_stop(lctx, true);
     }
     ctx->decoder.store(nullptr, std::memory_order_release);
 }
@@ -166,8 +167,7 @@ void on_prompts(llama_context * lctx, const int32_t * seq_ids, int n) {
 }
 
 int64_t on_free_bytes() {
-    const auto callbacks = current_callbacks();
-    return callbacks.free_bytes ? callbacks.free_bytes(callbacks.user) : -1;
+    return call_back([](const edgekv_callbacks & to) { return to.free_bytes ? to.free_bytes(to.user) : -1; });
 }
 
 void on_keys_turned(llama_context * lctx, int il) {
@@ -377,16 +377,12 @@ edgekv_status edgekv_attach(llama_context * lctx, const edgekv_params * params, 
     llama_edgekv_invalidate_graph(lctx);
     *out = ctx;
 
-    if (const auto callbacks = current_callbacks(); callbacks.attached) {
-        callbacks.attached(ctx, callbacks.user);
-    }
+    call_back([&](const edgekv_callbacks & to) { return to.attached ? to.attached(ctx, to.user) : void(); });
     return EDGEKV_OK;
 }
 
 void edgekv_detach(edgekv_context * ctx) {
-    if (const auto callbacks = current_callbacks(); callbacks.detached) {
-        callbacks.detached(ctx, callbacks.user);
-    }
+    call_back([&](const edgekv_callbacks & to) { return to.detached ? to.detached(ctx, to.user) : void(); });
 
     llama_edgekv_invalidate_graph(ctx->lctx);
 

@@ -61,7 +61,7 @@ BUDGETS = {
     "tests/proof": 201,
     "tests/runtime": 6_962,
     "tests/server": 9_734,
-    "tests/support": 3_707,
+    "tests/support": 3_690,
     "tests/templates": 153,
     "tests/tiering": 1_359,
     "tests/upstream": 288,

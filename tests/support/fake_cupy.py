@@ -8,48 +8,31 @@ somebody waits for it, or a little at a time when somebody asks whether it is do
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.native_build import NATIVE
 
-ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ROOT / "native"
-
-
-def build(folder: Path) -> Path:
-    """A library of the kernels on the emulated device."""
-    compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
-    if compiler is None:
-        pytest.skip("a C++ compiler is needed to build the emulated device")
-    library = folder / "libemulated-kernels.so"
-    sources = [Path(__file__).with_name("emulated_kernels.cpp"), *sorted((NATIVE / "emulator").glob("*.cpp"))]
-    folders = [NATIVE, ROOT / "edgekv" / "arrays" / "cuda", NATIVE / "src", NATIVE / "include"]
-    command = [compiler, "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-pthread", *(f"-I{path}" for path in folders)]
-    objects = [folder / f"{source.stem}.o" for source in sources]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda source, compiled: _run([*command, "-c", str(source), "-o", str(compiled)]), sources, objects))
-    _run([*command, "-shared", *map(str, objects), "-o", str(library)])
-    return library
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+ROOT = NATIVE.parent
 
 
 @pytest.fixture(scope="session")
-def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("kernels"))
+def emulated_kernels(emulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library of the kernels on the emulated device."""
+    library = tmp_path_factory.mktemp("kernels") / "libemulated-kernels.so"
+    folders = [NATIVE, ROOT / "edgekv" / "arrays" / "cuda", NATIVE / "src", NATIVE / "include"]
+    done = subprocess.run(["g++", "-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-shared", *(f"-I{path}" for path in folders),
+                           str(Path(__file__).with_name("emulated_kernels.cpp")), str(emulator), f"-Wl,-rpath,{emulator.parent}", "-o", str(library)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return library
 
 
 class DeviceError(RuntimeError):

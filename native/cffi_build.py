@@ -40,7 +40,7 @@ extern "Python" int edgekv_py_caches(char const *, char const *, char const *, v
 extern "Python" int edgekv_py_media(char const *, void *);
 extern "Python" int edgekv_py_form_check(char const *, void *);
 extern "Python" void edgekv_py_form_read(edgekv_vocabulary const *);
-extern "Python" int edgekv_py_form_begin(int64_t, char const *, void *);
+extern "Python" int edgekv_py_form_begin(int64_t, char const *, char const *, void *);
 extern "Python" int edgekv_py_form_follow(int64_t, int32_t, uint32_t *, void *);
 extern "Python" void edgekv_py_form_copy(int64_t, int64_t);
 extern "Python" void edgekv_py_form_end(int64_t);

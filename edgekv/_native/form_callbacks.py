@@ -31,12 +31,13 @@ class HoldsForms(Protocol):
     """A form is a text that begins with %edgekv or %llguidance. ConfigError says in its sentence why there is no answer; other exceptions are logged."""
 
     def check(self, form: str) -> None:
-        """Raises ConfigError where answers cannot be held to the form."""
+        """Raises ConfigError where answers cannot be held to the form. Its calls have the marks of the vocabulary that was read."""
 
     def read(self, vocabulary: Vocabulary) -> None:
         """Answers that begin from now on have these tokens."""
 
-    def begin(self, answer: int, form: str) -> None: ...
+    def begin(self, answer: int, form: str, begun: bytes) -> None:
+        """The answer is `begun` so far."""
 
     def follow(self, answer: int, token: int | None, allowed: int, n_bytes: int) -> None:
         """`token` is the answer's next one; None: it has none yet. Writes to the address `allowed` a bit for each token: whether it may follow."""
@@ -87,8 +88,8 @@ def set_forms(holds: HoldsForms) -> None:
                               [token for token, kind in enumerate(kinds) if kind == lib.EDGEKV_TOKEN_END]))
 
     @callback("an answer's form could not be read", error=0)
-    def edgekv_py_form_begin(answer, form, out):
-        return told(out, lambda: holds.begin(answer, ffi.string(form).decode()))
+    def edgekv_py_form_begin(answer, form, begun, out):
+        return told(out, lambda: holds.begin(answer, ffi.string(form).decode(), ffi.string(begun)))
 
     @callback("an answer's form could not be followed", error=0)
     def edgekv_py_form_follow(answer, token, allowed, out):

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from edgekv.common.errors import ConfigError
@@ -29,36 +30,39 @@ _MOST_COMPILED = 16
 
 class AnswerForms:
     """Forms of one server's answers: `%edgekv {"schema": ..., "before": [[text, whether it may be missing], ...], "begun": text, "calls": ...}`, of
-    which `calls` is CallRules' or null, or a grammar that begins with %llguidance. The worker's functions are for one thread; `check` is for any."""
+    which `calls` is CallRules' or null, or a grammar that begins with %llguidance. `check` is for any thread, the others are one's."""
 
     def __init__(self) -> None:
         self._tokenizer: LLTokenizer | None = None
         self._marks: dict[str, int] = {}
         """The tokens that are used by their number, by text."""
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+        """Of the vocabulary, and of what was compiled for it."""
         self._answers: dict[int, LLMatcher] = {}
 
     def check(self, form: str) -> None:
-        _check(form)
+        if (given := _check(form)) and given.get("calls"):
+            _check_beginning(self._matcher(form))
 
     def read(self, vocabulary: Vocabulary) -> None:
         """Takes a second for 100,000 tokens."""
         from llguidance import LLTokenizer
 
         pieces = [b"\xff" + piece if token in vocabulary.special else piece for token, piece in enumerate(vocabulary.pieces)]
-        self._marks = {vocabulary.pieces[token].decode(errors="replace"): token for token in vocabulary.special if vocabulary.pieces[token]}
-        self._compiled.clear()
-        self._tokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]  # its stub lacks it
+        tokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]  # its stub lacks it
             tokens=pieces, vocab_ptr=vocabulary.address, tokenize_fptr=vocabulary.tokenize, eos_token=vocabulary.ends,
             slices=LLTokenizer.json_slices())
+        with self._lock:
+            self._marks = {vocabulary.pieces[token].decode(errors="replace"): token for token in vocabulary.special if vocabulary.pieces[token]}
+            self._compiled.clear()
+            self._tokenizer = tokenizer
 
-    def begin(self, answer: int, form: str) -> None:
-        if form not in self._compiled:
-            self._compiled[form] = self._compile(form)
-            if len(self._compiled) > _MOST_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(form)
-        self._answers[answer] = self._compiled[form].deep_copy()
+    def begin(self, answer: int, form: str, begun: bytes) -> None:
+        matcher = self._answers[answer] = self._matcher(form)
+        if begun and self._tokenizer:
+            matcher.consume_tokens(self._tokenizer.tokenize_bytes(begun))
+        _check_matcher(matcher)
 
     def follow(self, answer: int, token: int | None, allowed: int, n_bytes: int) -> None:
         matcher = self._answers[answer]
@@ -73,6 +77,15 @@ class AnswerForms:
 
     def end(self, answer: int) -> None:
         self._answers.pop(answer, None)
+
+    def _matcher(self, form: str) -> LLMatcher:
+        with self._lock:
+            if form not in self._compiled:
+                self._compiled[form] = self._compile(form)
+                if len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(form)
+            return self._compiled[form].deep_copy()
 
     def _compile(self, form: str) -> LLMatcher:
         from llguidance import LLMatcher
@@ -122,23 +135,30 @@ def _spaced(schema: Any) -> str:
 
 
 @lru_cache(maxsize=64)
-def _check(form: str) -> None:
+def _check(form: str) -> dict[str, Any] | None:
+    """Raises ConfigError where no answer can be held to the form; calls need the vocabulary, and are not looked at."""
     try:
         from llguidance import LLMatcher, LLTokenizer
     except ImportError:
         raise ConfigError(f"the package llguidance is missing, which holds answers to it; pip install llguidance=={LLGUIDANCE}") from None
     try:
         given = _given(form)
+        if given and given.get("calls"):
+            return given
         grammar = form if given is None else _grammar(given, {})
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it cannot be read ({error})") from None
-    matcher = _check_matcher(LLMatcher(LLTokenizer("byte"), grammar, log_level=0))
-    matcher.compute_bitmask()  # an error where nothing can begin an answer
-    _check_matcher(matcher)
+    matcher = _check_beginning(_check_matcher(LLMatcher(LLTokenizer("byte"), grammar, log_level=0)))
     if given is not None and given["begun"] and not matcher.consume_tokens(list(given["begun"].encode())):
         raise ConfigError("the beginning of the answer, which the last message gives, does not fit it")
+    return given
+
+
+def _check_beginning(matcher: LLMatcher) -> LLMatcher:
+    matcher.compute_bitmask()  # an error where nothing can begin an answer
+    return _check_matcher(matcher)
 
 
 def _check_matcher(matcher: LLMatcher) -> LLMatcher:

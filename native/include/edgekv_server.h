@@ -298,14 +298,14 @@ typedef struct {
 } edgekv_vocabulary;
 
 /* What holds answers to forms, such as JSON schemas. A form is a text that begins with %edgekv or %llguidance. Threads of requests call check(), one
-   thread of its own the others. Sentences go to edgekv_server_answer(). */
+   thread of its own the others; a form that has calls is checked behind read(). Sentences go to edgekv_server_answer(). */
 typedef struct {
     /* 1: answers can be held to the form, or the sentence says why not */
     int (*check)(const char * form, void * out);
     /* the vocabulary of the answers that begin from now on; valid until the call returns, `vocab` as long as these answers */
     void (*read)(const edgekv_vocabulary * vocabulary);
-    /* An answer begins. 0, or a sentence: it cannot. */
-    int (*begin)(int64_t answer, const char * form, void * out);
+    /* An answer begins, with the text `begun`. 0, or a sentence: it cannot. */
+    int (*begin)(int64_t answer, const char * form, const char * begun, void * out);
     /* The token is the answer's next one; -1: it has none yet. Writes a bit for each token: whether it may follow. 0, or a sentence: none can. */
     int (*follow)(int64_t answer, int32_t token, uint32_t * allowed, void * out);
     /* Another answer begins with the same tokens. */

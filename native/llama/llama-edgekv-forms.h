@@ -3,10 +3,10 @@
 
 #include "../include/edgekv_server.h"
 
-#include <string>
+#include "llama.h"
 
-struct llama_sampler;
-struct llama_vocab;
+#include <string>
+#include <vector>
 
 // Only while no sampler of ours exists.
 void llama_edgekv_set_forms(const edgekv_forms & forms);
@@ -14,8 +14,10 @@ void llama_edgekv_set_forms(const edgekv_forms & forms);
 // Whether a grammar is a form: begins with "%edgekv" or "%llguidance".
 bool llama_edgekv_is_form(const std::string & grammar);
 
-// Why answers cannot be held to a form; empty: they can. Any thread.
-std::string llama_edgekv_check_form(const std::string & form);
+// Why answers cannot be held to a form; empty: they can. Any thread. null: no vocabulary, and the form has no calls.
+std::string llama_edgekv_check_form(const std::string & form, const llama_vocab * vocab);
 
 // A sampler that allows what a form allows; null: the grammar is none. It throws std::runtime_error, with a sentence, where an answer cannot go on.
-llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar);
+// `is_lazy`: the form holds from where the answer has one of the patterns (llama-edgekv-triggers.h) or tokens, if it goes on behind it.
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, bool is_lazy, const std::vector<std::string> & patterns,
+                                  const std::vector<llama_token> & tokens);

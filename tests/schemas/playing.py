@@ -53,7 +53,7 @@ class Masks:
 
     def take(self, schema: Any, text: str) -> bool:
         """Whether an answer can be `text`, and end there. Raises ConfigError where the form cannot be followed."""
-        self._forms.begin(1, form_of(schema))
+        self._forms.begin(1, form_of(schema), b"")
         self._follow(None)
         for token in [*self._tokens(text.encode()), self._end]:
             if not self._allowed[token // 32] >> (token % 32) & 1:

@@ -23,6 +23,7 @@ ANSWERS = {  # by the last letter of the prompt; behind thinking a call, an answ
 PARAMETERS = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 """Where no other token may follow than the one that the tokenizer would write, the stub's long ones do not come, and only a schema of one text ends it."""
 WORD = {"type": "object", "properties": {"word": {"const": "ok"}}, "required": ["word"], "additionalProperties": False}
+ONE_OF_TWO = {"enum": ["a.txt", "b.txt"], "not": {"const": "a.txt"}}
 USER = {"role": "user", "content": "Do it."}
 
 # Templates by what tells a call; llama.cpp reads them by these marks.
@@ -38,18 +39,22 @@ TAGGED = TOOLS + TURNS + CALLS + ("{{ '<tool_call>\n<function=' + c.function.nam
                                   "{{ '<parameter=' + k + '>\n' + v + '\n</parameter>\n' }}{% endfor %}{{ '</function>\n</tool_call>' }}{% endfor %}") + ENDED
 CHANNELS = ("{% for m in messages %}{{'<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>'}}{% endfor %}"
             "{% if add_generation_prompt %}{{'<|start|>assistant'}}{% endif %}{# <|channel|> #}")
+SECTIONS = ("{% for m in messages %}{{'<|im_user|>' + m['content'] + '<|im_end|>'}}{% endfor %}"
+            "{% if add_generation_prompt %}{{'<|im_assistant|>assistant<|im_middle|>'}}{% endif %}{# <|tool_calls_section_begin|><|tool_call_begin|> #}")
 KINDS: dict[str, tuple[str, list[bytes], tuple[str, ...]]] = {  # a template, a call under it, and its marks
     "tagged JSON": ((SUPPORT / "tools.jinja").read_text(), [CALL + b"</tool_call>"], ()),
     "marks that are tokens": ((SUPPORT / "tools.jinja").read_text(), [b"<tool_call>", CALL[len(b"<tool_call>"):], b"</tool_call>"],
                               ("<tool_call>", "</tool_call>")),
     "a list": (LISTED, [b'[TOOL_CALLS][{"name": "look", "arguments": ' + ARGUMENTS + b"}]"], ()),
     "tags": (TAGGED, [b"<tool_call>\n<function=look>\n<parameter=path>\na.txt\n</parameter>\n</function>\n</tool_call>"], ()),
+    "channels": (CHANNELS, [b" to=functions.look", b"<|channel|>", b"commentary", b"<|message|>", ARGUMENTS],
+                 ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")),
 }
-
-
-UNTOLD: dict[str, tuple[str, tuple[str, ...]]] = {
-    "plain JSON": (PLAIN, ()),
-    "channels": (CHANNELS, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>", "<|call|>")),
+ANSWERED = {kind: (template, [b'{"word": "', b'no"}', b" and prose"], marks) for kind, (template, _, marks) in KINDS.items()} | {
+    "channels": (CHANNELS, [b"<|channel|>", b"final", b"<|message|>", b'{"word": "', b'no"}', b" and prose"], KINDS["channels"][2]),
+    "sections": (SECTIONS, [b'{"word": "', b'no"}', b" and prose"], (
+        "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>", "<|tool_call_end|>")),
 }
 
 
@@ -125,8 +130,36 @@ def strict(path: str, schema: Any, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_arguments_of_a_strict_tool_hold_to_its_schema(served: Served, path: str):
     choice: Any = {"type": "any"} if path == MESSAGES else "required"
-    body = strict(path, {"enum": ["a.txt", "b.txt"], "not": {"const": "a.txt"}}, tool_choice=choice)
+    body = strict(path, ONE_OF_TWO, tool_choice=choice)
     assert said(path, post(served.url, path, body))[1] == [{"path": "b.txt"}]
+
+
+def test_arguments_of_a_strict_tool_hold_where_the_call_is_free(tmp_path: Path):
+    """Of thinking, and then a call."""
+    pieces = [b"Look: <tool_call>\n{}", b"</think>", b"\n\n<tool_", b'call>\n{"name": "look", "arguments": {"path": "', b'a.txt"}}\n', b"</tool_call>"]
+    model = write_stub(tmp_path / "stub.gguf", pieces, (SUPPORT / "thinking.jinja").read_text(),
+                       specials=("<|im_start|>", "<|im_end|>", "<think>", "</think>"), control=False)
+    with serving(tmp_path, str(model)) as started:
+        for path in (CHAT, RESPONSES, MESSAGES):
+            assert said(path, post(started.url, path, strict(path, ONE_OF_TWO))) == ("", [{"path": "b.txt"}])
+
+
+FREE: dict[str, tuple[list[bytes], bool]] = {  # what is said, and whether it is a call
+    "a mark within tokens": ([b"I look.\n<tool", b'_call>\n{"name": "look", "arguments": {"path": "', b'a.txt"}}\n', b"</tool_call>"], True),
+    "a mark that is a token": ([b"I look.\n", b"<tool_call>", b'\n{"name": "look", "arguments": {"path": "', b'a.txt"}}\n', b"</tool_call>"], True),
+    "no mark": ([b"Nothing to look at: ", b'{"path": "a.txt"}'], False),
+    "a mark of no call": ([b"Write <tool_call>", b" before ", b"a call."], False),
+}
+
+
+@pytest.mark.parametrize("kind", FREE)
+def test_what_is_said_beside_a_strict_tool_is_free(tmp_path: Path, kind: str):
+    pieces, is_call = FREE[kind]
+    marks = ("<tool_call>",) if b"<tool_call>" in pieces else ()
+    model = write_stub(tmp_path / "stub.gguf", pieces, KINDS["tagged JSON"][0], specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
+    with serving(tmp_path, str(model)) as started:
+        text, calls = said(CHAT, post(started.url, CHAT, strict(CHAT, ONE_OF_TWO) | {"chat_template_kwargs": {"enable_thinking": False}}))
+    assert (text.strip(), calls) == ("I look.", [{"path": "b.txt"}]) if is_call else (text, calls) == (b"".join(pieces).decode(), [])
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -140,12 +173,11 @@ def test_no_call_where_none_is_allowed(served: Served):
     assert json.loads(text) == {"word": "ok"} and not calls
 
 
-@pytest.mark.parametrize("kind", UNTOLD)
-def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path, kind: str):
-    template, marks = UNTOLD[kind]
-    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose.", template, specials=("<|im_start|>", "<|im_end|>", *marks)))) as started:
+def test_a_template_whose_calls_have_no_mark_refuses(tmp_path: Path):
+    with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose.", PLAIN))) as started:
         reply = started.ask(CHAT, asked(CHAT))
-    assert reply.status == 400 and "leave the tools or the schema out" in reply.body["error"]["message"]
+    assert reply.status == 400 and reply.body["error"]["message"].startswith("the field 'response_format' cannot hold")
+    assert "leave the tools or the schema out" in reply.body["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,11 +188,10 @@ def test_each_kind_of_template_calls(tmp_path: Path, kind: str):
         assert said(CHAT, post(started.url, CHAT, asked(CHAT))) == ("", [{"path": "a.txt"}])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ANSWERED)
 def test_each_kind_of_template_answers(tmp_path: Path, kind: str):
-    template, _, marks = KINDS[kind]
-    model = write_stub(tmp_path / "stub.gguf", [b'{"word": "', b'no"}', b" and prose"], template,
-                       specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
+    template, answer, marks = ANSWERED[kind]
+    model = write_stub(tmp_path / "stub.gguf", answer, template, specials=("<|im_start|>", "<|im_end|>", *marks), control=False)
     with serving(tmp_path, str(model)) as started:
         text, calls = said(CHAT, post(started.url, CHAT, asked(CHAT)))
         assert json.loads(text) == {"word": "ok"} and not calls

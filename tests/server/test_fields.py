@@ -73,6 +73,48 @@ def test_a_value_that_the_server_does_not_have_is_refused(served: Served, name: 
     assert why in refusal(served.ask(CHAT, {**PLAIN[CHAT], name: value}))
 
 
+DEFAULTS: dict[str, dict] = {  # what clients write out that asks for nothing: OpenAI's and Anthropic's documents, and those of other servers of these APIs
+    CHAT: {"audio": None, "frequency_penalty": 0, "function_call": "none", "functions": [], "logit_bias": {}, "logprobs": False, "max_tokens": None,
+           "metadata": {}, "modalities": ["text"], "n": 1, "parallel_tool_calls": True, "prediction": None, "presence_penalty": 0,
+           "response_format": {"type": "text"}, "seed": -1, "service_tier": "auto", "stop": None, "store": False, "stream": False, "stream_options": None,
+           "temperature": 1, "tool_choice": "none", "tools": [], "top_logprobs": 0, "top_p": 1, "user": "", "verbosity": "medium",
+           "web_search_options": None, "top_k": -1, "min_p": 0, "add_generation_prompt": True, "continue_final_message": False, "grammar": "",
+           "dry_penalty_last_n": -1, "dry_sequence_breakers": [], "repeat_last_n": -1, "max_completion_tokens": -1, "lora": [], "samplers": []},
+    COMPLETIONS: {"best_of": 1, "echo": False, "frequency_penalty": 0, "logit_bias": None, "logprobs": None, "max_tokens": 16, "n": 1, "suffix": "",
+                  "presence_penalty": 0, "seed": None, "stop": [], "user": "", "dry_penalty_last_n": -1, "dry_sequence_breakers": [], "repeat_last_n": -1},
+    RESPONSES: {"background": False, "conversation": None, "include": [], "instructions": None, "max_output_tokens": None, "max_tool_calls": None,
+                "metadata": {}, "parallel_tool_calls": True, "previous_response_id": None, "prompt": None, "reasoning": {"effort": None, "summary": None},
+                "service_tier": "auto", "store": True, "text": {"format": {"type": "text"}, "verbosity": "medium"}, "tool_choice": "auto", "tools": [],
+                "top_logprobs": 0, "truncation": "disabled", "user": "", "repeat_last_n": -1},
+    MESSAGES: {"container": None, "metadata": {"user_id": None}, "service_tier": "auto", "stop_sequences": [], "stream": False, "system": "", "temperature": 1,
+               "thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}, "tools": [], "top_k": 0, "top_p": 1, "mcp_servers": []},
+}
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_defaults_that_clients_write_out_are_taken(served: Served, path: str):
+    for name, value in DEFAULTS[path].items():
+        reply = served.ask(path, {**PLAIN[path], name: value})
+        assert reply.status == 200, f"{name}: {reply.text}"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, "/completion"])
+def test_the_defaults_that_the_server_tells_are_taken(served: Served, path: str):
+    told = served.ask("/props").body["default_generation_settings"]["params"]
+    assert len(told) > 30 and told.pop("chat_format")  # told as a name, and no field of a client's
+    for name, value in told.items():
+        reply = served.ask(path, {**PLAIN.get(path, PLAIN[COMPLETIONS]), name: value})
+        assert reply.status == 200, f"{name}: {reply.text}"
+
+
+def test_penalties_reach_as_far_as_a_slot(served: Served):
+    """Upstream makes room for as many tokens as it is told, and knows no -1."""
+    asked = {**PLAIN[COMPLETIONS], "max_tokens": 4, "dry_multiplier": 1, "repeat_penalty": 1.1, "verbose": True}
+    for reach, held in ((-1, n_ctx := served.ask("/props").body["default_generation_settings"]["n_ctx"]), (2147483647, n_ctx), (7, 7), (0, 0)):
+        settings = served.ask(COMPLETIONS, {**asked, "repeat_last_n": reach, "dry_penalty_last_n": reach}).body["__verbose"]["generation_settings"]
+        assert (settings["repeat_last_n"], settings["dry_penalty_last_n"]) == (held, held)
+
+
 @pytest.mark.parametrize("path", PLAIN)
 def test_what_has_no_effect_is_said(served: Served, path: str):
     asked = {**PLAIN[path], "guided_json": {}, "min_tokens": 5, "a,b\n": 1, "seed": None}

@@ -97,10 +97,11 @@ json before_answer(const common_chat_params & chat, bool has_channels) {
     return before;
 }
 
-// Replaces the template's grammar.
-void set_form(const std::string & form, json & task) {
+// Replaces the template's grammar by a form that the request's field `field` asks for.
+void set_form(const std::string & form, const std::string & field, json & task) {
     task["grammar"]      = form;
     task["grammar_lazy"] = false;
+    task[ASKED_BY]       = field;
     task.erase("grammar_type");
     task.erase("grammar_triggers");
 }
@@ -116,13 +117,13 @@ void hold_schema(const common_chat_params & chat, const common_chat_templates_in
     const std::string begun   = goes_on ? inputs.messages.back().render_content() : "";
     const std::string form    = form_of(schema_in(inputs), begun.empty() ? before_answer(chat, has_channels) : json::array(), begun);
     check_form(form, "response_format");
-    set_form(form, task);
+    set_form(form, "response_format", task);
     if (!has_channels) {
         task["chat_parser"] = plain_parser(chat, inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE);
     }
 }
 
-// A call that is left to the model is held to the template's own grammar, and its schema must be one that can be held to.
+// Refuses a strict tool by its name where calls cannot be held to its schema.
 void check_strict(const common_chat_templates_inputs & inputs, const std::vector<std::string> & strict) {
     for (const auto & tool : inputs.tools) {
         if (!tool.parameters.empty() && std::find(strict.begin(), strict.end(), tool.name) != strict.end()) {
@@ -170,9 +171,15 @@ void hold_calls(const common_chat_params & chat, common_chat_templates_inputs in
     }
     const json        calls = {{ "parser", call.parser }, { "arguments", arguments_of(inputs, strict) }};
     const std::string form  = form_of(schema, has_channels && has_schema ? final_channel() : json::array(), "", calls);
-    check_form(form, asking);
-    set_form(form, task);
+    set_form(form, asking, task);
     task["grammar_type"] = "tool_calls";  // upstream's word for one that begins with the prompt's end
+}
+
+// Lets calls that the model is free to make hold to the tools' schemas, in the place of the template's grammar and where that would: from a trigger on.
+void hold_free_calls(const common_chat_params & chat, const common_chat_templates_inputs & inputs, const std::vector<std::string> & strict, json & task) {
+    const json calls = {{ "parser", chat.parser }, { "arguments", arguments_of(inputs, strict) }, { "lazy", true }};
+    task["grammar"] = form_of(json(), json::array(), "", calls);
+    task[ASKED_BY]  = "tools";
 }
 
 }  // namespace
@@ -182,10 +189,14 @@ void shape_answer(const common_chat_params & chat, const common_chat_templates_i
     const bool has_schema   = !inputs.json_schema.empty();
     const bool has_channels = chat.thinking_start_tag == "<|channel|>analysis<|message|>";
     const bool is_foreign   = chat.grammar.empty() && !has_channels;  // the template's own grammar tells thinking and answer apart
-    const bool is_strict    = !choice.strict.empty() && inputs.grammar.empty() && inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+    const bool is_strict    = !choice.strict.empty() && inputs.grammar.empty();
+    const bool must_call    = inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED;
     check_strict(inputs, choice.strict);
-    if (may_call(inputs) && (has_schema || is_strict)) {
+    if (may_call(inputs) && (has_schema || (is_strict && must_call))) {
         return hold_calls(chat, inputs, has_channels, templates, choice.strict, task);
+    }
+    if (may_call(inputs) && is_strict && chat.grammar_lazy) {
+        return hold_free_calls(chat, inputs, choice.strict, task);
     }
     if (!has_schema && inputs.grammar.empty()) {
         return;

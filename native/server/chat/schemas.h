@@ -13,10 +13,16 @@ namespace edgekv_server {
 // `calls`: what may come in its place (edgekv/server/answer_calls.py), or must where the schema is null.
 std::string form_of(const json & schema, const json & before = json::array(), const std::string & begun = "", const json & calls = json());
 
-// Throws std::invalid_argument, with the reason, where answers cannot be held to `form`, which the request's field `field` asks for.
-void check_form(const std::string & form, const std::string & field);
+// Throws std::invalid_argument, with the reason, where answers cannot be held to `form`, which the request's field `field` asks for. `vocab`: for calls.
+void check_form(const std::string & form, const std::string & field, const llama_vocab * vocab = nullptr);
 
-// Takes the form that a task's fields json_schema and grammar ask for. False: none, or GBNF, which is upstream's. Throws as check_form().
+// Takes the form that a task's fields json_schema and grammar ask for. False: none, or GBNF, which is upstream's.
 bool take_form(const json & task, common_params_sampling & sampling);
+
+// check_form() of the form that take_form() takes
+void check_task(const json & task, const llama_vocab * vocab);
+
+// The task's field that names the request's, for which its grammar was made.
+inline constexpr char ASKED_BY[] = "grammar_asked_by";
 
 }  // namespace edgekv_server

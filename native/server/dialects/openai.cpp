@@ -28,6 +28,9 @@ public:
             request.erase("top_logprobs");
             request["n_probs"] = std::max({ json_value(request, "n_probs", 0), m_n_tops, 1 });
         }
+        if (request.value("top_logprobs", json()) == 0) {  // none, which upstream refuses without 'logprobs'
+            request.erase("top_logprobs");
+        }
         if (json_value(request, "echo", false) && json_value(request, "n_probs", 0) > 0) {  // all of the prompt is computed
             request["cache_prompt"]     = false;
             request["backend_sampling"] = false;

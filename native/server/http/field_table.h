@@ -1,7 +1,7 @@
 // One row for each field of the endpoints' requests; `python -m edgekv.server.fields` makes FIELDS.md of them.
 //
 // `allowed` is a list of alternatives with " or " between them: "a boolean", "a text", "a number from A to B", "an integer from A", "an object",
-// "a list of texts|integers|numbers|objects", "one of A, B"; "not empty" may stand behind a text or a list. A row that comes first counts.
+// "a list of texts|integers|numbers|objects", "one of A, B", "0"; "not empty" may stand behind a text or a list. A row that comes first counts.
 #pragma once
 
 #include "server/http/fields.h"
@@ -58,12 +58,12 @@ inline constexpr field_row FIELDS[] = {
     { "clr",    "frequency_penalty",      fate::done,    "a number", "" },
     { "clr",    "presence_penalty",       fate::done,    "a number", "" },
     { "clr",    "repeat_penalty",         fate::done,    "a number", "" },
-    { "clr",    "repeat_last_n",          fate::done,    EDGEKV_COUNT, "" },
+    { "clr",    "repeat_last_n",          fate::done,    EDGEKV_COUNT_OR_ALL, "-1: all of the context" },
     { "clr",    "dry_multiplier",         fate::done,    "a number", "" },
     { "clr",    "dry_base",               fate::done,    "a number", "" },
     { "clr",    "dry_allowed_length",     fate::done,    EDGEKV_COUNT, "" },
-    { "clr",    "dry_penalty_last_n",     fate::done,    EDGEKV_COUNT, "" },
-    { "clr",    "dry_sequence_breakers",  fate::done,    "a list of texts not empty", "" },
+    { "clr",    "dry_penalty_last_n",     fate::done,    EDGEKV_COUNT_OR_ALL, "-1: all of the context" },
+    { "clr",    "dry_sequence_breakers",  fate::done,    "a list of texts", "an empty one: nothing breaks a sequence" },
     { "clr",    "mirostat",               fate::done,    "an integer from 0 to 2", "" },
     { "clr",    "mirostat_tau",           fate::done,    "a number", "" },
     { "clr",    "mirostat_eta",           fate::done,    "a number", "" },
@@ -78,7 +78,7 @@ inline constexpr field_row FIELDS[] = {
     { "c",      "logprobs",               fate::done,    "a boolean", "" },
     { "c",      "top_logprobs",           fate::done,    "an integer from 0 to 20", "" },
     { "l",      "logprobs",               fate::done,    "an integer from 0 to 100", "as many likely tokens for each one" },
-    { "r",      "top_logprobs",           fate::refused, "an integer from 0 to 0", "/v1/chat/completions has log-probabilities" },
+    { "r",      "top_logprobs",           fate::refused, "0", "/v1/chat/completions has log-probabilities" },
     { "cl",     "n_probs",                fate::done,    EDGEKV_COUNT, "llama.cpp's name" },
     { "cl",     "post_sampling_probs",    fate::done,    "a boolean", "of what the samplers leave, in llama.cpp's form" },
     // the form of the answer
@@ -106,7 +106,7 @@ inline constexpr field_row FIELDS[] = {
     { "cr",     "parallel_tool_calls",    fate::done,    "a boolean", "" },
     { "cr",     "parse_tool_calls",       fate::done,    "a boolean", "" },
     { "c",      "functions",              fate::refused, "", "use 'tools'" },
-    { "c",      "function_call",          fate::refused, "", "use 'tool_choice'" },
+    { "c",      "function_call",          fate::refused, "one of none, auto", "use 'tool_choice'" },
     { "c",      "web_search_options",     fate::refused, "", "leave it out, or offer a search as a tool" },
     { "r",      "max_tool_calls",         fate::said,    "", "it counts tools that a server runs; none are here" },
     { "m",      "mcp_servers",            fate::refused, "", "offer their tools as 'tools'" },

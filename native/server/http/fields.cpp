@@ -61,6 +61,7 @@ bool fits_one(const json & value, const std::string & allowed) {
         const std::string kind = split(allowed.substr(10), " ")[0];
         return value.is_array() && std::all_of(value.begin(), value.end(), [&](const json & one) { return has_kind(one, kind); });
     }
+    if (allowed == "0") { return value.is_number() && value == 0; }
     if (begins(allowed, "one of ")) {
         const auto words = split(allowed.substr(7), ", ");
         return value.is_string() && std::find(words.begin(), words.end(), value.get<std::string>()) != words.end();

@@ -1,7 +1,6 @@
 #include "server/http/guards.h"
 
 #include "llama-edgekv-triggers.h"
-#include "server-common.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -117,6 +116,18 @@ void check_trigger(const common_grammar_trigger & trigger) {
 
 void drop_empty(std::vector<std::string> & words) {
     words.erase(std::remove(words.begin(), words.end(), ""), words.end());
+}
+
+void take_none(const json & given, std::vector<std::string> & words) {
+    if (given.is_array() && given.empty()) {
+        words = { "" };
+    }
+}
+
+void bound_reach(common_params_sampling & sampling, int32_t n_ctx) {
+    for (int32_t * reach : { &sampling.penalty_last_n, &sampling.dry_penalty_last_n }) {
+        *reach = *reach < 0 ? n_ctx : std::min(*reach, n_ctx);
+    }
 }
 
 }  // namespace edgekv_guards

@@ -1,10 +1,10 @@
 // Bounds on the nesting, names, patterns and stop words of a request: for the patches `server-guards` and `client-texts`.
 #pragma once
 
+#include "server-common.h"
+
 #include <string>
 #include <vector>
-
-struct common_grammar_trigger;
 
 namespace edgekv_guards {
 
@@ -18,5 +18,11 @@ void check_trigger(const common_grammar_trigger & trigger);
 
 // Leaves the stop words that are not empty.
 void drop_empty(std::vector<std::string> & words);
+
+// An empty list of a request becomes one of an empty text, which upstream passes over; an empty list it would refuse.
+void take_none(const json & given, std::vector<std::string> & words);
+
+// Penalties reach back over the tokens of a slot at most, and over all of them where -1 is asked for: upstream has room for as many as it is told.
+void bound_reach(common_params_sampling & sampling, int32_t n_ctx);
 
 }  // namespace edgekv_guards

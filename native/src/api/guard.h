@@ -8,6 +8,10 @@
 #include <new>
 #include <thread>
 
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+#endif
+
 namespace edgekv {
 
 // For tests: the n-th guarded call from now on throws std::bad_alloc before anything else; 0: none does.
@@ -52,13 +56,17 @@ R guarded_hook(Context * ctx, R otherwise, F body) {
 // end the process with a trace. The thread waits here for the process's end.
 template <class F>
 auto outside(F body) {
+#ifdef __GLIBCXX__
     try {
         return body();
-    } catch (...) {
+    } catch (const abi::__forced_unwind &) {
         for (;;) {
             std::this_thread::sleep_for(std::chrono::hours(1));
         }
     }
+#else
+    return body();
+#endif
 }
 
 }  // namespace edgekv

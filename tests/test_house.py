@@ -41,7 +41,7 @@ BUDGETS = {
     "native/include": 1_375,
     "native/llama": 4_781,
     "native/server": 8_383,
-    "native/src": 20_447,
+    "native/src": 20_455,
     "native/tests": 8_319,
     "patches": 4_277,
     "tests": 1_988,

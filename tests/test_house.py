@@ -57,7 +57,7 @@ BUDGETS = {
     "tests/planning": 1_555,
     "tests/planted": 601,
     "tests/policies": 890,
-    "tests/prefix_cache": 3_685,
+    "tests/prefix_cache": 3_729,
     "tests/proof": 201,
     "tests/runtime": 6_962,
     "tests/server": 9_807,

@@ -1,4 +1,4 @@
-"""Any order of saves, loads that other saves and evictions cross, pins, restarts, crashes and damage, compared with a list of what was saved."""
+"""Any order of saves, snapshots, loads that other saves and evictions cross, pins, restarts, crashes and damage, compared with a list of what was saved."""
 
 import shutil
 import tempfile
@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader
+from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader, state
 from support.stores import n_restored, open_store
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Reading
@@ -23,6 +23,10 @@ WHICH = st.integers(0, 3)
 LENGTH = st.sampled_from([1, 100, 255, 256, 257, 300, 512, 600, 700, 1500])
 """Few, so that conversations meet: in the middle of a block, at its end, one behind it."""
 
+SNAPSHOTS = st.lists(LENGTH, max_size=2)
+GOES_ON = st.sampled_from([None, 0, 256, 600])
+"""As of `match_prefix`: None for a model that keeps only rows."""
+
 PINNED = st.sampled_from([0, 0, 0, 50])
 """Seconds."""
 
@@ -34,14 +38,16 @@ class Machine(RuleBasedStateMachine):
     """What holds whatever happens: rows are those of the tokens asked for, without a gap, and read no worse than was accepted; nothing is found that
     nobody saved; RAM stays within its bound; what is pinned stays. And where nothing had to go, everything is found that was saved."""
 
-    @initialize(ram_blocks=st.sampled_from([0, 2, 6, AMPLE]), on_disk=st.booleans(), n=LENGTH)
-    def begin(self, ram_blocks, on_disk, n):
+    @initialize(ram_blocks=st.sampled_from([0, 2, 6, AMPLE]), on_disk=st.booleans(), worst=st.sampled_from([Reading.EXACT, Reading.SPARSE]), n=LENGTH)
+    def begin(self, ram_blocks, on_disk, worst, n):
         self.home, self.n_folders = Path(tempfile.mkdtemp()), 1
         self.folder = self.home / "0" if on_disk else None
-        self.ram_bytes, self.now = ram_blocks * BLOCK_BYTES, 0.0
+        self.ram_bytes, self.worst, self.now = ram_blocks * BLOCK_BYTES, worst, 0.0
         self.conversations: list[Said] = []
         self.saved: list[Said] = []
         """At most this is found."""
+        self.snapshots: list[Said] = []
+        """The same of snapshots."""
         self.lost = not on_disk and ram_blocks != AMPLE
         """Not all of it need be there."""
         self.damaged = False
@@ -50,10 +56,10 @@ class Machine(RuleBasedStateMachine):
         """Prompts, and how long they stay."""
         self.matches: list[tuple[Match, int]] = []
         """Not loaded yet, with the number of inserts before."""
-        self.hits: list[tuple[PrefixHit, np.ndarray, int, Reading]] = []
+        self.hits: list[tuple[PrefixHit, Match]] = []
         """Not given back yet, with what was asked."""
         self.open()
-        self.talk(0, 0, n, Reading.EXACT, 0, 0)
+        self.talk(0, 0, n, Reading.EXACT, 0, 0, [])
 
     def open(self):
         self.store = open_store(self.folder, self.ram_bytes)
@@ -75,20 +81,22 @@ class Machine(RuleBasedStateMachine):
 
     # ---- what a server does ----------------------------------------------------------------------------------------------------------
 
-    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED)
-    def talk(self, which, at, n, reading, since, pinned_for):
+    @rule(which=WHICH, at=LENGTH, n=LENGTH, reading=st.sampled_from(Reading), since=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS)
+    def talk(self, which, at, n, reading, since, pinned_for, snapshots):
         """A conversation goes on, or another one leaves it."""
         before, readings = self.conversations[which % len(self.conversations)] if self.conversations else (np.empty(0), np.empty(0))
         tokens = conversation(n, len(self.conversations), after=before[:at])
         first = len(tokens) - n
         labels = np.concatenate([readings[:first], np.zeros(n)]).astype(np.uint8)
-        labels[max(since, first):] = reading
+        labels[max(since, first):] = min(reading, self.worst)
         self.conversations.append((tokens, np.maximum.accumulate(labels)))
-        self.insert(len(self.conversations) - 1, len(tokens), pinned_for)
+        self.insert(len(self.conversations) - 1, len(tokens), pinned_for, snapshots)
 
-    @rule(which=WHICH, n=LENGTH, pinned_for=PINNED)
-    def insert(self, which, n, pinned_for):
+    @rule(which=WHICH, n=LENGTH, pinned_for=PINNED, snapshots=SNAPSHOTS, again=st.booleans())
+    def insert(self, which, n, pinned_for, snapshots, again=False):
+        """again: all was read exactly this time."""
         tokens, readings = (part[:n] for part in self.conversations[which % len(self.conversations)])
+        readings = 0 * readings if again else readings
         stays = ((len(tokens), self.now + pinned_for),) if pinned_for and not self.damaged else ()
         saved = self.store.insert(Conversation(tokens, stays=stays), readings, reader(tokens, readings))
         n_kept = saved.n_known + saved.n_new
@@ -96,44 +104,66 @@ class Machine(RuleBasedStateMachine):
         self.saved.append((tokens[:n_kept], readings[:n_kept]))
         if stays and not saved.n_left_out:
             self.pins.append((tokens, self.now + pinned_for))
+        for at in snapshots:
+            if self.store.insert_snapshot(Conversation(tokens[:at]), readings[:at], state(tokens[:at])):
+                self.snapshots.append((tokens[:at], readings[:at]))
 
-    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=LENGTH, accepts=st.sampled_from(Reading))
-    def match(self, which, at, more, n_have, accepts):
+    @rule(which=WHICH, at=LENGTH, more=st.sampled_from([0, 40]), n_have=st.just(0) | LENGTH, accepts=st.sampled_from(Reading), goes_on=GOES_ON,
+          now=st.booleans())
+    def match(self, which, at, more, n_have, accepts, goes_on, now):
         """It changes nothing: blocks in RAM stay in the order in which they go."""
         asked = conversation(more, 1000, after=self.conversations[which % len(self.conversations)][0][:at])
         all_there = self.all_there()
         before = self.in_ram(), self.store.stats()
-        match = self.store.match_prefix(Conversation(asked), accepts, n_have)
+        match = self.store.match_prefix(Conversation(asked), accepts, n_have, None if goes_on is None else min(goes_on, n_have))
         assert self.folder is not None or (self.in_ram(), self.store.stats()) == before
         assert match.n_tokens == self.most(match) if all_there else match.n_tokens <= self.most(match)
         self.matches.append((match, len(self.saved)))
+        if now:
+            self.load(-1, at_once=True)
 
     @precondition(lambda self: self.matches)
     @rule(which=WHICH, at_once=st.booleans())
     def load(self, which, at_once):
         """What is still there of a match, whatever happened since."""
         match, n_inserts = self.matches.pop(which % len(self.matches))
-        asked, n_have, accepts = match.asked.tokens, match.n_have, match.accepts
         all_there = self.all_there() and n_inserts == len(self.saved)  # a longer block replaces a tail
         hit = self.store.load(match, in_part=not at_once)
-        assert hit.n_tokens == match.n_tokens if all_there else hit.n_tokens <= match.n_tokens
-        if at_once:
-            check_rows(hit, asked, n_have, accepts)
+        if match.goes_on is None:
+            assert hit.n_tokens == match.n_tokens if all_there else hit.n_tokens <= match.n_tokens
+            if all_there and hit.end % BLOCK_TOKENS:
+                assert hit.pieces[-1].reading <= self.best_label(match, hit.end), "the worse of two chains"
         else:
-            self.hits.append((hit, asked, n_have, accepts))
+            at, most = 0 if hit.snapshot is None else hit.snapshot.position, self.furthest(match)
+            assert at == most if all_there and self.worst is Reading.EXACT else at <= most
+        if at_once:
+            self.check(hit, match)
+        else:
+            self.hits.append((hit, match))
+
+    def check(self, hit: PrefixHit, match: Match) -> None:
+        asked, n_have = match.asked.tokens, match.n_have
+        n = check_rows(hit, asked, n_have, match.accepts)
+        if hit.snapshot is None:
+            assert not n or match.goes_on is None, "rows without a snapshot"
+            return
+        at = hit.snapshot.position
+        assert n == max(0, at - n_have), f"{n} rows behind {n_have}, and the snapshot is at {at}"
+        payload = hit.snapshot.read()
+        assert hit.snapshot.source == "disk" if payload is None else np.array_equal(payload, state(asked[:at])), f"what is at {at} is of other tokens"
 
     @precondition(lambda self: self.hits)
     @rule(which=WHICH, n=st.integers(-1, 4))
     def release(self, which, n):
         """The rows of a hit come, all or the first, or it is given up, whatever happened since it was found. A file may be gone, what is in RAM is there."""
-        hit, asked, n_have, accepts = self.hits.pop(which % len(self.hits))
+        hit, match = self.hits.pop(which % len(self.hits))
         if n < 0:
             self.store.release(hit)
             return
         wanted, layers = hit.pieces[:n], range(self.store.identity.layout.n_layers)
         n_good = next((i for i, piece in enumerate(wanted) if piece.read(layers) is None), len(wanted))
         assert n_good == len(wanted) or wanted[n_good].source == "disk"
-        check_rows(hit.first_pieces(n_good), asked, n_have, accepts)
+        self.check(hit if hit.snapshot is not None and n_good == len(hit.pieces) else hit.first_pieces(n_good), match)
         self.store.release(hit, n_good)
 
     @rule(seconds=st.integers(1, 60))
@@ -155,6 +185,7 @@ class Machine(RuleBasedStateMachine):
         self.pins.clear()
         if self.folder is None:
             self.saved.clear()
+            self.snapshots.clear()
         self.open()
 
     @precondition(lambda self: self.folder)
@@ -193,6 +224,18 @@ class Machine(RuleBasedStateMachine):
         tokens = match.asked.tokens
         return max([match.n_have, *(reachable(*one, tokens, match.accepts) for one in self.saved)]) - match.n_have
 
+    def best_label(self, match: Match, n: int) -> int:
+        """Of the block that ends a match of n tokens."""
+        tokens, end = match.asked.tokens, -(-n // BLOCK_TOKENS) * BLOCK_TOKENS
+        return min(readings[:end][-1] for one, readings in self.saved if reachable(one, readings, tokens, match.accepts) == n)
+
+    def furthest(self, match: Match) -> int:
+        """Where a snapshot lies, that has its rows, or rows in place; 0: there is none."""
+        asked = match.asked.tokens
+        last = min(len(asked) - 1, match.n_have + match.n_tokens)
+        return max([0, *(len(tokens) for tokens, readings in self.snapshots if match.goes_on < len(tokens) <= last
+                         and np.array_equal(tokens, asked[: len(tokens)]) and readings[-1] <= match.accepts)])
+
     def in_ram(self) -> list[Block]:
         return [block for link in self.store.shared.blocks.links() if (block := self.store.shared.blocks.get(link.key))]
 
@@ -201,7 +244,7 @@ class Machine(RuleBasedStateMachine):
         """With what hits hold: a block that leaves RAM while its rows are needed frees nothing. A tail leaves it all the same where a longer block
         takes its place, and lives as long as the hit."""
         with self.store.shared.lock:
-            held = {piece.block for hit, *_ in self.hits for piece in hit.pieces
+            held = {piece.block for hit, _ in self.hits for piece in hit.pieces
                     if piece.block.payload is not None and piece.n_block == BLOCK_TOKENS}
             assert sum(block.n_bytes for block in held | set(self.in_ram())) <= self.store.stats().ram.n_bytes <= self.store.most_ram_bytes
 

@@ -239,7 +239,5 @@ class StoreStats:
     """In RAM now; they count among its blocks too."""
     snapshot_bytes: int = 0
     """Of these, in RAM now; they count among its bytes too."""
-    n_snapshots_used: int = 0
-    """Hits with a snapshot."""
     n_dropped: int = 0
     """Blocks that RAM had no room for before they were written."""

@@ -150,7 +150,6 @@ class PrefixStore:
             if hit.snapshot is not None and n_loaded == len(hit.pieces):
                 self._take_in(hit.snapshot.block, keys)
                 self._ram.passed.discard(hit.snapshot.link.key)
-                self._stats.n_snapshots_used += 1
                 chain.append(hit.snapshot.link)
             self._used(chain)
             self._stats.n_loads += 1

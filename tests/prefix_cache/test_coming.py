@@ -75,14 +75,6 @@ def test_damage_is_found_in_its_layer(folder, caplog, layer):
     assert restore(store, TOKENS, 0, EXACT).n_tokens == 256
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"], ids=["short", "long"])
-def test_a_file_of_another_size_is_not_begun(folder, change):
-    path = second_file(folder)
-    path.write_bytes(change(path.read_bytes()))
-    restored = restore(open_store(folder), TOKENS, 0, EXACT, in_part=True)
-    assert restored.n_tokens == 256 and not path.exists()
-
-
 def test_a_file_that_vanishes_meanwhile_is_a_miss(folder):
     restored = restore(open_store(folder), TOKENS, 0, EXACT, in_part=True)
     for file in scan(folder):

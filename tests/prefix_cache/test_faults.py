@@ -11,13 +11,14 @@ import threading
 import time
 
 import pytest
-from support.prefix_rows import LAYOUT, conversation, identity
-from support.stores import n_restored, open_store, save
+from support.prefix_rows import conversation
+from support.stores import n_restored, open_store, restore, save
 
 from edgekv.prefix_cache import folder as folder_module
-from edgekv.prefix_cache.coming import InFlight
+from edgekv.prefix_cache.blocks import Reading
 from edgekv.prefix_cache.files import TEMPORARY, read_header, remove_file, scan
 from edgekv.prefix_cache.folder import FolderPlace
+from edgekv.prefix_cache.listing import check_files
 
 # ---- kill -9 -----------------------------------------------------------------------------------------------------------------------
 
@@ -25,11 +26,14 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from support.prefix_rows import conversation
+from edgekv.prefix_cache.blocks import Conversation
+from support.prefix_rows import conversation, exact, state
 from support.stores import open_store, save
 store = open_store(Path(sys.argv[1]), folder_bytes=400_000)
 for seed in range(10**9):
-    save(store, conversation(700 + seed % 99, seed))
+    tokens = conversation(700 + seed % 99, seed)
+    save(store, tokens)
+    store.insert_snapshot(Conversation(tokens[:650]), exact(tokens[:650]), state(tokens[:650]))
     store.flush()
     print(seed, flush=True)
 """
@@ -73,12 +77,11 @@ def test_kill_9_at_any_moment_leaves_a_folder_that_the_next_start_reads(tmp_path
         writer.wait()
         store = open_store(folder)
         assert not list(folder.rglob(f"{TEMPORARY}*"))
-        place = FolderPlace(identity(), folder, 1 << 30)
-        links = [file.link for file in scan(folder)]
-        assert links and all(block.read(range(2), InFlight(LAYOUT)) is not None for block in place.open(links))  # every file is whole
-        for seed in finished[-3:]:  # flushed blocks are there
+        checked = [one for *_, one in check_files(folder)]
+        assert checked and not [one for one in checked if one.refused]  # every file is whole
+        for seed in finished[-3:]:  # flushed blocks and snapshots are there
             tokens = conversation(700 + seed % 99, seed)
-            assert n_restored(store, tokens) == len(tokens)
+            assert n_restored(store, tokens) == len(tokens) and restore(store, tokens, 0, Reading.EXACT, goes_on=0).snapshot.position == 650
         store.close()
     assert not caplog.records
 

@@ -80,16 +80,6 @@ def test_without_ram_everything_goes_through_the_folder(tmp_path):
     assert n_restored(store, tokens) == 1280
 
 
-def test_labels_survive(tmp_path):
-    tokens = conversation(600)
-    readings = exact(tokens)
-    readings[300:] = SPARSE
-    save(open_store(tmp_path), tokens, readings)
-    store = open_store(tmp_path)
-    assert n_restored(store, tokens, accepts=SAMPLED) == 256
-    assert n_restored(store, tokens, accepts=SPARSE) == 600
-
-
 def test_near_miss_from_the_folder(written):
     folder, tokens = written
     asked = tokens.copy()

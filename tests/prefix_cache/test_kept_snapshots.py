@@ -1,24 +1,18 @@
 """Snapshots below RAM: in a folder and on a server, as blocks are."""
 
-import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.prefix_rows import check_rows, conversation, exact, identity, state
+from support.prefix_rows import check_rows, conversation, exact, state
 from support.redis_server import RedisServer
 from support.stores import open_store, restore, save
 
 from edgekv.prefix_cache import conversations
 from edgekv.prefix_cache.blocks import Conversation, Reading
-from edgekv.prefix_cache.files import TEMPORARY, BlockFile, remove_file, scan
+from edgekv.prefix_cache.files import BlockFile, remove_file, scan
 from edgekv.prefix_cache.identity import ModelIdentity, RowLayout
 from edgekv.prefix_cache.listing import check_files, list_chains, remove_chains, remove_loose_snapshots
 from edgekv.prefix_cache.named import Pin, write_pin
@@ -162,15 +156,6 @@ def test_a_damaged_file_is_removed_and_the_one_before_is_taken(tmp_path, caplog,
         assert len([checked for _, _, checked in check_files(tmp_path) if checked.refused]) == 0
 
 
-@pytest.mark.parametrize("n", [0, 10, 100, -1, -N_BYTES])
-def test_a_truncated_file_is_removed(tmp_path, n):
-    tokens = conversation(700)
-    keep(open_store(tmp_path), tokens, 600)
-    (only,) = snapshots(tmp_path)
-    only.path.write_bytes(only.path.read_bytes()[: n or None] if n else b"")
-    assert found(open_store(tmp_path), tokens) == (0, "")
-
-
 def test_a_file_with_anothers_name_is_not_taken(tmp_path):
     """Also a block that is named as a snapshot."""
     tokens = conversation(700)
@@ -181,13 +166,6 @@ def test_a_file_with_anothers_name_is_not_taken(tmp_path):
     block = next(file for file in scan(tmp_path) if not file.link.snapshot)
     shutil.copy(block.path, first.path)
     assert found(open_store(tmp_path), tokens) == (0, "")
-
-
-def test_other_models_never_meet(tmp_path):
-    tokens = conversation(700)
-    keep(open_store(tmp_path), tokens, 600)
-    other = open_store(tmp_path, who=identity("another"))
-    assert found(other, tokens) == (0, "")
 
 
 def test_damage_while_it_is_read_is_told_by_its_reader(tmp_path):
@@ -202,39 +180,6 @@ def test_damage_while_it_is_read_is_told_by_its_reader(tmp_path):
     assert hit.snapshot is not None and hit.snapshot.read() is None
     store.release(hit)
     assert not only.path.exists() and found(store, tokens) == (0, "")
-
-
-WRITER = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from pathlib import Path
-sys.path.insert(0, sys.argv[2] + "/prefix_cache")
-from support.prefix_rows import conversation
-from support.stores import open_store
-from test_kept_snapshots import keep
-store = open_store(Path(sys.argv[1]), folder_bytes=800_000)
-for seed in range(10**9):
-    keep(store, conversation(700 + seed % 99, seed), 300, 650)
-    print(seed, flush=True)
-"""
-
-
-def test_kill_9_at_any_moment_leaves_whole_files(tmp_path, caplog):
-    folder, chance = tmp_path / "prefixes", random.Random(3)
-    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    for _ in range(4):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), tests], stdout=subprocess.PIPE, text=True)
-        seed = int(writer.stdout.readline())
-        time.sleep(chance.uniform(0, 0.3))
-        writer.send_signal(signal.SIGKILL)
-        finished = [seed, *map(int, writer.stdout.read().split())]
-        writer.wait()
-        store = open_store(folder)
-        assert not list(folder.rglob(f"{TEMPORARY}*")) and not [one for _, _, one in check_files(folder) if one.refused]
-        for seed in finished[-2:]:
-            assert found(store, conversation(700 + seed % 99, seed)) == (650, "disk")
-        store.close()
-    assert not caplog.records
 
 
 # ---- bounds ------------------------------------------------------------------------------------------------------------------------
@@ -264,38 +209,6 @@ def test_200_turns_stay_within_both_bounds(tmp_path):
     store = open_store(tmp_path)
     assert found(store, conversation(3, 7, after=tokens), n_bytes=20_000) == (len(tokens), "disk")
     assert found(store, early) == (290, "disk")  # its block and snapshot are older than all, and of use
-
-
-def test_two_processes_share_a_folder(tmp_path):
-    def work(seed: int) -> None:
-        store = open_store(tmp_path, folder_bytes=1 << 24)
-        for turn in range(12):
-            tokens = conversation(400, 100 * seed + turn)
-            keep(store, tokens, 390)
-            assert found(store, tokens) == (390, "ram")
-        store.close()
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    store = open_store(tmp_path)
-    assert all(found(store, conversation(400, 100 * seed + turn)) == (390, "disk") for seed in range(2) for turn in range(12))
-
-
-def test_a_folder_that_cannot_be_written_to_keeps_ram(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    from edgekv.prefix_cache import folder
-
-    def full(descriptor, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folder, "write_all", full)
-    store, tokens = open_store(tmp_path), conversation(700)
-    save(store, tokens)
-    store.insert_snapshot(Conversation(tokens[:600]), exact(tokens[:600]), state(tokens[:600], N_BYTES))
-    store.flush(20)
-    assert found(store, tokens) == (600, "ram") and not snapshots(tmp_path) and store.stats().disk.n_errors > 0
 
 
 # ---- for people --------------------------------------------------------------------------------------------------------------------

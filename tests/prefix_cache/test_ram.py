@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, exact, identity, reader
+from support.prefix_rows import BLOCK_BYTES, conversation, exact, identity, reader
 from support.stores import n_restored, open_store, restore, save
 
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Conversation, Reading
+from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore
@@ -15,25 +15,6 @@ EXACT, _, SAMPLED, SPARSE = Reading
 
 def ram_store(n_bytes: int = 1 << 30) -> PrefixStore:
     return open_store(ram_bytes=n_bytes)
-
-
-def test_a_conversation_comes_back():
-    store, tokens = ram_store(), conversation(700)
-    assert save(store, tokens).n_new == 700
-    restored = restore(store, tokens, 0, EXACT)
-    assert [(piece.first, piece.n, piece.skip, piece.n_block, piece.source) for piece in restored.pieces] == [
-        (0, 256, 0, 256, "ram"), (256, 256, 0, 256, "ram"), (512, 188, 0, 188, "ram")]
-    assert check_rows(restored, tokens, 0, EXACT) == 700
-    assert restored.nearly is None
-
-
-def test_a_block_is_used_up_to_the_first_token_that_differs():
-    store, tokens = ram_store(), conversation(1000)
-    save(store, tokens)
-    asked = conversation(50, 1, after=tokens[:300])
-    restored = restore(store, asked, 0, EXACT)
-    assert check_rows(restored, asked, 0, EXACT) == 300
-    assert restored.pieces[-1].n_block == BLOCK_TOKENS
 
 
 def test_what_is_there_is_not_read_again():
@@ -59,13 +40,6 @@ def test_a_tail_goes_when_a_longer_block_begins_with_it():
         assert n_restored(store, conversation(50, seed, after=tokens)) == 650
 
 
-def test_a_common_beginning_is_kept_once():
-    store, system = ram_store(), conversation(1024)
-    for seed in range(1, 9):
-        save(store, conversation(100, seed, after=system))
-    assert store.stats().ram.n_blocks == 4 + 8
-
-
 def test_labels_are_followed_only_where_they_are_accepted():
     store, tokens = ram_store(), conversation(1000)
     readings = exact(tokens)
@@ -86,14 +60,6 @@ def test_an_exact_block_serves_for_one_read_sparsely_and_not_the_other_way_round
     assert len(calls) == 4
     save(store, tokens, np.full(512, SAMPLED), calls)
     assert len(calls) == 4
-
-
-def test_models_do_not_share():
-    one, tokens = ram_store(), conversation(300)
-    save(one, tokens)
-    other = PrefixStore(identity("another"), StoreSettings())
-    assert one.identity.root_key() != other.identity.root_key()
-    assert n_restored(other, tokens) == 0
 
 
 def test_near_miss_names_the_first_token_that_differs():

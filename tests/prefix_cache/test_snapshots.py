@@ -36,20 +36,6 @@ def position(hit: PrefixHit) -> int | None:
     return None if hit.snapshot is None else hit.snapshot.position
 
 
-@pytest.mark.parametrize("at", [1, 100, 255, 256, 257, 512, 699])
-@pytest.mark.parametrize("rows_first", [False, True])
-def test_a_hit_ends_at_the_snapshot(at, rows_first):
-    store, tokens = open_store(), conversation(700)
-    if rows_first:
-        save(store, tokens)
-    assert keep(store, tokens[:at])
-    if not rows_first:
-        save(store, tokens)
-    hit = restore(store, tokens)
-    assert position(hit) == at and hit.snapshot.source == "ram" and hit.snapshot.link.reading == EXACT
-    assert store.stats().n_snapshots_used == 1
-
-
 def test_the_furthest_snapshot_on_the_common_prefix_is_taken():
     store, tokens = open_store(), conversation(900)
     save(store, tokens)
@@ -60,15 +46,6 @@ def test_the_furthest_snapshot_on_the_common_prefix_is_taken():
     assert position(restore(store, conversation(400, 1, after=tokens[:600]))) == 520
     assert position(restore(store, conversation(400, 1, after=tokens[:519]))) == 300
     assert position(restore(store, conversation(400, 1, after=tokens[:99]))) is None
-
-
-def test_rows_without_a_snapshot_are_no_hit():
-    store, tokens = open_store(), conversation(700)
-    save(store, tokens)
-    assert position(restore(store, tokens)) is None
-    keep(store, tokens[:300])
-    assert position(restore(store, tokens, n_have=400, goes_on=300)) is None
-    assert stores.restore(store, tokens, 0, EXACT).end == 700  # a model that keeps only rows
 
 
 def test_a_snapshot_without_its_rows_is_not_offered():

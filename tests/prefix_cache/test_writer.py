@@ -81,13 +81,6 @@ def test_what_is_unwritten_at_the_end_is_said(tmp_path, monkeypatch, caplog, n):
     assert store.stats().n_unwritten == n
 
 
-def test_nothing_is_said_where_all_was_written(tmp_path, caplog):
-    store = open_store(tmp_path)
-    save(store, conversation(600))
-    store.close()
-    assert not caplog.records
-
-
 def test_temporary_names_of_containers_do_not_collide():
     """Two processes that share a folder have the number 1 each."""
     program = "import os; os.getpid = lambda: 1; from edgekv.prefix_cache.files import temporary_name; print(temporary_name())"

@@ -148,13 +148,16 @@ class Llama(llama_cpp.Llama):
         unless prompts are sparse. A prompt that goes back beyond the window of sliding layers is read from its start."""
         prompt = list(tokens)
         asked = inspect.signature(super().generate).bind(prompt, *arguments, **options).arguments
-        if self.n_tokens and asked.get("reset", True) and (why := self._out_of_reach(prompt)):
-            log.info("the prompt goes back %s, and is read from its start", why)
-            self.reset()
-        answer = super().generate(prompt, *arguments, **options)
         from edgekv.runtime import answers
 
         found = self._runtime()
+        if self.n_tokens and asked.get("reset", True):
+            if why := self._out_of_reach(prompt):
+                log.info("the prompt goes back %s, and is read from its start", why)
+                self.reset()
+            elif prompt and found is not None and (self._requires_eval or self._input_ids.tolist() != prompt):
+                self._go_back(answers.first_to_read(len(prompt), self.n_batch, self.context_params.n_ubatch), found)
+        answer = super().generate(prompt, *arguments, **options)
         yield from answer if found is None else answers.followed(answer, len(prompt), found)
 
     def _init_sampler(self, *arguments: Any, **options: Any) -> Any:
@@ -210,6 +213,13 @@ class Llama(llama_cpp.Llama):
         if drops and n < self.n_tokens:
             return "behind tokens that mode evict chose by those after it"
         return None if windows_reach(self.model, self.ctx, n) else "beyond the window of sliding layers (swa_full=True avoids that)"
+
+    def _go_back(self, first: int, found: Runtime) -> None:
+        """Read the prompt's tokens from this one on again, where states and windows can go back: the same prompt then has the same logits."""
+        from edgekv.common.enums import KvMode
+
+        if found.mode is not KvMode.OFF and not self._is_recurrent and not self._is_hybrid and windows_reach(self.model, self.ctx, first):
+            self.n_tokens = min(self.n_tokens, first)
 
     def __getstate__(self) -> dict[str, Any]:
         from edgekv.config import AUTO_DEVICE

@@ -11,6 +11,14 @@ from edgekv.runtime.runtime import Runtime
 
 Answer = Generator[int, Sequence[int] | None, None]
 
+ROUNDED_ALIKE = 17
+"""Tokens from which on batches have the same kernels. Those of up to 4, and of up to 16, have others, which round otherwise."""
+
+
+def first_to_read(n_prompt: int, n_batch: int, n_ubatch: int) -> int:
+    """The token from which on a prompt is read again at the latest, so that its last ubatch is computed as if all of it were read."""
+    return n_prompt - min(ROUNDED_ALIKE, (n_prompt - 1) % n_batch % n_ubatch + 1)
+
 
 def followed(answer: Answer, n_prompt: int, run: Runtime) -> Answer:
     """The answer's tokens; `run.last` is its report, up to the newest one."""

@@ -116,6 +116,19 @@ def test_a_prompt_may_be_an_iterator(opened):
     assert answer(llama, iter(PROMPT)) == first
 
 
+@pytest.mark.parametrize("mode", ["exact", "sparse"])
+def test_the_same_prompt_again_has_the_same_logits(opened, mode):
+    """So that the same seed gives the same text, though a part of the prompt is in the cache, and batches of few tokens have kernels of their own."""
+    llama = opened(kv=mode, logits_all=True)
+    for n in (3, 16, 40, 516):
+        llama.reset()
+        again = []
+        for _ in range(3):
+            answer(llama, (PROMPT * 2)[:n])
+            again.append(llama.scores[n - 1].tobytes())
+        assert len(set(again)) == 1, n
+
+
 def test_it_says_what_happened(opened):
     llama = opened(kv="exact")
     assert llama.kv.last is None and repr(llama.kv) == "<edgekv.Runtime: mode exact, 2 of 2 layers served, 0 of 1,024 cells used>"

@@ -178,7 +178,7 @@ class CallRules:
             behind = behind[0][1]
         text = behind[0][1] if [kind for kind, _ in behind] == ["text"] else ""
         for end in ends:
-            if text.strip().startswith(end.strip()):
+            if text and text.strip().startswith(end.strip()):
                 following.pop(0)
                 rest = text.lstrip()[len(end.strip()):]
                 if rest:

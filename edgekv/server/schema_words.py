@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import inf
 from typing import Any
+from urllib.parse import unquote
 
 from edgekv.server.form_schema import none_of
+from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
 
 Schema = Any
 """An object of JSON Schema, or a boolean."""
@@ -22,15 +28,29 @@ _COUNTS = {f"{bound}{kind}" for bound in ("min", "max") for kind in ("Items", "L
 _SILENT = {"$anchor", "$comment", "$defs", "$schema", "contentEncoding", "contentMediaType", "contentSchema", "default", "definitions", "deprecated",
            "description", "examples", "readOnly", "title", "writeOnly"}
 """Words that forbid nothing."""
-_MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_INNER = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
-          "unevaluatedProperties")
 _MOST_SCHEMAS = 20_000
+_WRITTEN_WORDS = {"contains", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "propertyNames", "then", "unevaluatedItems",
+                  "unevaluatedProperties"}
+_MOST_OPTIONS = 4
+"""Of anyOf where it is told which of them hold: 2^n ways."""
 
 
-class NotExact(Exception):
-    """No schema of the words there are says the same."""
+@dataclass(frozen=True)
+class _Way:
+    """A way in which a value can fit a schema: what it needs for that, and what of it the schema then evaluates."""
+
+    needs: tuple[Schema, ...] = ()
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[str] = frozenset()
+    all_names: bool = False
+    n_items: int = 0
+    all_items: bool = False
+    some_items: bool = False
+    """And others, here and there."""
+
+    def __add__(self, other: _Way) -> _Way:
+        return _Way(self.needs + other.needs, self.names | other.names, self.patterns | other.patterns, self.all_names or other.all_names,
+                    max(self.n_items, other.n_items), self.all_items or other.all_items, self.some_items or other.some_items)
 
 
 class Rewriting:
@@ -38,6 +58,8 @@ class Rewriting:
 
     def __init__(self, root: Schema):
         self._root = root
+        with suppress(NotExact):
+            self._root = root = with_paths(root)
         self._n_left = _MOST_SCHEMAS
         self._has_names = any(_named_within(value) for value in root.values()) if isinstance(root, dict) else False
         """Whether schemas within may have names, which references are then relative to."""
@@ -52,6 +74,9 @@ class Rewriting:
         if not isinstance(schema, dict):
             return schema
         self._count()
+        schema = self._without_lost_references(schema)
+        if schema is False:
+            return False
         inner: dict[str, Any] = {word: int(value) if word in _COUNTS and isinstance(value, float) and value.is_integer() else value
                                  for word, value in schema.items()}
         more: list[Schema] = []
@@ -64,13 +89,29 @@ class Rewriting:
                 for word in words:
                     inner.pop(word, None)
         for word, value in inner.items():
-            if word in _MAPS and isinstance(value, dict):
+            if word in MAPS and isinstance(value, dict):
                 inner[word] = {name: self._written(one) for name, one in value.items()}
-            elif word in _LISTS and isinstance(value, list):
+            elif word in LISTS and isinstance(value, list):
                 inner[word] = [self._written(one) for one in value]
-            elif word in _INNER:
+            elif word in INNER:
                 inner[word] = [self._written(one) for one in value] if isinstance(value, list) else self._written(value)
         return inner | {"allOf": [*inner.get("allOf", []), *more]} if more else inner
+
+    def _without_lost_references(self, schema: dict[str, Any]) -> Schema:
+        """With the target in the place of a reference to a boolean, which llguidance does not take, or into a word that is written otherwise."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        others = {word: value for word, value in schema.items() if word != "$ref"}
+        try:
+            target = self._target({"$ref": reference})
+        except NotExact:
+            return schema
+        if isinstance(target, bool):
+            return others if target else False
+        if _WRITTEN_WORDS & set(reference.split("/")) and reference not in self._within:
+            return {**others, "allOf": [*others.get("allOf", []), self._through({"$ref": reference}, lambda found: found)]}
+        return schema
 
     def _conditional(self, schema: dict[str, Any]) -> list[Schema]:
         condition, then, otherwise = (schema.get(word, True) for word in ("if", "then", "else"))
@@ -109,29 +150,71 @@ class Rewriting:
         raise NotExact
 
     def _contained(self, schema: dict[str, Any]) -> list[Schema]:
-        if "contains" in schema and ("maxContains" in schema or schema.get("minContains") != 0):
+        if "contains" not in schema:
+            return []
+        least, most = schema.get("minContains", 1), schema.get("maxContains", inf)
+        if most < least or not least and most == inf:
+            return [{"type": [kind for kind in _TYPES if kind != "array"]}] if least else []
+        rest = self.negated(schema["contains"])
+        if rest is False:
+            return [{"minItems": int(least), **({"maxItems": int(most)} if most < inf else {})}]
+        if least and not self._can_hold(schema["contains"]):
+            return [{"type": [kind for kind in _TYPES if kind != "array"]}]
+        if not least and not most:
+            return [{"items": rest}]
+        raise NotExact
+
+    def _can_hold(self, schema: Schema) -> bool:
+        """False: no value fits."""
+        return schema is not False and self._resolved(schema) is not False
+
+    def _evaluated_names(self, schema: dict[str, Any]) -> list[Schema]:
+        others = schema["unevaluatedProperties"]
+        return [_any([_all([*way.needs, *([] if way.all_names else [
+            {"properties": dict.fromkeys(sorted(way.names), True), "patternProperties": dict.fromkeys(sorted(way.patterns), True),
+             "additionalProperties": others}])]) for way in self._ways_without("unevaluatedProperties", schema)])]
+
+    def _evaluated_items(self, schema: dict[str, Any]) -> list[Schema]:
+        ways, others = self._ways_without("unevaluatedItems", schema), schema["unevaluatedItems"]
+        if any(way.some_items and not way.all_items for way in ways):
             raise NotExact
-        return []
+        return [_any([_all([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
+                                                                     {"items": others}])]) for way in ways])]
 
-    def _evaluated(self, schema: dict[str, Any]) -> list[Schema]:
-        """Where what is evaluated does not depend on the instance: names of properties, and patterns of them."""
-        names: dict[str, dict[str, Schema]] = {"properties": {}, "patternProperties": {}}
-        self._add_evaluated({word: value for word, value in schema.items() if word != "unevaluatedProperties"}, names)
-        return [{**names, "additionalProperties": schema["unevaluatedProperties"]}]
+    def _ways_without(self, word: str, schema: dict[str, Any]) -> list[_Way]:
+        return self._ways({name: value for name, value in schema.items() if name != word})
 
-    def _add_evaluated(self, schema: Schema, names: dict[str, dict[str, Schema]]) -> None:
+    def _ways(self, schema: Schema) -> list[_Way]:
+        """All of them. One that evaluates less than another may be left out where the other needs no more: it asks more of what is left."""
         self._count()
         if isinstance(schema, bool):
-            return
-        if {"anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef", "unevaluatedProperties"} & schema.keys() or \
-                "additionalProperties" in schema:
+            return [_Way()]
+        if "$dynamicRef" in schema or isinstance(schema.get("items"), list):
             raise NotExact
-        for word, known in names.items():
-            known.update(dict.fromkeys(schema.get(word, {}), True))
-        for inner in schema.get("allOf", []):
-            self._add_evaluated(inner, names)
-        if "$ref" in schema:
-            self._add_evaluated(self._through({"$ref": schema["$ref"]}, lambda target: target), names)
+        ways = [_Way((), frozenset(schema.get("properties", ())), frozenset(schema.get("patternProperties", ())),
+                     bool({"additionalProperties", "unevaluatedProperties"} & schema.keys()), len(schema.get("prefixItems", ())),
+                     bool({"items", "unevaluatedItems"} & schema.keys()), "contains" in schema)]
+        within = [*schema.get("allOf", ()), *([self._through({"$ref": schema["$ref"]}, lambda target: target)] if "$ref" in schema else [])]
+        choices = [self._ways(one) for one in within]
+        choices += [[_Way(), *self._ways_needing({"type": "object", "required": [name]}, one)] for name, one in schema.get("dependentSchemas", {}).items()]
+        if "oneOf" in schema:
+            choices.append([way for one in schema["oneOf"] for way in self._ways_needing(one, one)])
+        if len(options := schema.get("anyOf", ())) > _MOST_OPTIONS:
+            raise NotExact
+        if options:
+            each = [self._ways_needing(one, one) for one in options]
+            choices.append([sum(together, _Way()) for n in range(1, len(each) + 1) for some in combinations(each, n) for together in product(*some)])
+        if "if" in schema:
+            holds = [one + other for one in self._ways_needing(schema["if"], schema["if"]) for other in self._ways(schema.get("then", True))]
+            choices.append([*holds, *(self._ways_needing(self.negated(schema["if"]), schema["else"]) if "else" in schema else [_Way()])])
+        for more in choices:
+            ways = [one + other for one in ways for other in more]
+            self._n_left -= len(ways)
+            self._count()
+        return ways
+
+    def _ways_needing(self, needed: Schema, schema: Schema) -> list[_Way]:
+        return [_Way((needed,)) + way for way in self._ways(schema)]
 
     def _unique(self, schema: dict[str, Any]) -> list[Schema]:
         if schema["uniqueItems"] is False or schema.get("maxItems", 2) < 2:
@@ -155,7 +238,7 @@ class Rewriting:
         ("uniqueItems",): _unique,
         ("oneOf",): _one_of,
         ("contains", "minContains", "maxContains"): _contained,
-        ("unevaluatedProperties",): _evaluated,
+        ("unevaluatedProperties",): _evaluated_names, ("unevaluatedItems",): _evaluated_items,
     }
 
     def negated(self, schema: Schema) -> Schema:
@@ -178,6 +261,9 @@ class Rewriting:
             return [{"type": kinds}] if (kinds := _other_types(value)) else []
         if word in ("const", "enum"):
             return _other_values([value] if word == "const" else value)
+        if word == "prefixItems":
+            return [{"type": "array", "minItems": i + 1, "prefixItems": [*[True] * i, other]} for i, one in enumerate(value)
+                    if (other := self.negated(one)) is not False]
         if word == "required":
             return [{"type": "object", "properties": {name: False}} for name in value]
         if word == "properties":
@@ -229,10 +315,10 @@ class Rewriting:
 
     def _target(self, schema: dict[str, Any]) -> Schema:
         """Of a reference without others beside it, by a path within the root."""
-        if self._has_names or any(word not in _SILENT for word in schema if word != "$ref") or not re.fullmatch(r"#(/[^%]*)?", schema["$ref"]):
+        if self._has_names or any(word not in _SILENT for word in schema if word != "$ref") or not re.fullmatch(r"#(/.*)?", schema["$ref"]):
             raise NotExact
         found = self._root
-        for part in schema["$ref"].split("/")[1:]:
+        for part in unquote(schema["$ref"]).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(name) if isinstance(found, list) else name]
@@ -249,6 +335,10 @@ class Rewriting:
 def _named_within(value: Any) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (isinstance(value, dict) and any(isinstance(value.get(word), str) for word in ("$id", "id"))) or any(map(_named_within, inner))
+
+
+def _all(needs: list[Schema]) -> Schema:
+    return needs[0] if len(needs) == 1 else {"allOf": needs} if needs else True
 
 
 def _any(options: list[Schema]) -> Schema:

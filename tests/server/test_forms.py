@@ -132,6 +132,22 @@ ENFORCED = [
     ({"enum": [{"ab": 1}, {"a": 1}], "propertyNames": {"maxLength": 1}}, '{"a":1}'), ({"enum": [[1], [1, 2]], "uniqueItems": True, "maxItems": 1}, r"\[1\]"),
     ({"enum": [{"a": 1, "b": 1}, {"b": 1}], "type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"b":1}'),
     ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, '{"a":1}'),
+    ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "anyOf": [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"c": {"const": 2}}, "required": ["c"]}],
+      "unevaluatedProperties": False}, '{"a":1}'),
+    ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "dependentSchemas": {"a": {"properties": {"a": {}}}}, "unevaluatedProperties": False}, '{"a":1}'),
+    ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "if": {"properties": {"a": {"const": 1}}}, "else": {"properties": {"c": {}}}, "unevaluatedProperties": False},
+     '{"a":1}'),
+    ({"enum": [{"a": 1, "c": 1}, {"a": 1}], "oneOf": [{"properties": {"a": {}}}, False], "unevaluatedProperties": False}, '{"a":1}'),
+    ({"enum": [[1, 2], [1]], "prefixItems": [{}], "unevaluatedItems": False}, r"\[1\]"),
+    ({"enum": [[1, 2, 3], [1, 2]], "anyOf": [{"prefixItems": [{}, {"const": 2}]}, {"prefixItems": [{}]}], "unevaluatedItems": False}, r"\[1,2\]"),
+    ({"enum": [[], [1]], "contains": True}, r"\[1\]"), ({"enum": [[1], [2]], "contains": {"const": 1}, "minContains": 0, "maxContains": 0}, r"\[2\]"),
+    ({"enum": [[1], 2], "contains": False}, "2"), ({"enum": [[1], [2]], "not": {"prefixItems": [{"const": 1}]}}, r"\[2\]"),
+    # names of schemas, and references into words that are written otherwise
+    ({"$dynamicRef": "#it", "$defs": {"x": {"$dynamicAnchor": "it", "const": 1}}}, "1"), ({"$ref": "#/if", "if": {"const": 1}}, "1"),
+    ({"$id": "https://a.example/b", "$ref": "c#it", "$defs": {"it": {"$anchor": "it", "const": 1}, "c": {"$id": "c", "enum": [1, 2], "$defs": {
+        "it": {"$dynamicAnchor": "it", "const": 2}}}}}, "2"),
+    ({"$id": "https://a.example/b", "$ref": "c", "$defs": {"x": {"$dynamicAnchor": "it", "const": 1}, "c": {"$id": "c", "$dynamicRef": "#it", "$defs": {
+        "x": {"$dynamicAnchor": "it", "const": 2}}}}}, "1"),
 ]
 """And what the answer is, without spaces."""
 

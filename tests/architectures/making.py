@@ -1,16 +1,15 @@
 """Tiny models of every architecture: a program around upstream's own test (tiny_models.cpp), linked to the libraries of this installation."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-COMPILERS = ("c++", "g++", "clang++")
+from support.native_build import COMPILERS, NATIVE, compiler, program
+
+ROOT = NATIVE.parent
 
 
 class NotMadeError(Exception):
@@ -45,19 +44,14 @@ def compile_maker(folder: Path) -> Maker:
     """Compile the program in an empty folder. Raises NotMadeError where there is no compiler or no source."""
     from edgekv import _native
 
-    compiler = next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        raise NotMadeError(f"no C++ compiler ({', '.join(COMPILERS)})")
-    source, program = folder / "llama.cpp", folder / "tiny_models"
-    _check([sys.executable, str(ROOT / "patches" / "apply.py"), "--prepare", str(source)])
+    if compiler() is None:
+        raise NotMadeError(f"no C++ compiler ({', '.join(COMPILERS)}), or no CMake")
     libraries = next(Path(path).parent for name, path in _native.info()["libraries"].items() if name.startswith("libllama."))
-    include = [f"-I{source / name}" for name in ("tests", "include", "common", "ggml/include", "vendor", "src")]
-    _check([compiler, "-std=c++17", "-O1", "-w", *include, f"-I{ROOT / 'native' / 'llama'}", str(HERE / "tiny_models.cpp"), "-o", str(program),
-            f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base"])
-    return Maker(program, libraries)
-
-
-def _check(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise NotMadeError(f"{Path(command[0]).name} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+    include = [f"-Illama.cpp/{name}" for name in ("tests", "include", "common", "ggml/include", "vendor", "src")]
+    try:
+        subprocess.run([sys.executable, ROOT / "patches" / "apply.py", "--prepare", folder / "llama.cpp"], check=True, capture_output=True, text=True)
+        made = program(folder, "tiny_models", ["checkout/tests/architectures/tiny_models.cpp"], "-w", *include, "-Icheckout/native/llama",
+                       links=(f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base"))
+    except subprocess.CalledProcessError as error:
+        raise NotMadeError(f"{error.cmd[0]} failed: {(error.stderr or error.stdout).strip()[-2000:]}") from None
+    return Maker(made, libraries)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.native_build import compiler, needs
+from support.native_build import needs, program
 
 ROOT = Path(__file__).resolve().parents[2]
-GLUE = ROOT / "native" / "llama"
 STOCK = """
 template <typename... Any> bool llama_edgekv_split(const Any &...) { return false; }
 template <typename Text> int llama_edgekv_codes(const Text &) { return 0; }
@@ -60,12 +59,10 @@ def make(folder: Path) -> Programs:
     subprocess.run([sys.executable, ROOT / "patches" / "apply.py", "--prepare", folder / "llama.cpp"], check=True, capture_output=True)
     source = folder / "llama.cpp" / "src"
     (folder / "llama-edgekv-splits.h").write_text(STOCK)
-    data = folder / "data.o"
-    subprocess.run([compiler(), "-c", source / "unicode-data.cpp", "-o", data], check=True)
-    build = [compiler(), "-std=c++17", "-O1", f"-I{source}", Path(__file__).with_name("splits.cpp"), source / "unicode.cpp", data]
-    ours, stock = folder / "ours", folder / "stock"
-    subprocess.run([*build, f"-I{GLUE}", GLUE / "llama-edgekv-splits.cpp", "-o", ours], check=True)
-    subprocess.run([*build, f"-I{folder}", "-o", stock], check=True)
+    sources = ["checkout/tests/native/splits.cpp", "llama.cpp/src/unicode.cpp", "llama.cpp/src/unicode-data.cpp"]
+    glue = "checkout/native/llama"
+    ours = program(folder, "ours", [*sources, f"{glue}/llama-edgekv-splits.cpp"], "-Illama.cpp/src", f"-I{glue}")
+    stock = program(folder, "stock", sources, "-Illama.cpp/src", "-I.")
     return Programs(pre_tokenizers((source / "llama-vocab.cpp").read_text()), ours, stock)
 
 

@@ -41,6 +41,21 @@ def build(source: Path, into: Path, *options: str, names: Sequence[str] = COMPIL
     return into
 
 
+def program(into: Path, name: str, sources: Sequence[str], *options: str, links: Sequence[str] = ()) -> Path:
+    """A program of single sources, compiled in `into`. Their paths and those in `options` are relative to it, "checkout" being ours: a compiler
+    cache finds what was compiled elsewhere. Raises CalledProcessError, with the compiler's words, where it does not compile."""
+    if not (into / "checkout").is_symlink():
+        (into / "checkout").symlink_to(NATIVE.parent)
+    cached = ["ccache"] if shutil.which("ccache") else []
+    command = [*cached, str(compiler()), "-std=c++17", "-O1", *options]
+    objects = [f"{name}-{Path(source).stem}.o" for source in sources]
+    for source, compiled in zip(sources, objects):
+        subprocess.run([*command, "-c", source, "-o", compiled], cwd=into, env=os.environ | {"CCACHE_BASEDIR": "/", "CCACHE_NOHASHDIR": "1"},
+                       check=True, capture_output=True, text=True)
+    subprocess.run([*command, *objects, "-o", name, *links], cwd=into, check=True, capture_output=True, text=True)
+    return into / name
+
+
 class Programs:
     """Programs of one CMake project, each built when a test first asks for it."""
 

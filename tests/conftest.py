@@ -30,6 +30,10 @@ NOT_QUICK = ("test_backend.py", "test_bound_of_ram.py", "test_caches.py", "test_
              "test_plan_speed.py", "test_remote.py", "test_roofline.py", "test_sample.py", "test_snapshots.py", "test_workspace.py")
 """Files in these folders that measure, wait, fill memory, compile, try many random cases, or run contexts on a device."""
 
+FIRST = ("native/test_device.py", "planning/test_device_fit.py", "native/test_kernels.py", "runtime/test_architectures.py", "proof/test_doctor_gpu.py",
+         "server/test_prefix_loading.py", "runtime/test_exact.py")
+"""What takes longest begins first, so that the workers of `-n 2` end together."""
+
 
 def _is_quick(path: Path) -> bool:
     tests = _ROOT / "tests"
@@ -43,6 +47,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {_ROOT / "tests" / name: index for index, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(FIRST)))
     for item in items:
         if _is_quick(item.path):
             item.add_marker("quick")

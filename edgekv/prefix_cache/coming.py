@@ -28,7 +28,6 @@ class InFlight:
         self.most_bytes = most_in_flight(layout.block_bytes(BLOCK_TOKENS))
         self.n_bytes = 0
         """Now."""
-        self.peak_bytes = 0
         self._freed = threading.Condition()
 
     def array(self, n_bytes: int) -> np.ndarray:
@@ -36,7 +35,6 @@ class InFlight:
         with self._freed:
             self._freed.wait_for(lambda: self.n_bytes == 0 or self.n_bytes + n_bytes <= self.most_bytes)
             self.n_bytes += n_bytes
-            self.peak_bytes = max(self.peak_bytes, self.n_bytes)
         array = np.empty(n_bytes, np.uint8)
         weakref.finalize(array, self._free, n_bytes)
         return array

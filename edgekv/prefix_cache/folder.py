@@ -117,9 +117,7 @@ class FolderPlace:
             return None
 
         def fill(layers: range, out: np.ndarray) -> bool:
-            n_bytes = self._read(path, lambda _: reader.read(layers, out))
-            self.stats.n_loaded_bytes += n_bytes or 0
-            return n_bytes is not None
+            return self._read(path, lambda _: reader.read(layers, out)) is not None
 
         self._reading.succeeded()
         self._remember(link.key, reader.header.tokens)

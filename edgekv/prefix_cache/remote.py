@@ -161,7 +161,6 @@ class RedisPlace(Place):
             if now == first:  # else it was evicted, and other rows were written in its place
                 self._refuse(header.link, refused)
             return False
-        self.stats.n_loaded_bytes += len(stored)
         return True
 
     def _refuse(self, link: Link, refused: Refused) -> None:

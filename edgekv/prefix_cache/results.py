@@ -119,8 +119,6 @@ class PrefixHit:
     chain: tuple[Link, ...] = ()
     """Every block that was found, from the root on."""
     holds: Holds = field(default_factory=Holds)
-    n_asked: int = 0
-    """Tokens."""
     snapshot: KeptSnapshot | None = None
     """For a model that keeps more than rows: the pieces end at the snapshot, and all of them are useless without it."""
     missed: Miss | None = None
@@ -208,7 +206,6 @@ class PlaceStats:
     n_blocks: int = 0
     n_bytes: int = 0
     hit_tokens: int = 0
-    n_loaded_bytes: int = 0
     n_written: int = 0
     n_written_bytes: int = 0
     n_evicted: int = 0
@@ -225,12 +222,6 @@ class StoreStats:
     ram: PlaceStats = field(default_factory=PlaceStats)
     disk: PlaceStats = field(default_factory=PlaceStats)
     remote: PlaceStats = field(default_factory=PlaceStats)
-    asked_tokens: int = 0
-    """Tokens that were not in place when `match_prefix` was called."""
-    missed_tokens: int = 0
-    """Of these, tokens that no place had."""
-    n_loads: int = 0
-    n_saves: int = 0
     n_unwritten: int = 0
     """Blocks waiting for the writer."""
     in_flight_bytes: int = 0

@@ -89,7 +89,7 @@ class PrefixStore:
                 break
             block, source = opened
             pieces.append(BlockPiece(first, at - first, step.n - (at - first), step.link.n, block.link.label, source, self._reads(block), block))
-        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), ram.holds, match.n_asked, None, told(self.places, missed))
+        hit = PrefixHit(tuple(pieces), match.nearly, tuple(step.link for step in match.steps), ram.holds, None, told(self.places, missed))
         if match.goes_on is not None:
             hit = self._snapshots.cut(hit, match, match.goes_on, ram)
         self._let_stay(hit)
@@ -152,15 +152,9 @@ class PrefixStore:
                 self._ram.passed.discard(hit.snapshot.link.key)
                 chain.append(hit.snapshot.link)
             self._used(chain)
-            self._stats.n_loads += 1
-            self._stats.asked_tokens += hit.n_asked
-            self._stats.missed_tokens += hit.n_asked - sum(piece.n for piece in hit.pieces[:n_loaded])
+            counts = {Ram.name: self._stats.ram, **{place.name: place.stats for place in self.places}}
             for piece in hit.pieces[:n_loaded]:
-                if piece.source == Ram.name:
-                    self._stats.ram.hit_tokens += piece.n
-                    self._stats.ram.n_loaded_bytes += piece.payload.nbytes
-                else:
-                    next(place for place in self.places if place.name == piece.source).stats.hit_tokens += piece.n
+                counts[piece.source].hit_tokens += piece.n
 
     def _take_in(self, block: Block | ComingBlock, chain: set[bytes]) -> None:
         """Keep blocks from below that are in memory, if RAM has room besides the chain. Call it with the lock held."""
@@ -248,7 +242,6 @@ class PrefixStore:
                 n_new += len(part)
             chain.append(dataclasses.replace(link, rounded=may_round))
         with self._lock:
-            self._stats.n_saves += 1
             if not of.in_memory:
                 self.shared.alone.difference_update(link.key for link in chain)
             self._used(chain)

@@ -26,7 +26,7 @@ class Loading:
     """One load. The decoding thread calls everything here, between two decodes; `start` begins another thread."""
 
     def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
-                 came: Callable[[int], None], at: np.ndarray | None = None):
+                 came: Callable[[int], object] = lambda n: None, at: np.ndarray | None = None):
         """`cells`: uint32 [n] for each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
         number of complete pieces. `at`: positions of all tokens (`Tokens.cells_of`)."""
         self._tokens, self._seq_id, self._groups, self._came, self._at = tokens, seq_id, groups, came, at

@@ -59,7 +59,7 @@ class SnapshotKeeper:
             if kept is None or state is None:
                 return False
             cells = place(hit.pieces)
-            loading = Loading(runtime.tokens, seq_id, hit.pieces[: len(cells)], cells, layer_groups(store.identity.layout, BLOCK_TOKENS), _ignore, at)
+            loading = Loading(runtime.tokens, seq_id, hit.pieces[: len(cells)], cells, layer_groups(store.identity.layout, BLOCK_TOKENS), at=at)
             if loading.finish() < len(hit.pieces):
                 return False
             runtime.tokens.put_snapshot(seq_id, kept.position if at is None else int(at[0, kept.position]), state)
@@ -67,7 +67,3 @@ class SnapshotKeeper:
             return True
         finally:
             store.release(hit, len(hit.pieces) if done else None)
-
-
-def _ignore(n_pieces: int) -> None:
-    """Ignore the pieces: they count only once the snapshot is in."""

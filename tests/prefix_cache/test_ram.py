@@ -144,8 +144,7 @@ def test_figures():
     save(store, tokens)
     restore(store, conversation(100, 1, after=tokens), 100, EXACT)
     stats = store.stats()
-    assert (stats.asked_tokens, stats.missed_tokens, stats.ram.hit_tokens) == (600, 100, 500)
-    assert (stats.n_saves, stats.n_loads, stats.ram.n_blocks, stats.n_unwritten) == (1, 1, 3, 0)
+    assert (stats.ram.hit_tokens, stats.ram.n_blocks, stats.n_unwritten) == (500, 3, 0)
 
 
 def test_a_closed_store_is_empty():

@@ -1,5 +1,7 @@
 """What llama.cpp makes of a model file: layers, caches and work buffers, asked in a process of its own and kept by the file's identity."""
 
+from __future__ import annotations
+
 import contextlib
 import enum
 import hashlib
@@ -7,7 +9,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from bisect import bisect
@@ -15,13 +16,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
 from edgekv.common import json_file
 from edgekv.common.errors import ModelError
 from edgekv.models.reader import open_gguf
+
+if TYPE_CHECKING:
+    import subprocess
 
 CONTEXT_STEP = 256
 """llama.cpp rounds the cells of a sequence up to a multiple of this."""
@@ -303,6 +307,8 @@ class _Process:
     def _exchange(self, question: dict[str, Any]) -> bytes:
         """The answer; empty if the process ended or hangs."""
         if self._process is None:
+            import subprocess  # most files were asked about before
+
             environment = {name: value for name, value in os.environ.items() if name != "EDGEKV"} | {"GGML_NO_BACKTRACE": "1"}
             self._process = subprocess.Popen([sys.executable, "-c", "from edgekv._native.inspecting import main; main()"], stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)

@@ -1,19 +1,23 @@
 """The memory of a context, part by part, from the model's header alone: llama.cpp's allocations and ours."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekv.common.enums import KvMode
 from edgekv.common.units import MIB
 from edgekv.config import CacheOptions, KvOptions
 from edgekv.models.geometry import UBATCH_TOKENS, Geometry, ModelFile
 from edgekv.models.inspector import Asked, inspector
-from edgekv.planning.device_fit import DeviceRoom, device_plan
 from edgekv.planning.fit import COMPUTE_BYTES, KvBytes, cells, kept, kv_bytes, paging_bytes, rounded, sparse_layers
 from edgekv.planning.home import PAGE, free_on_disk, hot_rows_bytes
 from edgekv.planning.workspace import prompt_bytes, step_bytes
-from edgekv.prefix_cache.blocks import BLOCK_TOKENS, most_in_flight
+
+if TYPE_CHECKING:
+    from edgekv.planning.device_fit import DeviceRoom
 
 KNOWN, ESTIMATED = "known", "estimated"
 """The source of a figure: llama.cpp, the header and the options; or a formula."""
@@ -79,8 +83,11 @@ class ContextRequest:
     @property
     def in_flight_bytes(self) -> int:
         """Most bytes of prefix rows that are being loaded."""
-        per_token = self.shape.kv_bytes_per_token(*self.kv.cache.kinds)
-        return most_in_flight(BLOCK_TOKENS * per_token) if self.store_bytes else 0
+        if not self.store_bytes:
+            return 0
+        from edgekv.prefix_cache.blocks import BLOCK_TOKENS, most_in_flight
+
+        return most_in_flight(BLOCK_TOKENS * self.shape.kv_bytes_per_token(*self.kv.cache.kinds))
 
     def parts(self, n_ctx: int, kv: KvOptions, exact: bool = True) -> list[MemoryPart]:
         """The parts in all places, for `n_ctx` tokens for each slot. exact: as `Inspector.compute_bytes`."""
@@ -114,6 +121,8 @@ class ContextRequest:
     def fits(self, n_ctx: int, kv: KvOptions) -> bool:
         """Whether everything fits into free memory."""
         if self.room is not None:
+            from edgekv.planning.device_fit import device_plan
+
             plan = device_plan(self.shape, n_ctx, kv, self.room, self.slots.n)
             if plan.room < 0 or plan.missing:
                 return False
@@ -167,6 +176,8 @@ def host_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, exact: bool =
 
 def device_parts(request: ContextRequest, n_ctx: int, kv: KvOptions, room: DeviceRoom) -> list[MemoryPart]:
     """The parts of a context whose attention runs on a device: those in its memory, and the pages at home in host memory."""
+    from edgekv.planning.device_fit import device_plan
+
     plan = device_plan(request.shape, n_ctx, kv, room, request.slots.n)
     there = (("weights", plan.weights, KNOWN), ("compute", plan.compute, ESTIMATED), ("KV of other layers", plan.others, KNOWN),
              ("sketches", plan.sketches, KNOWN), ("tables", plan.tables, ESTIMATED), ("work space", plan.scratch, ESTIMATED),

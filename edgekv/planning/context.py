@@ -5,7 +5,6 @@ from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError, DoesNotFit
 from edgekv.common.units import MIB, size
 from edgekv.planning.allocations import HOST, NATIVE_BYTES, ContextRequest
-from edgekv.planning.device_fit import choose_device_context
 from edgekv.planning.fit import CONTEXT_STEP, ContextChoice, check_types, kv_bytes, largest_context, page_bytes, rounded, sparse_layers
 from edgekv.planning.home import no_space
 
@@ -24,6 +23,8 @@ def choose_context(request: ContextRequest) -> ContextChoice:
     model, kv = request.shape, request.kv
     check_types(model, kv.cache)
     if request.room is not None:
+        from edgekv.planning.device_fit import choose_device_context
+
         kept = request.store_bytes + request.in_flight_bytes + request.later_bytes
         return choose_device_context(model, request.n_ctx, kv, request.room, request.slots.n, max(0, request.available - kept))
     _check_budget(request)

@@ -16,7 +16,6 @@ from edgekv.planning.fit import (
     COMPUTE_BYTES,
     CONTEXT_STEP,
     ContextChoice,
-    DevicePlan,
     KvBytes,
     head_row_bytes,
     kv_bytes,
@@ -61,6 +60,65 @@ class DeviceRoom:
     def less(self, n_bytes: int) -> DeviceRoom:
         """What is left when something else takes `n_bytes`."""
         return replace(self, free=max(0, self.free - n_bytes))
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Estimated bytes of a context in a device's memory, before anything is loaded."""
+
+    n_ctx: int
+    """Tokens of each of `n_sequences` sequences."""
+    n_sequences: int
+    free: int
+    """Free bytes before the model is loaded."""
+    weights: int
+    compute: int
+    """llama.cpp's work buffers."""
+    others: int
+    """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
+    budget: int
+    """Bytes for the parts that follow, home excepted."""
+    sketches: int
+    tables: int
+    """Page table, priority, pins, attention mass."""
+    scratch: int
+    """Scratch of selection and attention, which all layers share."""
+    staging: int
+    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
+    n_staged: int
+    ring: int
+    """Mode exact streams cold pages through it."""
+    arena: int
+    home: int
+    """Bytes of the pages, in host memory."""
+    slot_bytes: int
+    n_heads: int
+    """KV heads with pages on the device, of all layers."""
+    page_tokens: int
+    n_ubatch: int
+    """Prompt tokens that are computed at once."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that the model leaves free; negative if the model itself does not fit."""
+        return self.free - self.weights - self.compute - self.others
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of the budget's parts without the arena."""
+        return self.sketches + self.tables + self.scratch + self.staging + self.ring
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the budget lacks for `fixed` and one page of each head."""
+        return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
+
+    @property
+    def hot_tokens(self) -> int:
+        """Tokens whose pages fit into the arena, shared evenly by all layers and heads."""
+        if not self.n_heads:
+            return 0
+        return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
 
 
 def margin_bytes(total: int) -> int:

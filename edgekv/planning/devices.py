@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -16,10 +15,10 @@ from edgekv.common.errors import ConfigError, CudaUnavailable, ModelError, Nativ
 from edgekv.common.units import size
 from edgekv.config import AUTO_DEVICE, KvOptions
 from edgekv.models.geometry import open_model
-from edgekv.planning.device_fit import DeviceRoom
 
 if TYPE_CHECKING:
     from edgekv._native.device_calls import DeviceInfo
+    from edgekv.planning.device_fit import DeviceRoom
 
 DRIVER_NEEDED = {13: 580, 12: 525}
 """Major version of CUDA: the first branch of the NVIDIA driver that runs it on Linux (CUDA toolkit release notes, under minor version
@@ -61,6 +60,8 @@ class Placement:
 
 def room_of(info: DeviceInfo, *others: DeviceInfo) -> DeviceRoom:
     """The memory of a device, or of several together, for `device_fit`."""
+    from edgekv.planning.device_fit import DeviceRoom
+
     total, free = (sum(getattr(one, name) for one in (info, *others)) for name in ("total_bytes", "free_bytes"))
     return DeviceRoom(f"{len(others) + 1} GPUs" if others else info.name, total, free, holds_model=info.kind is DeviceKind.CUDA, n_sm=info.n_sm)
 
@@ -241,6 +242,8 @@ def nvidia_gpus() -> tuple[list[str], str]:
         if not driver:
             return [], "no NVIDIA driver is installed (neither nvidia-smi nor libcuda is there)"
         return [], "libcuda is there, but not nvidia-smi, which tells the GPUs"
+    import subprocess  # which a machine without a card needs not
+
     try:
         query = [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
         result = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)

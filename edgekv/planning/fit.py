@@ -1,8 +1,11 @@
 """The memory of a context's KV cache, from the shape of a model alone."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
@@ -12,6 +15,9 @@ from edgekv.models import Geometry
 from edgekv.models.geometry import block_numbers
 from edgekv.models.inspector import CONTEXT_STEP, rounded
 from edgekv.planning.workspace import kept_cells, sketch_bytes, slot_bytes, step_bytes, table_bytes
+
+if TYPE_CHECKING:
+    from edgekv.planning.device_fit import DevicePlan
 
 COMPUTE_BYTES = 256 * MIB
 """Bytes set aside for llama.cpp's work buffers on the host, beside those of a GPU."""
@@ -40,65 +46,6 @@ class KvBytes:
     @property
     def total(self) -> int:
         return self.fixed + self.arena
-
-
-@dataclass(frozen=True)
-class DevicePlan:
-    """Estimated bytes of a context in a device's memory, before anything is loaded."""
-
-    n_ctx: int
-    """Tokens of each of `n_sequences` sequences."""
-    n_sequences: int
-    free: int
-    """Free bytes before the model is loaded."""
-    weights: int
-    compute: int
-    """llama.cpp's work buffers."""
-    others: int
-    """KV caches that llama.cpp keeps on the device: sliding windows, and all of them in mode off."""
-    budget: int
-    """Bytes for the parts that follow, home excepted."""
-    sketches: int
-    tables: int
-    """Page table, priority, pins, attention mass."""
-    scratch: int
-    """Scratch of selection and attention, which all layers share."""
-    staging: int
-    """K and V of `n_staged` pieces of a layer, some KV heads each: prompts are attended there."""
-    n_staged: int
-    ring: int
-    """Mode exact streams cold pages through it."""
-    arena: int
-    home: int
-    """Bytes of the pages, in host memory."""
-    slot_bytes: int
-    n_heads: int
-    """KV heads with pages on the device, of all layers."""
-    page_tokens: int
-    n_ubatch: int
-    """Prompt tokens that are computed at once."""
-
-    @property
-    def room(self) -> int:
-        """Bytes that the model leaves free; negative if the model itself does not fit."""
-        return self.free - self.weights - self.compute - self.others
-
-    @property
-    def fixed(self) -> int:
-        """Bytes of the budget's parts without the arena."""
-        return self.sketches + self.tables + self.scratch + self.staging + self.ring
-
-    @property
-    def missing(self) -> int:
-        """Bytes that the budget lacks for `fixed` and one page of each head."""
-        return max(0, self.fixed + self.n_heads * self.slot_bytes - self.budget)
-
-    @property
-    def hot_tokens(self) -> int:
-        """Tokens whose pages fit into the arena, shared evenly by all layers and heads."""
-        if not self.n_heads:
-            return 0
-        return min(self.n_ctx * self.n_sequences, self.arena // (self.slot_bytes * self.n_heads) * self.page_tokens)
 
 
 @dataclass(frozen=True)

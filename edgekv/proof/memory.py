@@ -16,9 +16,9 @@ from edgekv.llama import Llama
 from edgekv.measure.contexts import weights_alone
 from edgekv.models import geometry
 from edgekv.opening import ALL_LAYERS
-from edgekv.planning.device_fit import device_plan, margin_bytes
+from edgekv.planning.device_fit import DevicePlan, device_plan, margin_bytes
 from edgekv.planning.devices import room_of
-from edgekv.planning.fit import DevicePlan, rounded
+from edgekv.planning.fit import rounded
 from edgekv.proof.models import model_of
 from edgekv.proof.steps import Outcome, Part, Told
 

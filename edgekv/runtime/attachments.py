@@ -18,7 +18,6 @@ from edgekv._native import core
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import ConfigError, EdgeKVError, NotPinned
 from edgekv.config import AUTO_DEVICE, KvOptions
-from edgekv.planning import device as calibration
 from edgekv.planning import devices
 from edgekv.planning.available import available_bytes
 from edgekv.runtime.effective import effective, rates
@@ -160,6 +159,8 @@ def _attached(handle: core.Handle) -> None:
             if options.placement.attention_device != AUTO_DEVICE:
                 raise problem
             if isinstance(problem, NotPinned):
+                from edgekv.planning import device as calibration
+
                 log.warning("%s", calibration.pinning_refused(str(problem), rates(DeviceKind.CUDA)))
             else:
                 log.warning("EdgeKV does not serve this context on the GPU: %s", problem)

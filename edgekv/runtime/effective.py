@@ -6,8 +6,6 @@ from edgekv._native import core, device_calls
 from edgekv.common.enums import DeviceKind, KvMode
 from edgekv.common.errors import EdgeKVError
 from edgekv.config import KvOptions
-from edgekv.planning.available import available_bytes
-from edgekv.planning.device import calibrate
 from edgekv.tiering.names import check_names
 
 log = logging.getLogger("edgekv")
@@ -22,6 +20,9 @@ def effective(options: KvOptions) -> KvOptions:
 
 def rates(kind: DeviceKind, index: int = 0) -> device_calls.Rates | None:
     """The device's measured rates; None if measuring fails."""
+    from edgekv.planning.available import available_bytes
+    from edgekv.planning.device import calibrate
+
     try:
         return calibrate(kind, index, available=available_bytes())
     except EdgeKVError as error:

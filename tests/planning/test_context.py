@@ -177,6 +177,7 @@ def groups(tmp_path, monkeypatch, lines: str, files: dict[str, object]) -> int:
         path.write_text(f"{text}\n")
     monkeypatch.setattr(available, "MEMBERSHIP", tmp_path / "cgroup")
     monkeypatch.setattr(available, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(available, "MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     return available.available_bytes()
 
@@ -195,6 +196,11 @@ def test_control_groups(tmp_path, monkeypatch, lines, files, left):
     """The page cache of files counts as free: the kernel gives it up when memory is needed, and mapped weights that were read before lie in
     it."""
     assert groups(tmp_path, monkeypatch, lines, files) == left
+
+
+def test_the_kernels_figure_comes_first(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemFree: 3 kB\nMemAvailable:       7 kB\n")
+    assert groups(tmp_path, monkeypatch, "", {}) == 7 << 10
 
 
 @pytest.mark.parametrize("kinds", [{"type_k": "q4_0"}, {"type_v": "q8_0"}])

@@ -44,6 +44,14 @@ import llama_cpp, outlines
 model = outlines.from_llamacpp(llama_cpp.Llama("MODEL", n_ctx=1024))
 print(model("Is ice hot or cold?", Literal["hot", "cold"], max_tokens=8, backend="llguidance"))
 """),
+    "instructor": Package("instructor", "instructor", """
+import instructor, llama_cpp, pydantic
+class Answer(pydantic.BaseModel):
+    opposite: str
+create = instructor.patch(create=llama_cpp.Llama("MODEL", n_ctx=2048).create_chat_completion_openai_v1)
+asked = [{"role": "user", "content": "What is the opposite of hot?"}]
+print(create(messages=asked, response_model=Answer, max_tokens=200, temperature=0).opposite)
+"""),
     "llm-gguf": Package("llm-gguf", "llm_gguf", """
 import json, os, pathlib, sys, tempfile
 os.environ["LLM_USER_PATH"] = tempfile.mkdtemp()

@@ -124,7 +124,7 @@ def _schema_text(given: str) -> str:
 
     schema = json.loads(given)
     if (first := matcher(text := _spaced(as_meant(schema)))).is_error():
-        with suppress(NotExact, RecursionError, ConfigError):
+        with suppress(NotExact, RecursionError, ConfigError, AttributeError, TypeError, ValueError):  # the last: it is none, as llguidance says below
             if not matcher(rewritten := _spaced(as_meant(Rewriting(schema).rewritten()))).is_error():
                 return rewritten
     _check_matcher(first)

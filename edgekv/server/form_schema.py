@@ -2,14 +2,23 @@
 
 import re
 from collections.abc import Iterable
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
 from edgekv.common.errors import ConfigError
+from edgekv.server.name_patterns import split
+from edgekv.server.schema_references import NotExact
 
 _ONE = {"additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"}
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 """Words that hold a schema, several, and several by name."""
+
+NEVER = {"allOf": [False]}
+"""As False, but for `additionalProperties` beside patterns, which are then told apart from other names as those of open objects are."""
+
+_MOST_REMAINDERS = 10_000
 
 _FEW = re.compile(r"\^(?:[A-Za-z0-9_-]+|\((?:[A-Za-z0-9_-]+\|)*[A-Za-z0-9_-]+\))\$")
 _CLASSES = re.compile(r"(\\.)|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
@@ -23,15 +32,47 @@ def as_meant(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     read = {word: _inside(word, given) for word, given in schema.items()}
+    if _n_remainders(schema.get("multipleOf")) > _MOST_REMAINDERS:
+        raise ConfigError(f"'multipleOf' would take too long where it has more than {_MOST_REMAINDERS} remainders; leave it out, and check the answer for it")
     _name_few(read)
     names, patterns, others = read.get("properties", {}), read.get("patternProperties", {}), read.get("additionalProperties", True)
     if not names and not patterns or others is False or not isinstance(names, dict) or not isinstance(patterns, dict):
         return read
     # It takes a name with an escape for another property ("\u0061" beside "a"), but does not in names of a pattern.
     if patterns:
-        raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it")
+        return read | _apart(names, schema["patternProperties"], others)
     further = {"^": {}} if others in (True, {}) else {f"^{none_of(names)}$": others}
     return read | {"patternProperties": further, "additionalProperties": False}
+
+
+def _n_remainders(divisor: Any) -> int:
+    """llguidance has a state for each."""
+    if not isinstance(divisor, int | float) or isinstance(divisor, bool) or not isfinite(divisor):
+        return 0
+    number = Decimal(repr(divisor))
+    return abs(int(number.scaleb(max(0, -int(number.as_tuple().exponent)))))
+
+
+def _apart(names: dict[str, Any], patterns: dict[str, Any], others: Any) -> dict[str, Any]:
+    """Properties by which of the patterns their names match."""
+    try:
+        kinds = split([*patterns, *(f"^{re.escape(name)}$" for name in names)])
+    except NotExact:
+        raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it") from None
+    named, matched = {}, {}
+    for key, expression in kinds.items():
+        fits = [as_meant(schema) for schema, is_one in zip(patterns.values(), key, strict=False) if is_one]
+        own = [name for name, is_one in zip(names, key[len(patterns):], strict=True) if is_one]
+        schema = _all([*(names[name] for name in own), *fits] or [others])
+        if own:
+            named[own[0]] = schema
+        elif schema not in (False, NEVER):
+            matched[expression] = schema
+    return {"properties": {name: named[name] for name in names}, "patternProperties": matched, "additionalProperties": False}
+
+
+def _all(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"allOf": schemas}
 
 
 def _name_few(schema: dict[str, Any]) -> None:

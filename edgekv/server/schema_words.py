@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 from urllib.parse import unquote
 
-from edgekv.server.form_schema import none_of
+from edgekv.server.form_schema import NEVER, none_of
 from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
 
 Schema = Any
@@ -169,10 +169,10 @@ class Rewriting:
         return schema is not False and self._resolved(schema) is not False
 
     def _evaluated_names(self, schema: dict[str, Any]) -> list[Schema]:
-        others = schema["unevaluatedProperties"]
+        ways, others = self._ways_without("unevaluatedProperties", schema), schema["unevaluatedProperties"]
         return [_any([_all([*way.needs, *([] if way.all_names else [
             {"properties": dict.fromkeys(sorted(way.names), True), "patternProperties": dict.fromkeys(sorted(way.patterns), True),
-             "additionalProperties": others}])]) for way in self._ways_without("unevaluatedProperties", schema)])]
+             "additionalProperties": NEVER if others is False and way.patterns else others}])]) for way in ways])]
 
     def _evaluated_items(self, schema: dict[str, Any]) -> list[Schema]:
         ways, others = self._ways_without("unevaluatedItems", schema), schema["unevaluatedItems"]
@@ -217,9 +217,14 @@ class Rewriting:
         return [_Way((needed,)) + way for way in self._ways(schema)]
 
     def _unique(self, schema: dict[str, Any]) -> list[Schema]:
-        if schema["uniqueItems"] is False or schema.get("maxItems", 2) < 2:
+        first = schema.get("prefixItems", [])
+        n_most = min(schema.get("maxItems", inf), len(first) if schema.get("items") is False else inf)
+        if schema["uniqueItems"] is False or n_most < 2:
             return []
-        raise NotExact
+        if n_most > 2 or not first or (values := _few_values(self._resolved(first[0]))) is None:
+            raise NotExact
+        pairs = [{"prefixItems": [{"const": value}, self.negated({"const": value})]} for value in values]
+        return [{"anyOf": [{"maxItems": 1}, *pairs]}]
 
     def _one_of(self, schema: dict[str, Any]) -> list[Schema]:
         options = schema["oneOf"]
@@ -344,6 +349,13 @@ def _all(needs: list[Schema]) -> Schema:
 def _any(options: list[Schema]) -> Schema:
     options = [option for option in options if option is not False]
     return options[0] if len(options) == 1 else {"anyOf": options} if options else False
+
+
+def _few_values(schema: Schema) -> list[Any] | None:
+    """All of a schema, as far as it is plain to see."""
+    if not isinstance(schema, dict):
+        return None
+    return schema.get("enum", [schema["const"]] if "const" in schema else [True, False] if schema.get("type") == "boolean" else None)
 
 
 def _types(schema: dict[str, Any]) -> set[str]:

@@ -10,6 +10,14 @@
 
 namespace edgekv {
 
+// A factor of 2^exponent, which is normal.
+inline double power_of_two(int exponent) {
+    const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
+    double power;
+    std::memcpy(&power, &bits, sizeof(power));
+    return power;
+}
+
 inline double half_to_double(uint16_t h) {
     const int exponent = h >> 10 & 31;
     const double mantissa = h & 1023;
@@ -17,7 +25,7 @@ inline double half_to_double(uint16_t h) {
     if (exponent == 31) {
         return mantissa != 0 ? NAN : sign * INFINITY;
     }
-    return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+    return sign * (exponent == 0 ? mantissa * 0x1p-24 : (mantissa + 1024) * power_of_two(exponent - 25));
 }
 
 // x as the nearest half, ties to even.

@@ -4,7 +4,7 @@
 // arrive with the launch that builds them.
 // Scan, against the portable sketch_scan() and sketch_scan_keys(): the sums of products are the same integers, so that a top differs by
 // no more than 2e-4 + 2^-20 of the largest logit that keys and query allow, and a share and a sum by 2^-7 of themselves beside that. Against
-// sketch_reference(): the worst case that kernels/sketch/sketch_reference.cpp states.
+// SketchReference: the worst case that kernels/sketch/sketch_reference.cpp states.
 #include "cuda/kernels/store_device.cu"
 #define EDGEKV_SCAN_GRID 32  // so that a warp takes several groups in turn, as in a context of a million tokens
 #include "cuda/kernels/sketch_scan_device.cu"
@@ -77,11 +77,11 @@ void build(const SketchCase & c, const SketchInstance & in, const PlacedKeys & p
 
 // The largest logit of the group, as the specification has it.
 double reference_top(const SketchCase & c, const SketchInstance & in, int stream, int head, int group, uint64_t visible, const float * q) {
+    const SketchReference reference(in.keys(c, stream), c.head_dim, head, group, in.valid_of(c, stream, group));
     double top = -kInf;
     for (int j = 0; j < kGroupCells; ++j) {
         if (visible >> j & 1) {
-            top = std::fmax(top, sketch_reference(in.keys(c, stream), c.head_dim, head, group * kGroupCells + j, in.valid_of(c, stream, group), q,
-                                                  c.scale, c.softcap));
+            top = std::fmax(top, reference.logit(j, q, c.scale, c.softcap));
         }
     }
     return top;

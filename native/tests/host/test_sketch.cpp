@@ -1,4 +1,4 @@
-// Checks the sketch kernels against sketch_reference() and the true logits.
+// Checks the sketch kernels against SketchReference and the true logits.
 //   test_sketch [portable|avx2|avxvnni|avx512|avx512vnni|neon|dotprod [one case in so many, 4]]
 //
 // A share tells its logit: reading an integer as a float is a logarithm, and the upper half of one leaves steps of ln 2 / 128, downwards.
@@ -207,15 +207,16 @@ void check_sketches(const By<SketchCase> & by, const SketchInstance & in, const 
                 continue;
             }
             const SketchSpans spans(c, in, 0, h, g);
+            const SketchReference reference(in.keys(c, 0), c.head_dim, h, g, in.valid[g]);
             for (int query = 0; query < c.n_queries(); ++query) {
                 const float * q = in.query_row(c, 0, h, query);
                 double variance, ignored;
                 const double tolerance = spans.tolerance(c, q, &variance) + 1e-5;
-                for (int cell = (g + query) % 9; cell < kGroupCells; cell += 9) {  // the reference is slow
+                for (int cell = (g + query) % 9; cell < kGroupCells; cell += 9) {
                     if (!(in.visible(c, 0, g, query) >> cell & 1)) {
                         continue;
                     }
-                    const double want = sketch_reference(in.keys(c, 0), c.head_dim, h, g * kGroupCells + cell, in.valid[g], q, c.scale, c.softcap);
+                    const double want = reference.logit(cell, q, c.scale, c.softcap);
                     const double error = check_logit(by, "logit", got.share(h, query, g, cell), got.tops[got.at(h, query, g)], want, tolerance);
                     square += error * error;
                     square_true += std::pow(want + error - true_logit(c, in.key(0, h, g, cell), q, ignored), 2);

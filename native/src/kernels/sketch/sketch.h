@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/isa.h"
 #include "kernels/layout.h"
@@ -88,8 +89,14 @@ void sketch_scan(const Sketch & sketch, const SketchQuery & query, const char * 
 // Does the same for one group without a sketch, from the keys themselves.
 void sketch_scan_keys(const SketchKeys & keys, int head_dim, const SketchQuery & query, int head, int group, const Shares & out, Isa isa);
 
-// The specification, in double precision and from the keys themselves, with exact minima and steps: the logit of a cell whose group has keys in
-// the cells of `valid`. sketch_reference.cpp states the kernels' error against it.
-double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap);
+// The specification, in double precision and from the keys themselves, with exact minima and steps: the logits of the cells of a group that has
+// keys in those of `valid`. sketch_reference.cpp states the kernels' error against it.
+struct SketchReference {
+    int head_dim;
+    std::vector<double> rounded;  // keys: [cell][channel]
+
+    SketchReference(const SketchKeys & keys, int head_dim, int head, int group, uint64_t valid);
+    double logit(int cell, const float * q, float scale, float softcap) const;  // of a cell of the group
+};
 
 }  // namespace edgekv

@@ -18,24 +18,29 @@ double cap(double x, double softcap) { return softcap != 0.0 ? softcap * std::ta
 
 }  // namespace
 
-double sketch_reference(const SketchKeys & keys, int head_dim, int head, int cell, uint64_t valid, const float * q, float scale, float softcap) {
-    const int group = cell / kGroupCells;
-    double logit = 0.0;
+SketchReference::SketchReference(const SketchKeys & keys, int head_dim, int head, int group, uint64_t valid)
+    : head_dim(head_dim), rounded(static_cast<size_t>(kGroupCells) * head_dim) {
     for (int i = 0; i < head_dim; ++i) {
-        const auto key = [&](int c) {
-            const size_t at = static_cast<size_t>(group) * kGroupCells + static_cast<size_t>(c);
-            return channel(keys.type, keys.k + at * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head, i);
-        };
-        double least = INFINITY, most = -INFINITY;
+        double exact[kGroupCells], least = INFINITY, most = -INFINITY;
         for (int c = 0; c < kGroupCells; ++c) {
+            const size_t at = static_cast<size_t>(group) * kGroupCells + static_cast<size_t>(c);
+            exact[c] = channel(keys.type, keys.k + at * keys.stride_cell + static_cast<size_t>(head) * keys.stride_head, i);
             if (valid >> c & 1) {
-                least = std::min(least, key(c));
-                most = std::max(most, key(c));
+                least = std::min(least, exact[c]);
+                most = std::max(most, exact[c]);
             }
         }
         const double step = (most - least) / 7.0;
-        const double k = step > 0.0 ? least + std::rint((key(cell % kGroupCells) - least) / step) * step : least;
-        logit += static_cast<double>(q[i]) * scale * k;
+        for (int c = 0; c < kGroupCells; ++c) {
+            rounded[static_cast<size_t>(c) * head_dim + i] = step > 0.0 ? least + std::rint((exact[c] - least) / step) * step : least;
+        }
+    }
+}
+
+double SketchReference::logit(int cell, const float * q, float scale, float softcap) const {
+    double logit = 0.0;
+    for (int i = 0; i < head_dim; ++i) {
+        logit += static_cast<double>(q[i]) * scale * rounded[static_cast<size_t>(cell) * head_dim + i];
     }
     return cap(logit, softcap);
 }

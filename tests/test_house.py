@@ -37,7 +37,7 @@ BUDGETS = {
     "models": 2_192,
     "native": 595,
     "native/cuda": 6_808,
-    "native/emulator": 2_666,
+    "native/emulator": 2_704,
     "native/include": 1_375,
     "native/llama": 4_781,
     "native/server": 8_383,

@@ -10,11 +10,6 @@ dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), blockDim(1, 1, 1), gridDim(1, 1, 1);
 namespace edgekv::gpu {
 namespace emulator {
 
-Block & block() {
-    static Block * one = new Block;
-    return *one;
-}
-
 void make_ready(Block & b, unsigned warp, unsigned lanes) {
     Warp & w = b.warps[warp];
     w.ready |= lanes;
@@ -186,7 +181,8 @@ void wait(Block & b, unsigned self) {
     if (next != self) {
         Context & to = context_of(b, next);
         become(b, next);
-        context_switch(*b.threads[self].context, to);
+        context_switch(*b.threads[self].context, to);  // who comes back calls become(b, self)
+        return;
     }
     become(b, self);
 }

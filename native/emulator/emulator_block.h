@@ -21,7 +21,7 @@ struct Site {
     int line = 0;
 };
 
-struct Thread {
+struct alignas(64) Thread {
     Context * context = nullptr;  // null: the thread has not begun
     Site site;
     uint64_t value = 0, result = 0;
@@ -32,6 +32,8 @@ struct Warp {
     unsigned there = 0, ready = 0, waiting = 0, left = 0;  // lanes
     unsigned turn = 0;                                     // the first lane, and whether lanes run up or down
     unsigned n_syncs = 0;                                  // of the warp alone
+    unsigned first = 0;                                    // the thread that waits longest
+    bool alike = true;                                     // all that wait are at its place
 };
 
 struct StaticVariable {
@@ -65,7 +67,10 @@ struct Block {
     }
 };
 
-Block & block();
+inline Block & block() {
+    static Block * one = new Block;
+    return *one;
+}
 
 std::string describe(const Site & site);
 bool same(const Site & a, const Site & b);

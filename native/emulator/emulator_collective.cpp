@@ -99,17 +99,19 @@ bool same(const Site & a, const Site & b) {
     return a.kind == b.kind && a.line == b.line && a.mask == b.mask && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
-uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line) {
-    if (kind == Collective::syncwarp && is_left_out(file, line)) {
-        return 0;
-    }
-    Block & b = block();
-    const Site site{kind, mask, file, line};
+namespace {
+
+// Ends the process where the running thread may not be at its collective. Apart, because a waiting thread's frame is to be small: reading 32 of
+// them again is most of what a collective costs.
+__attribute__((noinline)) void check(const Block & b) {
+    const unsigned self = b.current, warp = self / 32, lane = self % 32;
+    const Warp & w = b.warps[warp];
+    const Site & site = b.threads[self].site;
+    const unsigned mask = site.mask;
+    const int width = b.threads[self].width;
     if (!b.running) {
         fault("%s was called outside a kernel", describe(site).c_str());
     }
-    const unsigned self = b.current, warp = self / 32, lane = self % 32;
-    Warp & w = b.warps[warp];
     if ((mask >> lane & 1u) == 0) {
         fault("the thread itself is missing in the mask of %s", describe(site).c_str());
     }
@@ -131,21 +133,36 @@ uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int arg
                   describe(b.threads[other].site).c_str());
         }
     }
+}
 
+}  // namespace
+
+uint64_t warp_collective(Collective kind, unsigned mask, uint64_t value, int argument, int width, const char * file, int line) {
+    if (kind == Collective::syncwarp && is_left_out(file, line)) {
+        return 0;
+    }
+    Block & b = block();
+    const unsigned self = b.current, warp = self / 32, lane = self % 32;
+    Warp & w = b.warps[warp];
     Thread & t = b.threads[self];
-    t.site = site;
+    t.site = {kind, mask, file, line};
     t.value = value;
     t.argument = argument;
     t.width = width;
+    w.first = w.waiting == 0 ? self : w.first;
+    w.alike = w.waiting == 0 || (w.alike && same(b.threads[w.first].site, t.site));
+    if (!w.alike || !b.running || (mask >> lane & 1u) == 0 || (mask & (~w.there | w.left)) != 0 || width != 32) {
+        check(b);
+    }
     w.waiting |= 1u << lane;
-    if ((w.waiting & mask) == mask && all_at(b.threads + warp * 32, site)) {
+    if ((w.waiting & mask) == mask && (w.alike || all_at(b.threads + warp * 32, t.site))) {
         w.waiting &= ~mask;
         w.n_syncs += kind == Collective::syncwarp && mask == w.there;
-        complete(b, warp, site);
+        complete(b, warp, Site(t.site));
         make_ready(b, warp, mask);
     }
     wait(b, self);
-    return t.result;
+    return b.threads[self].result;
 }
 
 void block_barrier(const char * file, int line) {

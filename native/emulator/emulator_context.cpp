@@ -38,7 +38,9 @@ bool         entered_from_host = false;
 
 // Saves the registers that a function must preserve, stores the stack pointer to *from, takes the other stack pointer and returns there.
 // It jumps through a register instead of `ret`, for which the processor would predict the wrong target.
+#    if defined(__SANITIZE_ADDRESS__)
 extern "C" void edgekv_emulator_switch(void ** from, void * to);
+#    endif
 #    if defined(__x86_64__)
 asm(".text\n.globl " EDGEKV_SYMBOL "\n" EDGEKV_SYMBOL_TYPE EDGEKV_SYMBOL ":\n"
     "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
@@ -92,6 +94,7 @@ Context * context_create(void (*entry)()) {
     return context;
 }
 
+#if !defined(EDGEKV_EMULATOR_SWITCH) || defined(__SANITIZE_ADDRESS__)
 void context_switch(Context & from, Context & to) {
 #if defined(__SANITIZE_ADDRESS__)
     entered_from_host = from.stack == nullptr;
@@ -104,6 +107,7 @@ void context_switch(Context & from, Context & to) {
 #endif
     context_entered(&from);
 }
+#endif
 
 void context_entered(const Context * self) {
 #if defined(__SANITIZE_ADDRESS__)

@@ -27,7 +27,12 @@ struct Context {
 
 // makes a stack whose first switch enters `entry`, which never returns
 Context * context_create(void (*entry)());
+#if defined(EDGEKV_EMULATOR_SWITCH) && !defined(__SANITIZE_ADDRESS__)
+extern "C" void edgekv_emulator_switch(void ** from, void * to);
+inline void context_switch(Context & from, Context & to) { edgekv_emulator_switch(&from.sp, to.sp); }
+#else
 void context_switch(Context & from, Context & to);
+#endif
 void context_entered(const Context * self);  // `entry` calls it first
 bool context_guard(const void * address);
 

@@ -17,8 +17,11 @@ bool is_sticky = false;
 
 struct sigaction before_segv, before_bus;
 
-// Explains a fault in our memory or in a kernel, then leaves every fault to the earlier handler.
+// Lets operations reach memory. Explains another fault in our memory or in a kernel, then leaves every fault to the earlier handler.
 void on_signal(int number, siginfo_t * info, void *) {
+    if (memory_reach(info->si_addr)) {
+        return;
+    }
     const std::string memory = memory_explain(info->si_addr);
     const char * what = "";
     if (!memory.empty()) {

@@ -107,7 +107,7 @@ void * memory_alloc(Kind kind, size_t n_bytes) {
     Allocation & a = m.live[p] = Allocation{kind, n_bytes, pages, n_pages_bytes, true};
     m.bytes[static_cast<int>(kind)] += n_bytes;
     ++m.version;
-    if (strict() && kind == Kind::device && m.open == 0) {
+    if (strict() && kind == Kind::device) {
         access(a, false);
     }
     return p;
@@ -187,13 +187,17 @@ std::string memory_explain(const void * address) {
     return "";
 }
 
-void memory_open() {
+void memory_open() { ++memory().open; }
+
+bool memory_reach(const void * address) {
     Memory & m = memory();
-    if (m.open++ == 0 && strict()) {
-        for (auto & [p, a] : m.live) {
-            access(a, true);
-        }
+    const auto it = m.open > 0 ? holder(m.live, address) : m.live.end();
+    if (it == m.live.end() || it->second.accessible || static_cast<size_t>(static_cast<const char *>(address) - it->second.pages) - page() >=
+                                                           it->second.n_pages_bytes - 2 * page()) {
+        return false;
     }
+    access(it->second, true);
+    return true;
 }
 
 void memory_close() {

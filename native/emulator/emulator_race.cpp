@@ -49,17 +49,20 @@ std::unordered_map<uintptr_t, std::unique_ptr<Page>> & pages() {
 }
 
 Word & word_at(uintptr_t address) {
-    static uintptr_t last_number = 0;
-    static Page * last = nullptr;
-    if (!last || address / kPage != last_number) {
+    struct Kept {
+        uintptr_t number = 0;
+        Page * page = nullptr;
+    };
+    static Kept all[1024];
+    Kept & kept = all[address / kPage % 1024];
+    if (kept.number != address / kPage) {
         auto & page = pages()[address / kPage];
         if (!page) {
             page = std::make_unique<Page>();
         }
-        last = page.get();
-        last_number = address / kPage;
+        kept = {address / kPage, page.get()};
     }
-    return (*last)[address % kPage / 4];
+    return (*kept.page)[address % kPage / 4];
 }
 
 bool within(uintptr_t address, const void * begin, size_t n_bytes) { return address - reinterpret_cast<uintptr_t>(begin) < n_bytes; }

@@ -81,7 +81,8 @@ void memory_check();
 enum class Range { device, pinned, pageable, bad };
 Range memory_range(const void * p, size_t n_bytes);    // bad: the range leaves its allocation
 std::string memory_explain(const void * address);      // "": the address is not near our memory
-void memory_open();                                    // strict: makes memory accessible while operations run; nests
+void memory_open();                                    // strict: lets operations reach memory while they run; nests
+bool memory_reach(const void * address);               // at a fault: makes an allocation accessible, if operations run; false: it stays a fault
 void memory_close();
 
 struct Opened {

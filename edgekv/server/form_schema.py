@@ -20,6 +20,10 @@ NEVER = {"allOf": [False]}
 
 _MOST_REMAINDERS = 10_000
 
+_POINTER = "(/([^/~]|~[01])*)*"
+_FORMATS = {"json-pointer": f"^{_POINTER}$", "relative-json-pointer": f"^(0|[1-9][0-9]*)(#|([+-][1-9][0-9]*)?{_POINTER})$"}
+"""Formats that it lacks, as patterns (RFC 6901; draft-bhutton-relative-json-pointer-00)."""
+
 _FEW = re.compile(r"\^(?:[A-Za-z0-9_-]+|\((?:[A-Za-z0-9_-]+\|)*[A-Za-z0-9_-]+\))\$")
 _CLASSES = re.compile(r"(\\.)|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
 _ATOMS = re.compile(r"\\u[0-9a-fA-F]{4}|\\u\{[^}]*\}|\\x[0-9a-fA-F]{2}|\\[pP]\{[^}]*\}|\\.|.", re.DOTALL)
@@ -31,6 +35,8 @@ def as_meant(schema: Any) -> Any:
     it would not, RecursionError."""
     if not isinstance(schema, dict):
         return schema
+    if isinstance(name := schema.get("format"), str) and name in _FORMATS and "pattern" not in schema:
+        schema = {word: given for word, given in schema.items() if word != "format"} | {"pattern": _FORMATS[name]}
     read = {word: _inside(word, given) for word, given in schema.items()}
     if _n_remainders(schema.get("multipleOf")) > _MOST_REMAINDERS:
         raise ConfigError(f"'multipleOf' would take too long where it has more than {_MOST_REMAINDERS} remainders; leave it out, and check the answer for it")

@@ -113,6 +113,8 @@ UNENFORCED = [
 ]
 ENFORCED = [
     ({"type": "string", "pattern": "z+", "maxLength": 16}, '".*z.*"'), ({"type": "string", "pattern": "^a+$", "minLength": 3, "maxLength": 4}, '"aaaa?"'),
+    ({"enum": ["/a~2", "a", "/~", "/a~1//~0"], "format": "json-pointer"}, '"/a~1//~0"'),
+    ({"enum": ["01", "1~", "/a", "1+0/a", "1-2/a"], "format": "relative-json-pointer"}, '"1-2/a"'),
     ({"type": "string", "format": "ipv4"}, r'"\d+(\.\d+){3}"'), ({"type": "string", "format": "date", "maxLength": 10}, r'"\d{4}-\d\d-\d\d"'),
     ({"type": "integer", "minimum": 10, "maximum": 12}, "1[0-2]"), ({"type": "integer", "minimum": 7, "exclusiveMaximum": 12, "multipleOf": 5}, "10"),
     ({"type": "number", "minimum": 7.5, "maximum": 7.5}, "7.50*"),

@@ -91,6 +91,15 @@ def test_a_patch_defines_no_function():
         assert not defined, (name, defined)
 
 
+def test_a_patch_removes_nothing_and_its_hunks_are_whole():
+    """Of a hunk whose counts are wrong patch-ng applies a part in silence, and leaves out the hunks behind it."""
+    for path in APPLY.parent.glob("*/*.patch"):
+        for counts, hunk in re.findall(r"^@@ (.*?) @@.*\n((?:[ +].*\n|\n|-.*\n)*)", path.read_text(), re.MULTILINE):
+            n_old, n_new = (int(one.partition(",")[2] or 1) for one in counts.split())
+            signs = [line[:1] for line in hunk.splitlines()]
+            assert (signs.count("-"), n_old, n_new) == (0, signs.count(" "), len(signs)), (path.name, counts)
+
+
 def test_the_rules_see_what_they_forbid():
     for line in ("auto & slots = this->slots;", "uint64_t edgekv_n = 0;", "edgekv_server::ticket ticket;", "for (auto & cells : v_cells) {",
                  "if (ggml_tensor * product = build(res)) {", "std::vector<uint8_t> labels(n);", "iterate(slots, [&](server_slot & slot) {"):

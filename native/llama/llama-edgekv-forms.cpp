@@ -272,26 +272,32 @@ std::string llama_edgekv_check_form(const std::string & form, const llama_vocab 
     return why;
 }
 
-llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, bool is_lazy, const std::vector<std::string> & patterns,
-                                  const std::vector<llama_token> & tokens) {
-    if (!llama_edgekv_is_form(grammar) || g_forms.begin == nullptr) {
-        return nullptr;
-    }
-    std::shared_ptr<triggers> awaited;
-    if (is_lazy) {
-        awaited         = std::make_shared<triggers>();
-        awaited->tokens = tokens;
-        for (const auto & pattern : patterns) {
-            awaited->patterns.emplace_back(pattern, llama_edgekv_trigger(pattern));
-        }
-    }
+static llama_sampler * make_form(const llama_vocab * vocab, const std::string & grammar, std::shared_ptr<const triggers> awaited) {
     auto *     made = make_sampler(vocab);
     const auto held = answer_of(made);
     held->form      = grammar;
-    held->awaited   = awaited;
+    held->awaited   = std::move(awaited);
     g_worker.post(held, [held] {
         begin(*held, "");
         follow(*held, -1);
     });
     return made;
+}
+
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, bool is_lazy) {
+    const bool holds = llama_edgekv_is_form(grammar) && (!is_lazy || grammar[1] == 'l') && g_forms.begin != nullptr;
+    return holds ? make_form(vocab, grammar, nullptr) : nullptr;
+}
+
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, const std::vector<std::string> & patterns,
+                                  const std::vector<llama_token> & tokens) {
+    if (!llama_edgekv_is_form(grammar) || g_forms.begin == nullptr) {
+        return nullptr;
+    }
+    const auto awaited = std::make_shared<triggers>();
+    awaited->tokens    = tokens;
+    for (const auto & pattern : patterns) {
+        awaited->patterns.emplace_back(pattern, llama_edgekv_trigger(pattern));
+    }
+    return make_form(vocab, grammar, awaited);
 }

@@ -17,7 +17,10 @@ bool llama_edgekv_is_form(const std::string & grammar);
 // Why answers cannot be held to a form; empty: they can. Any thread. null: no vocabulary, and the form has no calls.
 std::string llama_edgekv_check_form(const std::string & form, const llama_vocab * vocab);
 
-// A sampler that allows what a form allows; null: the grammar is none. It throws std::runtime_error, with a sentence, where an answer cannot go on.
-// `is_lazy`: the form holds from where the answer has one of the patterns (llama-edgekv-triggers.h) or tokens, if it goes on behind it.
-llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, bool is_lazy, const std::vector<std::string> & patterns,
+// A sampler that allows what a form allows; null: the grammar is none, or is lazy. It throws std::runtime_error, with a sentence, where an answer cannot
+// go on. A client's form (%llguidance) is never lazy.
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, bool is_lazy);
+
+// The same of a lazy form, which holds from where the answer has one of the patterns (llama-edgekv-triggers.h) or tokens, if it goes on behind it.
+llama_sampler * llama_edgekv_form(const llama_vocab * vocab, const std::string & grammar, const std::vector<std::string> & patterns,
                                   const std::vector<llama_token> & tokens);

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgekv._native._core import ffi, lib
-from edgekv._native.core import Handle, _check
+from edgekv._native.core import Handle, _check, _keep, raising
 
 
 def token_bytes(handle: Handle) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -22,10 +22,11 @@ def describe(handle: Handle, adapter: int, into: Callable[[bytes], None]) -> Non
     """Tell `into`, in pieces, what K and V depend on besides the weights in the model's file and the tokens; with the LoRA adapter at an
     address at scale 1, with none at 0. Raises as `token_bytes`."""
     user = ffi.new_handle(into)
-    _check(lib.edgekv_describe(handle, adapter, lib.edgekv_py_described, user))
+    with raising():  # a signal's handler may run inside
+        _check(lib.edgekv_describe(handle, adapter, lib.edgekv_py_described, user))
 
 
-@ffi.def_extern()
+@ffi.def_extern(onerror=_keep)
 def edgekv_py_described(user, data, n):
     ffi.from_handle(user)(ffi.buffer(data, n)[:])
 

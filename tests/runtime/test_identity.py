@@ -199,3 +199,12 @@ def test_it_is_the_same_in_another_process(tiny):
 
 def test_transposed_values_are_others(tiny):
     assert of(tiny, flash_attn_type=llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED) != of(tiny)
+
+
+def test_a_signal_in_the_middle_of_a_description_is_raised_to_who_asked(tiny):
+    """Python runs the handlers of signals in callbacks too; `edgekv serve` did not hear the one that was to end it."""
+    def interrupted(_: bytes) -> None:
+        raise KeyboardInterrupt
+
+    with built(tiny) as (_, run), pytest.raises(KeyboardInterrupt):
+        token_rows.describe(run._native_handle(), 0, interrupted)

@@ -22,7 +22,7 @@ def test_a_prompt_that_is_too_long(endpoint):
 
 @pytest.mark.parametrize(("path", "field", "value", "sentence"), [
     (CHAT, "functions", [{"name": "f"}], "the field 'functions' is not supported; use 'tools'"),
-    (CHAT, "function_call", "auto", "use 'tool_choice'"),
+    (CHAT, "function_call", {"name": "f"}, "use 'tool_choice'"),
     (CHAT, "audio", {"voice": "x"}, "'audio' is not supported; answers are text"),
     (CHAT, "modalities", ["text", "audio"], "'modalities' asks for audio; answers are text"),
     (CHAT, "web_search_options", {"a": 1}, "'web_search_options' is not supported"),

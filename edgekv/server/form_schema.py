@@ -8,12 +8,10 @@ from typing import Any
 
 from edgekv.common.errors import ConfigError
 from edgekv.server.name_patterns import split
-from edgekv.server.schema_references import NotExact
+from edgekv.server.schema_references import LISTS, MAPS, NotExact
 
 _ONE = {"additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"}
-_LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-"""Words that hold a schema, several, and several by name."""
+"""Words that hold a schema."""
 
 NEVER = {"allOf": [False]}
 """As False, but for `additionalProperties` beside patterns, which are then told apart from other names as those of open objects are."""
@@ -46,7 +44,9 @@ def as_meant(schema: Any) -> Any:
         return read
     # It takes a name with an escape for another property ("\u0061" beside "a"), but does not in names of a pattern.
     if patterns:
-        return read | _apart(names, schema["patternProperties"], others)
+        given = schema["patternProperties"]
+        meant = patterns.values() if len(patterns) == len(given) else map(as_meant, given.values())  # two may be spelled alike
+        return read | _apart(names, dict(zip(given, meant, strict=True)), others)
     further = {"^": {}} if others in (True, {}) else {f"^{none_of(names)}$": others}
     return read | {"patternProperties": further, "additionalProperties": False}
 
@@ -67,9 +67,9 @@ def _apart(names: dict[str, Any], patterns: dict[str, Any], others: Any) -> dict
         raise ConfigError("'patternProperties' would not be enforced where other properties may come; set additionalProperties to false beside it") from None
     named, matched = {}, {}
     for key, expression in kinds.items():
-        fits = [as_meant(schema) for schema, is_one in zip(patterns.values(), key, strict=False) if is_one]
+        fits = [schema for schema, is_one in zip(patterns.values(), key, strict=False) if is_one]
         own = [name for name, is_one in zip(names, key[len(patterns):], strict=True) if is_one]
-        schema = _all([*(names[name] for name in own), *fits] or [others])
+        schema = all_of([*(names[name] for name in own), *fits] or [others])
         if own:
             named[own[0]] = schema
         elif schema not in (False, NEVER):
@@ -77,8 +77,8 @@ def _apart(names: dict[str, Any], patterns: dict[str, Any], others: Any) -> dict
     return {"properties": {name: named[name] for name in names}, "patternProperties": matched, "additionalProperties": False}
 
 
-def _all(schemas: list[Any]) -> Any:
-    return schemas[0] if len(schemas) == 1 else {"allOf": schemas}
+def all_of(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"allOf": schemas} if schemas else True
 
 
 def _name_few(schema: dict[str, Any]) -> None:
@@ -95,9 +95,9 @@ def _name_few(schema: dict[str, Any]) -> None:
 def _inside(word: str, given: Any) -> Any:
     if word == "pattern" and isinstance(given, str):
         return in_rust(given)
-    if word in _BY_NAME and isinstance(given, dict):
+    if word in MAPS and isinstance(given, dict):
         return {in_rust(name) if word == "patternProperties" else name: as_meant(inner) for name, inner in given.items()}
-    if word in _LISTS and isinstance(given, list):
+    if word in (*LISTS, "items") and isinstance(given, list):
         return [as_meant(one) for one in given]
     return as_meant(given) if word in _ONE else given
 

@@ -75,7 +75,8 @@ class _Names:
 
 def with_paths(root: Any) -> Any:
     """The schema with references that are paths from its root alone. Raises NotExact, RecursionError."""
-    if not isinstance(root, dict) or not any(name in repr(root) for name in _NAMES):
+    text = repr(root)
+    if not isinstance(root, dict) or not any(name in text for name in _NAMES):
         return root
     names = _Names(root)
 

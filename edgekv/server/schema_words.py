@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 from urllib.parse import unquote
 
-from edgekv.server.form_schema import NEVER, none_of
+from edgekv.server.form_schema import NEVER, all_of, none_of
 from edgekv.server.schema_references import INNER, LISTS, MAPS, NotExact, with_paths
 
 Schema = Any
@@ -170,7 +170,7 @@ class Rewriting:
 
     def _evaluated_names(self, schema: dict[str, Any]) -> list[Schema]:
         ways, others = self._ways_without("unevaluatedProperties", schema), schema["unevaluatedProperties"]
-        return [_any([_all([*way.needs, *([] if way.all_names else [
+        return [_any([all_of([*way.needs, *([] if way.all_names else [
             {"properties": dict.fromkeys(sorted(way.names), True), "patternProperties": dict.fromkeys(sorted(way.patterns), True),
              "additionalProperties": NEVER if others is False and way.patterns else others}])]) for way in ways])]
 
@@ -178,7 +178,7 @@ class Rewriting:
         ways, others = self._ways_without("unevaluatedItems", schema), schema["unevaluatedItems"]
         if any(way.some_items and not way.all_items for way in ways):
             raise NotExact
-        return [_any([_all([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
+        return [_any([all_of([*way.needs, *([] if way.all_items else [{"prefixItems": [True] * way.n_items, "items": others} if way.n_items else
                                                                      {"items": others}])]) for way in ways])]
 
     def _ways_without(self, word: str, schema: dict[str, Any]) -> list[_Way]:
@@ -340,10 +340,6 @@ class Rewriting:
 def _named_within(value: Any) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return (isinstance(value, dict) and any(isinstance(value.get(word), str) for word in ("$id", "id"))) or any(map(_named_within, inner))
-
-
-def _all(needs: list[Schema]) -> Schema:
-    return needs[0] if len(needs) == 1 else {"allOf": needs} if needs else True
 
 
 def _any(options: list[Schema]) -> Schema:

@@ -221,11 +221,16 @@ def inspector(path: Path) -> Inspector:
     return _opened()[path]
 
 
-def projector_bytes(path: Path) -> int:
-    """Most memory that a projector takes beside its model. Raises ModelError."""
+def check_projector(path: Path) -> None:
+    """By its header alone. Raises ModelError."""
     reader = open_gguf(path)
     if reader.value("general.type") != "mmproj" and reader.value("general.architecture") != "clip":
         raise ModelError(f"{path} is not a projector; --mmproj takes the file that comes with a model for its images or sound, often named mmproj")
+
+
+def projector_bytes(path: Path) -> int:
+    """Most memory that a projector takes beside its model. Raises ModelError."""
+    check_projector(path)
     (n_bytes,) = _process().ask(path, {"projector": str(path.absolute())})
     return int(n_bytes)
 

@@ -17,7 +17,7 @@ from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
-from edgekv.models.inspector import projector_bytes
+from edgekv.models.inspector import check_projector, projector_bytes
 from edgekv.planning.fit import in_tokens, unifies
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
@@ -276,7 +276,7 @@ def check_extra(extra: tuple[str, ...]) -> None:
         return
     for name, value in pairwise(extra):
         if name.replace("_", "-") in _PROJECTOR:
-            projector_bytes(Path(value))
+            check_projector(Path(value))
     trial = try_extra(extra)
     said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]
     refusals = [line for line in said if line.startswith(("error: ", "error while handling "))]

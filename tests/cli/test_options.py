@@ -198,7 +198,7 @@ def test_the_emulated_device_is_for_tests_only():
 def test_who_asks_for_none_gets_the_mode_that_won(monkeypatch, request, isa: str, device: str, mode: str):
     """The measured mode is the default where nobody asks for another."""
     if device == "emulated":
-        request.getfixturevalue("emulator")
+        monkeypatch.setenv("EDGEKV_EMULATOR", str(request.getfixturevalue("emulator")))
     from edgekv import _native
 
     monkeypatch.setattr(_native, "isa", lambda: isa)

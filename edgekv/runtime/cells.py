@@ -18,9 +18,9 @@ both did, with settings that are no longer in force. ROUNDED: its rows came from
 rows back (mode evict); there they are zeros, and the token cannot be saved."""
 
 
-def sequences_of(bits: np.ndarray) -> set[int]:
-    """The sequences whose bits are set, uint64 [word]."""
-    return {64 * word + bit for word in range(len(bits)) for bit in range(64) if int(bits[word]) >> bit & 1}
+def sequences_of(bits: np.ndarray) -> list[int]:
+    """The sequences whose bits are set, uint64 [word], in their order."""
+    return list(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class StreamCells:
         """bool [cell], a copy: a sparse prompt read the token (`SelectionOptions.prompts`)."""
         return (self.labels & SPARSE_PROMPT) != 0
 
-    def sequences(self, cell: int) -> set[int]:
-        """The sequences that the cell belongs to."""
+    def sequences(self, cell: int) -> list[int]:
+        """The sequences that the cell belongs to, in their order."""
         return sequences_of(self.sequence_bits[cell])
 
     def in_sequence(self, seq_id: int) -> np.ndarray:

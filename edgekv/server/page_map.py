@@ -90,7 +90,7 @@ class MapMaker:
             place = _places(_blocks(state == State.RESIDENT, at, heads, width), _blocks(state != State.FREE, at, heads, width))
         mass = _blocks(mass[:, :, first : first + n_pages], at, heads, width)
         n_columns = max(1, -(-n_used // width))
-        spans, texts = _conversations(cells, n_columns, width * runtime.page_tokens)
+        spans, texts = conversations(cells, n_columns, width * runtime.page_tokens)
         levels = self._levels(stream, mass, spans, n_columns)
         return PageMap(tuple(layers[index].il for index, _ in lines), place.shape[1], width, heads, n_used,
                        place * np.uint8(16) + np.where(place == EMPTY, np.uint8(0), levels), cells.n_used, spans, texts)
@@ -122,19 +122,23 @@ def _owners(spans: Spans, n_columns: int) -> np.ndarray:
     return owner
 
 
-def _conversations(cells: StreamCells, n_columns: int, n_cells: int) -> tuple[Spans, list[tuple[int, int, int]]]:
+def conversations(cells: StreamCells, n_columns: int, n_cells: int) -> tuple[Spans, list[tuple[int, int, int]]]:
     """The spans and texts of a map whose columns have n_cells cells each."""
-    spans: Spans = []
-    texts = []
-    for column in range(n_columns):
-        at = np.flatnonzero(cells.positions[column * n_cells : (column + 1) * n_cells] >= 0) + column * n_cells
-        slots = sorted(sequences_of(np.bitwise_or.reduce(cells.sequence_bits[at], axis=0))) if len(at) else []
-        if not spans or spans[-1][1] != slots:
-            spans.append((column, slots))
-        first = min(cells.sequences(int(at[0])), default=-1) if len(at) else -1
-        mine = at[(cells.sequence_bits[at, first // 64] >> np.uint64(first % 64) & np.uint64(1)).astype(bool)] if first >= 0 else at[:0]
-        texts.append((first, int(cells.positions[mine[0]]), len(mine)) if len(mine) else (-1, 0, 0))
-    return spans, texts
+    bits, positions = cells.sequence_bits[: n_columns * n_cells], cells.positions[: n_columns * n_cells]
+    n = len(positions)
+    starts = np.arange(0, n, n_cells)
+    owners = np.bitwise_or.reduceat(bits, starts, axis=0)  # an empty cell has no sequence
+    changes = np.flatnonzero(np.append(True, (owners[1:] != owners[:-1]).any(axis=1)))
+    spans = [(int(column), sequences_of(owners[column])) for column in changes]
+    found = np.minimum.reduceat(np.where(positions >= 0, np.arange(n), n), starts)  # the first token of each column
+    empty = found == n
+    found[empty] = 0
+    first = np.unpackbits(bits[found].view(np.uint8), axis=1, bitorder="little").argmax(axis=1)
+    slot = np.repeat(first, n_cells)[:n]
+    n_mine = np.add.reduceat(bits[np.arange(n), slot // 64] >> (slot % 64).astype(np.uint64) & np.uint64(1), starts)
+    texts = np.stack([first, positions[found], n_mine.astype(np.intp)], axis=1)
+    texts[empty] = -1, 0, 0
+    return spans, [(slot, position, n_tokens) for slot, position, n_tokens in texts.tolist()]
 
 
 def _tokens_by_page(positions: np.ndarray, n_pages: int, page_tokens: int) -> np.ndarray:

@@ -162,6 +162,20 @@ def test_what_is_said_beside_a_strict_tool_is_free(tmp_path: Path, kind: str):
     assert (text.strip(), calls) == ("I look.", [{"path": "b.txt"}]) if is_call else (text, calls) == (b"".join(pieces).decode(), [])
 
 
+def test_a_strict_tool_goes_with_several_answers_and_guessed_tokens(tmp_path: Path):
+    """The prompt has the call that its schema forbids, so that it is guessed."""
+    pieces = FREE["a mark within tokens"][0]
+    model = write_stub(tmp_path / "stub.gguf", pieces, KINDS["tagged JSON"][0], specials=("<|im_start|>", "<|im_end|>"), control=False)
+    body = strict(CHAT, ONE_OF_TWO) | {"chat_template_kwargs": {"enable_thinking": False}, "n": 2, "timings_per_token": True}
+    body["messages"] = [{"role": "user", "content": b"".join(pieces).decode() * 4}]
+    with serving(tmp_path, str(model)) as started:
+        answer = post(started.url, CHAT, body)
+    for choice in answer["choices"]:
+        text, calls = said(CHAT, {"choices": [choice]})
+        assert (text.strip(), calls) == ("I look.", [{"path": "b.txt"}])
+    assert answer["timings"]["draft_n"] > 0
+
+
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_a_strict_tool_whose_schema_cannot_hold_is_refused(served: Served, path: str):
     reply = served.ask(path, strict(path, {"type": "string", "format": "moon"}))

@@ -214,4 +214,7 @@ def test_each_kind_of_template_answers(tmp_path: Path, kind: str):
 def test_a_template_without_calls_refuses(tmp_path: Path):
     with serving(tmp_path, str(write_stub(tmp_path / "stub.gguf", "Prose."))) as started:
         reply = started.ask(CHAT, asked(CHAT))
+        free = [started.ask(path, {key: value for key, value in asked(path).items() if key not in ("response_format", "text", "output_config")})
+                for path in (CHAT, RESPONSES, MESSAGES)]
     assert reply.status == 400 and "tools" in reply.body["error"]["message"]
+    assert [(reply.status, reply.headers["x-edgekv-ignored"]) for reply in free] == [(200, "tools")] * 3

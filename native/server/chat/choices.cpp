@@ -1,6 +1,6 @@
 #include "server/chat/choices.h"
 
-#include "server/scheduling/requests.h"
+#include "server/http/fields.h"
 
 #include <algorithm>
 #include <exception>
@@ -81,6 +81,11 @@ std::vector<std::string> strict_in(const json & tools) {
 tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & caps) {
     tool_choice chosen;
     chosen.strict = strict_in(json_value(body, "tools", json::array()));
+    const auto can         = caps.find("supports_tools");
+    const bool reads_tools = can != caps.end() && can->second;
+    if (!reads_tools && body.contains("tools") && asks(body.at("tools"))) {
+        has_no_effect("tools");
+    }
     if (!body.contains("tool_choice") || body.at("tool_choice").is_null()) {
         return chosen;
     }
@@ -110,8 +115,11 @@ tool_choice take_tool_choice(json & body, const std::map<std::string, bool> & ca
     if (mode == "required" && known.empty()) {
         refuse("asks for a call, and there are no 'tools'");
     }
+    if (mode == "required" && !reads_tools) {
+        refuse("asks for a call, and the model's chat template knows no tools; leave it out, or start the server with a template that does, after -- "
+               "as --chat-template-file FILE");
+    }
     body["tool_choice"] = mode;
-    check_tools(body, caps);
     return chosen;
 }
 

@@ -99,16 +99,18 @@ server_http_res_ptr answered(const server_http_req & request, const server_http_
     res->by  = dialect_of(*where);
     try {
         json body = json::parse(request.body);
-        check_fields(body, *where, *res);
+        check_fields(body, *where);
         take_form(body, *where);
         res->by->take(body);
         res->request.body = body.dump();
         res->answer       = handler(res->request);
     } catch (const std::exception & e) {
         fail(*res, e);
+        tell_ignored(*res);
         tell(*res);
         return res;
     }
+    tell_ignored(*res);
     server_http_res & answer = *res->answer;
     res->content_type = answer.content_type;
     res->status       = answer.status;

@@ -20,6 +20,8 @@ constexpr size_t MOST_SHOWN = 100;  // bytes of a value in a sentence
 
 std::atomic<bool> g_strict{ false };
 
+thread_local std::vector<std::string> t_ignored;  // of the request that this thread reads
+
 std::vector<std::string> split(const std::string & text, const std::string & by) {
     std::vector<std::string> parts;
     size_t at = 0;
@@ -94,14 +96,14 @@ bool is_open(endpoint where, const std::string & name) {
 }
 
 // a field that no row knows
-void pass_over(const std::string & name, std::vector<std::string> & ignored) {
+void pass_over(const std::string & name) {
     if (g_strict) {
         decline("there is no field '" + name.substr(0, MOST_SHOWN) + "' here; FIELDS.md lists those that there are");
     }
-    ignored.push_back(name);
+    t_ignored.push_back(name);
 }
 
-void check_all(const json & fields, const std::string & outer, endpoint where, std::vector<std::string> & ignored) {
+void check_all(const json & fields, const std::string & outer, endpoint where) {
     for (const auto & item : fields.items()) {
         const std::string name = outer + item.key();
         const field_row * row  = row_of(where, name);
@@ -110,30 +112,30 @@ void check_all(const json & fields, const std::string & outer, endpoint where, s
             continue;
         }
         if (row == nullptr) {
-            pass_over(name, ignored);
+            pass_over(name);
         } else if (row->what == fate::done) {
             if (!fits(value, row->allowed)) {
                 decline("the field '" + name + "' is " + shown(value) + "; it must be " + row->allowed);
             }
             if (value.is_object() && is_open(where, name)) {
-                check_all(value, name + ".", where, ignored);
+                check_all(value, name + ".", where);
             }
         } else if (asks(value) && (*row->allowed == 0 || !fits(value, row->allowed))) {
             if (row->what == fate::refused) {
                 decline("the field '" + name + "' is not supported; " + row->note);
             }
-            ignored.push_back(name);
+            t_ignored.push_back(name);
         }
     }
 }
 
 // what no column says
-void check_meaning(const json & body, endpoint where, std::vector<std::string> & ignored) {
+void check_meaning(const json & body, endpoint where) {
     if (where == endpoint::responses) {  // what a server runs; clients send such tools whatever the server is
         for (const auto & tool : body.value("tools", json::array())) {
             const std::string type = json_value(tool, "type", std::string());
             if (type != "function") {
-                pass_over("tools." + type, ignored);
+                pass_over("tools." + type);
             }
         }
     }
@@ -177,21 +179,26 @@ bool asks(const json & value) {
     return value.is_string() ? value != "" : !value.empty();  // a null is empty, a number is not
 }
 
-void check_fields(const json & body, endpoint where, server_http_res & res) {
+void check_fields(const json & body, endpoint where) {
+    t_ignored.clear();
     if (!body.is_object()) {
         decline("the request must be a JSON object");
     }
-    std::vector<std::string> ignored;
-    check_all(body, "", where, ignored);
-    check_meaning(body, where, ignored);
+    check_all(body, "", where);
+    check_meaning(body, where);
+}
+
+void has_no_effect(const std::string & name) { t_ignored.push_back(name); }
+
+void tell_ignored(server_http_res & res) {
     std::string told;
-    for (size_t i = 0; i < std::min(ignored.size(), MOST_TOLD); ++i) {
-        std::string name = ignored[i].substr(0, MOST_SHOWN);
+    for (size_t i = 0; i < std::min(t_ignored.size(), MOST_TOLD); ++i) {
+        std::string name = t_ignored[i].substr(0, MOST_SHOWN);
         std::replace_if(name.begin(), name.end(), [](unsigned char c) { return c <= ' ' || c > '~' || c == ','; }, '?');
         told += (told.empty() ? "" : ", ") + name;
     }
     if (!told.empty()) {
-        res.headers["X-EdgeKV-Ignored"] = told + (ignored.size() > MOST_TOLD ? ", ..." : "");
+        res.headers["X-EdgeKV-Ignored"] = told + (t_ignored.size() > MOST_TOLD ? ", ..." : "");
     }
 }
 

@@ -8,18 +8,6 @@
 
 namespace edgekv_server {
 
-void check_tools(const json & body, const std::map<std::string, bool> & caps) {
-    if (!body.contains("tools") || !asks(body.at("tools")) || !body.contains("tool_choice")) {
-        return;
-    }
-    const json & choice = body.at("tool_choice");
-    const auto   can    = caps.find("supports_tools");
-    if ((can == caps.end() || !can->second) && (choice.is_object() || (choice.is_string() && choice.get<std::string>() == "required"))) {
-        decline("the field 'tool_choice' asks for a call, and the model's chat template knows no tools; leave it out, or start the server "
-               "with a template that does, after -- as --chat-template-file FILE");
-    }
-}
-
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given) {
     std::string found;
     for (const auto & key : keys) {

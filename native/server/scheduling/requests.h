@@ -1,4 +1,4 @@
-// Checks of a request: forced calls, the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
+// Checks of a request: the key, a place in the queue, and the side at fault for an exception. Also errors in the form that
 // clients of both dialects read.
 #pragma once
 
@@ -12,9 +12,6 @@
 #include <vector>
 
 namespace edgekv_server {
-
-// Throws std::invalid_argument for a forced tool call if the chat template (`caps`: its abilities) cannot tell the model of tools.
-void check_tools(const json & body, const std::map<std::string, bool> & caps);
 
 // `given` if it is one of the keys, else an empty string. A wrong key takes as long as a right one of its length.
 std::string checked_key(const std::vector<std::string> & keys, const std::string & given);

@@ -84,7 +84,8 @@ def replay(path: Path, begins: Callable[[str], None] = lambda title: None) -> tu
         else:
             rows.append({**row, "outcome": Outcome.SKIPPED.value, "said": f"cannot be replayed; there: {row['said']}"})
     tried = [row for row in rows if row["outcome"] != Outcome.SKIPPED.value]
-    return rows, f"{sum(_fail([row]) for row in tried)} of {len(tried)} cases that failed on {name} fail on the emulated device"
+    there = devices.devices(DeviceKind.EMULATED)[0].name
+    return rows, f"{sum(_fail([row]) for row in tried)} of {len(tried)} cases that failed on {name} fail on the {there}"
 
 
 def _fail(rows: list[Row]) -> bool:

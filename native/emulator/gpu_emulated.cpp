@@ -56,7 +56,11 @@ bool device(int index, Device & out) {
     }
     Guard guard(lock());
     out = Device{};
+#if defined(EDGEKV_RACECHECK)
+    out.name = "emulated device with its race detector";
+#else
     out.name = "emulated device";
+#endif
     out.n_sm = emulator::n_sm();
     out.total_bytes = limits().device_bytes;
     out.free_bytes = limits().device_bytes - std::min(limits().device_bytes, memory_bytes(Kind::device));

@@ -34,7 +34,7 @@ def traffic(model: ModelFile) -> Traffic:
     prompt: dict[str, int] = {}
     for tensor in model.tensors:
         is_head = tensor.name == ("token_embd.weight" if is_tied else "output.weight")
-        if tensor.name in _TABLES and not is_head:
+        if tensor.name in _TABLES and not is_head or _layer(tensor.name) >= model.geometry.n_layer:  # those that predict are for drafts
             continue
         kind = tensor.type.lower()
         used, of = (n_used, n_expert) if "_exps." in tensor.name and n_expert else (1, 1)
@@ -42,3 +42,9 @@ def traffic(model: ModelFile) -> Traffic:
         if not is_head and len(tensor.shape) > 1 and not tensor.name.startswith(last):
             prompt[kind] = prompt.get(kind, 0) + tensor.n_elements * used // of
     return Traffic(decode, prompt)
+
+
+def _layer(name: str) -> int:
+    """-1: the tensor belongs to none."""
+    block, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if block == "blk" else -1

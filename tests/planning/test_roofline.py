@@ -84,6 +84,14 @@ def test_a_mixture_reads_the_experts_it_uses(header):
     assert sum(read.prompt_weights.values()) < 3.0e9
 
 
+def test_layers_that_predict_are_not_read(header):
+    """They lie behind the model's own, and llama.cpp counts them apart."""
+    model = header("llama-3.2-1b")
+    fewer = replace(model, geometry=replace(model.geometry, n_layer=15))
+    last = sum(tensor.n_bytes for tensor in model.tensors if tensor.name.startswith("blk.15."))
+    assert traffic(model).active_bytes - traffic(fewer).active_bytes == last > 0
+
+
 def test_rows_are_as_long_as_the_model_s(header):
     """A product of short rows takes longer for each byte, so that rates are measured on the model's own sizes."""
     assert matrix_shape(header("llama-3.2-1b")) == MatrixShape(2048, 8192)

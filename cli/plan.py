@@ -13,7 +13,7 @@ import click
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import SettingsCommand
 from edgekv.cli.common.progress import measuring_bar
-from edgekv.cli.common.shared_options import model_argument, model_path, option, settings_of, split_kv_options
+from edgekv.cli.common.shared_options import later_files, model_argument, model_path, option, settings_of, split_kv_options
 from edgekv.cli.common.tables import NAME, Column, print_json, print_rows
 from edgekv.cli.common.verdict import Mark, heading, prose, say
 from edgekv.common.enums import KvMode
@@ -42,8 +42,7 @@ SPEED_COLUMNS = [
 @option("--recalibrate", is_flag=True, help="Measure the rates of this machine again; they are kept after the first time.")
 @option("-v", "--verbose", is_flag=True, envvar="EDGEKV_PLAN_VERBOSE", help="Also the memory by part, the limits of each mode, and reasons.")
 @option("--json", "as_json", is_flag=True, envvar="EDGEKV_PLAN_JSON", help="Print everything as JSON.")
-def plan(model: Path | None, mmproj: Path | None, parallel: int, cache_ram: int | None, recalibrate: bool, verbose: bool, as_json: bool,
-         **settings: Any) -> int:
+def plan(model: Path | None, parallel: int, cache_ram: int | None, recalibrate: bool, verbose: bool, as_json: bool, **settings: Any) -> int:
     """Say how much of the free memory MODEL needs, which context fits, how fast it will be, and with which flags.
 
     MODEL is a GGUF file, of which the header is enough; without one, the default model. Nothing is loaded. The rates of this machine
@@ -53,10 +52,10 @@ def plan(model: Path | None, mmproj: Path | None, parallel: int, cache_ram: int 
     from edgekv.measure.planned import Measuring, PlanQuestion, plan_here
     from edgekv.prefix_cache.settings import StoreSettings
 
-    path = model_path(model)
+    path, later = model_path(model), later_files(settings)
     chosen = split_kv_options(settings, path, parallel)
     store = 0 if chosen["kv"].mode is KvMode.EVICT else StoreSettings.ram_bytes if cache_ram is None else cache_ram
-    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"], mmproj)
+    asked = PlanQuestion(chosen["kv"], chosen["n_ctx"], parallel, store, chosen["n_threads"], chosen["weights_from_disk"], later)
     with measuring_bar() as show:
         found = plan_here(path, asked, Measuring(show, recalibrate))
     if as_json:

@@ -18,7 +18,7 @@ import click
 from edgekv.cli.common.caches import caches_text, split_cache_options
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import SettingsCommand
-from edgekv.cli.common.shared_options import model_argument, model_path, settings_of, split_kv_options, with_measured
+from edgekv.cli.common.shared_options import later_files, model_argument, model_path, settings_of, split_kv_options, with_measured
 from edgekv.common.enums import WhenFull
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
@@ -50,8 +50,8 @@ class _PassesOn(SettingsCommand):
 ))
 @model_argument
 @settings_of("serve")
-def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int | None, max_itl: float, strict_fields: bool, when_full: str | None,
-          spec_type: str | None, model_draft: Path | None, **settings: Any) -> int:
+def serve(model: Path | None, parallel: int, max_queue: int | None, max_itl: float, strict_fields: bool, when_full: str | None,
+          spec_type: str | None, **settings: Any) -> int:
     """Serve MODEL to OpenAI-compatible clients until Ctrl-C or SIGTERM.
 
     MODEL is a GGUF file; without one, the default model. Arguments after -- go to llama.cpp's server unchanged. Either signal
@@ -63,18 +63,19 @@ def serve(model: Path | None, mmproj: Path | None, parallel: int, max_queue: int
     from edgekv.models.default import sampling as sampling_of
     from edgekv.server.drafts import chosen_draft
     from edgekv.server.server import Server
-    from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_projector
+    from edgekv.server.server_options import ServerLimits, ServerOptions, try_extra, with_files
 
     if any(argument in _HELP for argument in extra):
         click.echo(try_extra(extra).stdout)
         return EXIT_OK
-    store, path = split_cache_options(settings), model_path(model)
+    store, path, draft = split_cache_options(settings), model_path(model), chosen_draft(spec_type, settings.pop("model_draft"))
+    later = later_files(settings)
     placed = split_kv_options(settings, path, parallel)
     placed["kv"] = with_measured(path, placed["kv"], placed["n_threads"])
     server = Server(ServerOptions(
-        path, **placed, **settings, n_slots=parallel, draft=chosen_draft(spec_type, model_draft), store=store,
+        path, **placed, **settings, n_slots=parallel, draft=draft, store=store,
         limits=ServerLimits(max_itl, max_queue, strict_fields), when_full=WhenFull(when_full or WhenFull.STOP),
-        sampling=sampling_of(path), extra=with_projector(mmproj, extra),
+        sampling=sampling_of(path), extra=with_files(later, extra),
     ))
     how_to_stop = _stop_on_signals()
     click.echo(_title(server), err=True)

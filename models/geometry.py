@@ -28,9 +28,9 @@ UBATCH_TOKENS = 512
 """Most prompt tokens that llama.cpp computes at once on the processor."""
 
 _NOT_A_MODEL = {
-    "adapter": ("a LoRA adapter", "; `edgekv serve MODEL -- --lora FILE` takes it"),
+    "adapter": ("a LoRA adapter", "; `edgekv serve MODEL --lora FILE` takes it"),
     **dict.fromkeys(("mmproj", "clip"), ("a multimodal projector", "; `edgekv serve MODEL --mmproj FILE` takes it")),
-    "controlvector": ("a control vector", "; `edgekv serve MODEL -- --control-vector FILE` takes it"),
+    "controlvector": ("a control vector", "; `edgekv serve MODEL --control-vector FILE` takes it"),
     "imatrix": ("an importance matrix", ""),
 }
 """Files that go with a model, by `general.type` or architecture, and how."""

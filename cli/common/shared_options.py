@@ -211,6 +211,12 @@ def with_measured(model: Path, kv: KvOptions, n_threads: int | None = None) -> K
         return with_head_errors(model, kv, show) if needs_errors else kv
 
 
+def later_files(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Take the files that are loaded after the model out of `settings`, as options of llama.cpp's server."""
+    named = ((name, settings.pop(keyword_of(name), None)) for name in ("mmproj", "lora", "control-vector", "model-draft"))
+    return tuple(word for name, value in named if value is not None for word in (f"--{name}", str(value)))
+
+
 def split_kv_options(settings: dict[str, Any], model: Path | None = None, n_slots: int = 1) -> dict[str, Any]:
     """Take the KV options and the context out of `settings`, as the fields kv, n_ctx, n_threads, n_gpu_layers and weights_from_disk of ServerOptions.
     If no mode is asked for, it is `device_mode.chosen_mode` for n_slots contexts of `model`; without a model `devices.measured_mode`.

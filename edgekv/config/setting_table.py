@@ -179,6 +179,8 @@ SETTINGS = (
         row("alias", str, "Name of the model for clients.", unit="NAME", usual="the file's", brief="The model's name for clients"),
         row("mmproj", Path, "The projector that comes with MODEL, a GGUF file: with it requests may have images, or sound.", unit="FILE",
             where=("serve", "plan"), brief="MODEL's projector, for images or sound"),
+        row("lora", str, "LoRA adapters of MODEL, GGUF files separated by commas.", unit="FILE[,FILE...]", where=("serve", "plan")),
+        row("control-vector", str, "Control vectors of MODEL, GGUF files separated by commas.", unit="FILE[,FILE...]", where=("serve", "plan")),
         row("max-queue", Number(), "Requests that may wait for a slot; more are refused with HTTP 503 and a time to come again.",
          unit="N", usual="16, and 4 for each slot"),
         row("max-itl", Number(0, 3600, False), "Inter-token latency: the longest time, about, that a running answer waits for its next token while another "
@@ -214,7 +216,7 @@ SETTINGS = (
          unit="ram|DIR", usual="it is gone"),
         row("spec-type", Drafting, f"Tokens to guess and check together with the next one; the answer is the same. {_described(Drafting)}.",
          usual="ngram-text in modes exact and sparse on a processor; none for models with recurrent layers, with a projector and with --model-draft"),
-        row("model-draft", Path, "A smaller model with the same vocabulary, which guesses the next tokens.", unit="FILE", short=("-md",))),
+        row("model-draft", Path, "A smaller model with the same vocabulary, which guesses the next tokens.", unit="FILE", short=("-md",), where=EVERYWHERE)),
     *_listed(
         "Attention",
         row("kv", KvMode, f"{_described(KvMode)}.", keyword="mode", brief="exact, sparse, evict or off",

@@ -12,12 +12,12 @@ from edgekv.common.errors import EdgeKVError
 from edgekv.common.machine import default_threads
 from edgekv.config import KvOptions
 from edgekv.models.geometry import open_model
-from edgekv.models.inspector import projector_bytes
 from edgekv.planning.allocations import ContextRequest, Slots
 from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import place
 from edgekv.planning.fit import unifies
 from edgekv.planning.home import PAGE
+from edgekv.planning.later import check_later, later_bytes, place_later
 from edgekv.planning.plan import Plan, make_plan
 from edgekv.planning.roofline import HostRoofline, pages_read
 from edgekv.planning.type_choice import with_types
@@ -47,13 +47,14 @@ class PlanQuestion:
     store_bytes: int = 0
     n_threads: int | None = None
     from_disk: bool = False
-    projector: Path | None = None
+    later: tuple[str, ...] = ()
+    """Options of llama.cpp's server for files that it loads after the model."""
 
 
 def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = None) -> Plan:
     """The plan for a model's header. measuring None: measure nothing, and estimate speeds from kept rates only.
 
-    Raises ModelError for a file that is not a model, CudaUnavailable if the requested GPU cannot be used.
+    Raises ModelError for a file that is not what it should be, CudaUnavailable if the requested GPU cannot be used.
     """
     model = open_model(path, whole=False)
     kv, n_threads = asked.kv, asked.n_threads or default_threads()
@@ -61,11 +62,10 @@ def plan_here(path: Path, asked: PlanQuestion, measuring: Measuring | None = Non
     placement = place(kv, path)
     kv = placement.in_force(kv)
     slots = Slots(asked.n_slots, unifies(model.geometry, kv, asked.n_slots, placement.room is not None))
-    later, room = 0 if asked.projector is None else projector_bytes(asked.projector), placement.room
-    if room is not None:
-        room, later = room.less(later), 0
+    check_later(asked.later)
+    room, later = place_later(placement.room, later_bytes(asked.later))
     request = ContextRequest(model, kv, asked.n_ctx, slots, available_bytes(), asked.store_bytes, room, n_threads=n_threads, later_bytes=later,
-                             from_disk=asked.from_disk, projector=asked.projector)
+                             from_disk=asked.from_disk, later=asked.later)
     if placement.room is not None:
         from edgekv.planning.device import calibrate
 

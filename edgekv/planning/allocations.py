@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekv.common.enums import KvMode
@@ -73,8 +72,8 @@ class ContextRequest:
     """Bytes of a draft model, projector or adapters, which are loaded after the model."""
     from_disk: bool = False
     """Weights may stay on disk and be read for each token."""
-    projector: Path | None = None
-    """Of `later_bytes`, for whoever repeats the request."""
+    later: tuple[str, ...] = ()
+    """Options of llama.cpp's server for them, for whoever repeats the request."""
 
     @property
     def shape(self) -> Geometry:

@@ -257,8 +257,7 @@ def _flags(request: ContextRequest, n_ctx: int, mode: KvMode) -> Iterator[str]:
         yield from ("--threads", str(request.n_threads))
     if request.from_disk:
         yield "--weights-from-disk"
-    if request.projector is not None:
-        yield from ("--mmproj", str(request.projector))
+    yield from request.later
     if mode is KvMode.SPARSE and (error := request.kv.selection.target_error) is not None:
         yield from ("--target-error", f"{100 * error:g}%")
     cache = request.kv.cache

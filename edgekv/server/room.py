@@ -12,6 +12,7 @@ from edgekv.planning.available import available_bytes
 from edgekv.planning.devices import Placement
 from edgekv.planning.fit import ContextChoice, kept
 from edgekv.planning.home import no_home
+from edgekv.planning.later import place_later
 from edgekv.server.server_options import ServerOptions, later_bytes, shares_cells, takes_media
 
 BATCH_TOKENS = 512
@@ -33,7 +34,7 @@ def memory_request(options: ServerOptions, file: ModelFile, placement: Placement
     if room is None:
         gpu_layers = 0
     elif gpu_layers is None or gpu_layers > file.geometry.n_layer:
-        room, later, gpu_layers = room.less(later), 0, 0
+        (room, later), gpu_layers = place_later(room, later), 0
     else:
         room = None
     return ContextRequest(

@@ -17,8 +17,10 @@ from edgekv.common.enums import Drafting, KvMode, WhenFull
 from edgekv.common.errors import ConfigError, ModelError
 from edgekv.config import KvOptions
 from edgekv.models.geometry import Geometry
-from edgekv.models.inspector import check_projector, projector_bytes
+from edgekv.models.inspector import check_projector
+from edgekv.planning import later
 from edgekv.planning.fit import in_tokens, unifies
+from edgekv.planning.later import DRAFTS, PROJECTOR
 from edgekv.prefix_cache.settings import RecallSettings, StoreSettings
 from edgekv.server.llama_settings import LlamaSetting, any_set, entries, files, settings
 from edgekv.server.log import bare_message
@@ -178,33 +180,23 @@ _NOT_WHILE_EVICTING = {
 
 
 _ONE_CACHE, _OWN_CACHES = ("--kv-unified", "-kvu"), ("--no-kv-unified", "-no-kvu")
-_PROJECTOR = ("-mm", "--mmproj")
-_DRAFTS = ("-md", "--model-draft", "--spec-draft-model")
-_ADAPTERS = ("--lora", "--control-vector")
-_WORK_SHARE = 1 / 4  # estimate: caches and work buffers of a draft model, as a share of its file's bytes
 
 
 def later_bytes(options: "ServerOptions") -> int:
-    """Memory for what llama.cpp's server loads after the model: projectors as llama.cpp tells, adapters as long as their files, a draft model by
-    estimate. Missing files count nothing: the server reports them. Raises ModelError for a projector that is none."""
-    named = [(name.replace("_", "-"), Path(value)) for name, value in pairwise(options.extra)]
-    named += [(_DRAFTS[0], options.draft)] if isinstance(options.draft, Path) else []
-    return sum(projector_bytes(path) if name in _PROJECTOR else int(path.stat().st_size * (1 + _WORK_SHARE * (name in _DRAFTS)))
-               for name, path in named if name in (*_PROJECTOR, *_DRAFTS, *_ADAPTERS) and path.is_file())
+    """Memory for what llama.cpp's server loads after the model. Raises as `planning.later.later_bytes`."""
+    return later.later_bytes((*options.extra, *((DRAFTS[0], str(options.draft)) if isinstance(options.draft, Path) else ())))
 
 
-def with_projector(projector: Path | None, extra: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of llama.cpp's server with a file that makes embeddings of images and sound. Raises ConfigError if `extra` names one too."""
-    if projector is None:
-        return extra
-    if takes_media(extra):
+def with_files(named: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of llama.cpp's server with files that our own options name. Raises ConfigError if both name a projector."""
+    if takes_media(named) and takes_media(extra):
         raise ConfigError("--mmproj is given before and after the --; give one file")
-    return "--mmproj", str(projector), *extra
+    return *named, *extra
 
 
 def takes_media(extra: tuple[str, ...]) -> bool:
     """Whether these options name a file that makes embeddings of images and sound."""
-    return bool(set(_PROJECTOR) & {argument.replace("_", "-") for argument in extra})
+    return bool(set(PROJECTOR) & {argument.replace("_", "-") for argument in extra})
 
 
 def shares_cells(options: ServerOptions, model: Geometry, on_gpu: bool) -> bool:
@@ -247,8 +239,8 @@ def check_recall(options: ServerOptions, model: Geometry) -> None:
     if recall.folder is None and (options.store is None or not options.store.ram_bytes):
         raise ConfigError("--recall ram keeps exchanges in the memory of --cache-ram, and there is none; give it some, or name a folder")
     named = {argument.replace("_", "-") for argument in options.extra} | ({"--model-draft"} if isinstance(options.draft, Path) else set())
-    if named & {*_DRAFTS, *_PROJECTOR}:
-        what = "a projector, beside which tokens do not move" if named & set(_PROJECTOR) else "a draft model, which would not know what comes back"
+    if named & {*DRAFTS, *PROJECTOR}:
+        what = "a projector, beside which tokens do not move" if named & set(PROJECTOR) else "a draft model, which would not know what comes back"
         raise ConfigError(f"--recall does not go with {what}; leave one of them out")
     if model.mla:
         raise ModelError(f"{model.path.name} keeps compressed rows, without the values by which --recall finds exchanges; leave it out")
@@ -275,7 +267,7 @@ def check_extra(extra: tuple[str, ...]) -> None:
     if not extra:
         return
     for name, value in pairwise(extra):
-        if name.replace("_", "-") in _PROJECTOR:
+        if name.replace("_", "-") in PROJECTOR:
             check_projector(Path(value))
     trial = try_extra(extra)
     said = [bare_message(line) for line in trial.stderr.splitlines() if line.strip()]

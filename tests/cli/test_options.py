@@ -32,7 +32,7 @@ def parse(*arguments: str, **environment: str) -> dict[str, Any]:
     @settings_of("plan")
     def command(**settings: Any) -> None:
         found.update(split_kv_options(settings))
-        assert set(settings) == {"parallel", "mmproj", "cache_ram"}, f"nobody took {settings}"
+        assert set(settings) == {"parallel", "cache_ram", "mmproj", "lora", "control_vector", "model_draft"}, f"nobody took {settings}"
 
     result = CliRunner().invoke(command, arguments, env=environment, catch_exceptions=False)
     assert result.exit_code == 0, result.output

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from support import vision
+from support.adapters import control_vector, lora
 from support.program import EDGEKV
 from support.rates import give_rates
 from support.terminal import TerminalScreen
@@ -27,6 +28,9 @@ from edgekv.measure.busy import Others
 from edgekv.measure.planned import stock_speed
 from edgekv.models.geometry import open_model
 from edgekv.models.inspector import projector_bytes
+from edgekv.models.model_writer import write_header
+from edgekv.models.shapes import SHAPES
+from edgekv.models.synth_file import SyntheticShape
 from edgekv.planning import devices
 from edgekv.planning.device_fit import DeviceRoom
 from edgekv.planning.host import WeightRates
@@ -156,13 +160,29 @@ def test_a_home_on_disk(header, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("edgekv-")] == []
 
 
-def test_a_projector_takes_its_memory(header, tmp_path):
-    projector = vision.qwen2vl(tmp_path / "projector.gguf")
-    alone, beside = (json.loads(run(header(), "--ctx", "4096", "--attention-device", "cpu", "--json", *more).stdout)
-                     for more in ((), ("--mmproj", str(projector))))
-    assert beside["total"]["host"] - alone["total"]["host"] == projector_bytes(projector)
-    assert " ".join(beside["flags"]) == " ".join(alone["flags"]).replace(" --attention", f" --mmproj {projector} --attention")
-    assert isinstance(run(header(), "--mmproj", header()).exception, ModelError)
+@pytest.mark.parametrize(("name", "write", "takes"), [
+    ("--mmproj", vision.qwen2vl, projector_bytes),
+    ("--lora", lambda path: lora(path, SyntheticShape()), lambda path: path.stat().st_size),
+    ("--control-vector", lambda path: control_vector(path, SyntheticShape()), lambda path: path.stat().st_size),
+    ("--model-draft", lambda path: write_header(SHAPES["tiny"], path), lambda path: path.stat().st_size * 5 // 4),
+])
+def test_what_is_loaded_later_takes_its_memory(header, tmp_path, name: str, write, takes):
+    """As `edgekv serve` counts it; a missing file, or one of another kind, is refused."""
+    file = write(tmp_path / "later.gguf")
+    alone, beside = (json.loads(run(header(), "--ctx", "4096", "--attention-device", "cpu", "--json", *more).stdout) for more in ((), (name, str(file))))
+    assert beside["total"]["host"] - alone["total"]["host"] == takes(file)
+    assert " ".join(beside["flags"]) == " ".join(alone["flags"]).replace(" --attention", f" {name} {file} --attention")
+    other = lora(tmp_path / "other.gguf", SyntheticShape()) if name == "--mmproj" else vision.qwen2vl(tmp_path / "other.gguf")
+    for wrong, why in ((other, "other.gguf is "), (tmp_path / "none.gguf", "there is no file")):
+        error = run(header(), name, str(wrong)).exception
+        assert isinstance(error, ModelError) and why in str(error)
+
+
+def test_several_adapters_take_the_memory_of_all(header, tmp_path):
+    files = [lora(tmp_path / f"{seed}.gguf", SyntheticShape(), seed) for seed in range(2)]
+    alone, beside = (json.loads(run(header(), "--ctx", "4096", "--attention-device", "cpu", "--json", *more).stdout)["total"]["host"]
+                     for more in ((), ("--lora", ",".join(map(str, files)))))
+    assert beside - alone == sum(file.stat().st_size for file in files)
 
 
 def test_no_model(tmp_path):

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from edgekv._native._cpu import ffi, lib
 from edgekv.common.errors import NativeError
-from edgekv.common.machine import cpu_name
 
 _NAMED = 4  # instruction sets in the sentence; a much older processor lacks twenty
 
@@ -23,6 +22,8 @@ def lacking(names: Iterable[str]) -> tuple[str, ...]:
 def check() -> None:
     """Raises NativeError if the libraries were compiled for another processor."""
     if missing := lacking(needed()):
+        from edgekv.common.machine import cpu_name
+
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise NativeError(
             f"this edgekv was compiled for a processor with {', '.join(missing[:_NAMED])}{more}, which this one ({cpu_name()}) does not have; "

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import sys
-import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -66,23 +64,28 @@ def _open(parts: tuple[tuple[Path, int, int, int], ...]) -> OpenHeader:
     from edgekv._native.headers import OpenHeader
     from edgekv.common.errors import NativeError
 
+    if all(size >= end for _, end, size, _ in parts):
+        return OpenHeader(parts[0][0])
+    import tempfile  # most files are whole
+
     with tempfile.TemporaryDirectory(prefix="edgekv-") as folder:
         try:
-            first, *_ = [_with_holes(path, end, size, Path(folder)) for path, end, size, _ in parts]
+            first, *_ = [_with_holes(path, end, Path(folder)) for path, end, _, _ in parts]
             return OpenHeader(first)
         except NativeError as error:
             raise NativeError(str(error).replace(f"{folder}{os.sep}", "")) from None
 
 
-def _with_holes(path: Path, end: int, size: int, folder: Path) -> Path:
-    """A link to a whole file; otherwise a copy of its header with a hole for its weights. llama.cpp refuses a file that is too short, and reads
-    no weight here."""
+def _with_holes(path: Path, end: int, folder: Path) -> Path:
+    """A copy of a header with a hole for its weights, or a link to a whole file. llama.cpp refuses a file that is too short, and reads no weight
+    here."""
     beside = folder / path.name  # where llama.cpp looks for the other parts
-    if size >= end:
+    if path.stat().st_size >= end:
         beside.symlink_to(path)
         return beside
     with path.open("rb") as source, beside.open("wb") as file:
-        shutil.copyfileobj(source, file)
+        while piece := source.read(1 << 20):
+            file.write(piece)
         file.truncate(end)
     return beside
 

@@ -13,6 +13,8 @@ from edgekv.config import CacheOptions
 from edgekv.models import geometry, inspector
 from edgekv.planning.allocations import Slots, work_bytes
 
+import llama_cpp
+
 WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 SHAPES = {
     "llama": ("llama", {}, {}),
@@ -49,6 +51,17 @@ def test_bytes_are_those_that_llama_cpp_allocates(odd, n_seq, unified, kind, num
 def test_llama_cpp_says_which_layers_slide(synthetic, tmp_path, keys, slides, window):
     g = geometry(with_keys(synthetic("gemma2"), tmp_path / "model.gguf", keys))
     assert (g.swa, g.sliding_window) == (slides, window)
+
+
+def test_tokens_that_end_an_answer(default_model):
+    """The same as of a vocabulary that is loaded whole, with its merges and pieces."""
+    settings = llama_cpp.llama_model_default_params()
+    settings.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(default_model).encode(), settings)
+    vocab = llama_cpp.llama_model_get_vocab(model)
+    ends = tuple(token for token in range(llama_cpp.llama_vocab_n_tokens(vocab)) if llama_cpp.llama_vocab_is_eog(vocab, token))
+    llama_cpp.llama_model_free(model)
+    assert geometry(default_model).ends == ends and len(ends) > 2
 
 
 def test_a_second_question_starts_no_process(synthetic, tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ class Programs(NamedTuple):
     expressions: dict[str, list[str]]  # by the pre-tokenizers that have them
     ours: Path
     stock: Path
+    known: list[str]  # texts by which llama.cpp knows tokens
 
 
 def cut(program: Path, expressions: list[str], texts: list[str]) -> list[Cut]:
@@ -63,7 +64,8 @@ def make(folder: Path) -> Programs:
     glue = "checkout/native/llama"
     ours = program(folder, "ours", [*sources, f"{glue}/llama-edgekv-splits.cpp"], "-Illama.cpp/src", f"-I{glue}")
     stock = program(folder, "stock", sources, "-Illama.cpp/src", "-I.")
-    return Programs(pre_tokenizers((source / "llama-vocab.cpp").read_text()), ours, stock)
+    vocabulary = (source / "llama-vocab.cpp").read_text()
+    return Programs(pre_tokenizers(vocabulary), ours, stock, re.findall(r'\bt\.first == "([^"]+)"', vocabulary))
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +93,12 @@ def test_runs_that_end_std_regex_are_cut(programs):
     for names, expressions in programs.expressions.items():
         for text, found in zip(texts, cut(programs.ours, expressions, texts), strict=True):
             assert sum(map(int, found.words.split())) == len(text.encode()), (names, text[:2])
+
+
+@needs()
+def test_tokens_that_are_known_by_their_text_have_brackets(programs):
+    """llama-edgekv-headers.h passes over the others."""
+    assert len(programs.known) > 60 and [text for text in programs.known if not {*text} & {*"<["}] == []
 
 
 def main() -> None:

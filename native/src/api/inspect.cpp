@@ -3,8 +3,10 @@
 
 #include "api/guard.h"
 #include "state/layer.h"
+#include "llama-edgekv-headers.h"
 #include "llama-edgekv-memory.h"
 
+#include <cstring>
 #include <string>
 
 using namespace edgekv;
@@ -94,6 +96,9 @@ edgekv_status edgekv_open_header(const char * path, struct llama_model ** out) {
         params.no_alloc     = true;
         params.load_mode    = LLAMA_LOAD_MODE_NONE;
         params.n_gpu_layers = 0;
+        llama_model_kv_override overrides[2] = {};  // an empty one ends the list
+        std::strcpy(overrides[0].key, LLAMA_EDGEKV_SIZES_ALONE);
+        params.kv_overrides = overrides;
         *out = llama_model_load_from_file(path, params);
         return *out ? EDGEKV_OK : listening.refusal();
     });

@@ -77,7 +77,7 @@ class Exchanges:
         return self._records.get(root)
 
     def find(self, of: Conversation, accepts: Reading, goes_on: int | None = None) -> PrefixHit:
-        """The rows of an exchange, as `PrefixStore.load` gives them in part. `goes_on`: 0 finds its record too."""
+        """The rows of an exchange, as `PrefixStore.load` gives them. `goes_on`: 0 finds its record too."""
         if goes_on is not None:
             of = of._replace(tokens=np.append(of.tokens, np.int32(-1)))  # a record lies before the last token that is asked for
-        return self.store.load(self.store.match_prefix(of, accepts, goes_on=goes_on), in_part=True)
+        return self.store.load(self.store.match_prefix(of, accepts, goes_on=goes_on))

@@ -45,7 +45,7 @@ class FolderPlace:
     """One model identity's part of a folder. The bound is that of the whole folder."""
 
     name = "disk"
-    ahead = 1
+    far = False
 
     def __init__(self, identity: ModelIdentity, folder: Path, most_bytes: int, back_off_s: float = BACK_OFF_S, ttl_s: float | None = None,
                  codec: CacheCodec = CacheCodec.NONE):

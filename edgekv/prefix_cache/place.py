@@ -43,8 +43,8 @@ class Place(Protocol):
 
     name: str
     """As in BlockPiece.source."""
-    ahead: int
-    """The number of a chain's blocks to ask for in one call of `have`: 1 if calls are cheap."""
+    far: bool
+    """Calls are dear, as another machine answers them: one asks for many blocks, and no answer waits for it."""
     stats: PlaceStats
 
     @property

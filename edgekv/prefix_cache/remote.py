@@ -62,7 +62,7 @@ class RedisPlace(Place):
     bounds its memory and forgets by itself: `pin`, `pass_over` and `tidy` do nothing."""
 
     name = "remote"
-    ahead = 512
+    far = True
 
     def __init__(self, identity: ModelIdentity, url: str, ttl_s: int, timeout_s: float, back_off_s: float = BACK_OFF_S,
                  codec: CacheCodec = CacheCodec.NONE):

@@ -37,12 +37,6 @@ class BlockPiece:
         """Whether the rows still have to come into memory."""
         return isinstance(self.block, ComingBlock) and not self.block.fetched
 
-    @property
-    def payload(self) -> np.ndarray:
-        """All rows, once they are in memory to stay: uint8 [layout.block_bytes(n_block)], read-only."""
-        assert self.block.payload is not None
-        return self.block.payload
-
 
 def pieces_up_to(pieces: Sequence[BlockPiece], n: int) -> tuple[BlockPiece, ...]:
     """The part of the pieces that covers the first n tokens."""

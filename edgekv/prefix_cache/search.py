@@ -12,6 +12,9 @@ from edgekv.prefix_cache.coming import ComingBlock
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import Miss, NearMiss
 
+AHEAD = 512
+"""Blocks that a far tier is asked for at once."""
+
 MOST_BELOW = 512
 """Blocks to look at for the length of a chain's rest."""
 
@@ -20,7 +23,7 @@ class Holder(Protocol):
     """A tier that can be asked; see Place."""
 
     name: str
-    ahead: int
+    far: bool
 
     @property
     def working(self) -> bool: ...
@@ -130,7 +133,7 @@ class Search:
     def _holder_of(self, link: Link, first: int) -> Holder | None:
         for holder, had in zip(self._holders, self._had):
             if link.key not in had:
-                asked = self._ahead(link, first, holder.ahead)
+                asked = self._ahead(link, first, AHEAD if holder.far else 1)
                 had.update(zip((one.key for one in asked), holder.have(asked)))
             if had[link.key]:
                 return holder
@@ -186,7 +189,7 @@ def read_with_these(child: Child, read_with: ReadWith) -> Child | None:
 
 
 def _children_of(parent: bytes, holders: Sequence[Holder]) -> list[Child]:
-    found = [child for holder in holders if holder.ahead == 1 and holder.working for child in holder.children([parent])[0]]
+    found = [child for holder in holders if not holder.far and holder.working for child in holder.children([parent])[0]]
     return list({child.link.key: child for child in found}.values())
 
 

@@ -115,7 +115,7 @@ class RamTier:
     """RAM, as a place below it is asked."""
 
     name = Ram.name
-    ahead = 1
+    far = False
     working = True
 
     def __init__(self, shared: SharedRam):

@@ -12,7 +12,7 @@ from edgekv.common.enums import MissReason
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Link, Reading, ReadWith, child_link, snapshot_link
 from edgekv.prefix_cache.place import Child, Place
 from edgekv.prefix_cache.results import KeptSnapshot, Miss, PrefixHit
-from edgekv.prefix_cache.search import Holder, Match
+from edgekv.prefix_cache.search import AHEAD, Holder, Match
 from edgekv.prefix_cache.shared_ram import RamTier, SharedRam
 from edgekv.prefix_cache.writer import Writer
 
@@ -34,7 +34,7 @@ class Snapshots:
         link = self._chain(of, readings)[-1]
         with self._shared.lock:
             in_ram = link.key in self._ram and link.key not in self._shared.alone
-        return in_ram or any(place.ahead == 1 and place.working and place.have([link])[0] for place in self._places)
+        return in_ram or any(not place.far and place.working and place.have([link])[0] for place in self._places)
 
     def insert(self, of: Conversation, readings: np.ndarray, payload: np.ndarray) -> bool:
         if payload.dtype != np.uint8 or payload.ndim != 1:
@@ -82,7 +82,7 @@ class Snapshots:
         """The snapshots of the i-th parent, by tier. A far one is asked for several parents at once; `found` keeps answers."""
         for holder in holders:
             if (holder.name, parents[i]) not in found:
-                asked = parents[max(0, i + 1 - holder.ahead) : i + 1]
+                asked = parents[max(0, i + 1 - AHEAD) if holder.far else i : i + 1]
                 found.update(((holder.name, parent), children) for parent, children in zip(asked, holder.children(asked, snapshots=True)))
         return [(holder, child) for holder in holders for child in found.get((holder.name, parents[i]), [])]
 

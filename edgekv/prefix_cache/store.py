@@ -57,10 +57,10 @@ class PrefixStore:
 
     def match_prefix(self, asked: Conversation, accepts: Reading, n_have: int = 0, goes_on: int | None = None, near: bool = False) -> Match:
         """How far a stored chain goes, and why no further. It changes and holds nothing. The chain's label is at most `accepts`; its inexact tokens
-        were read with the settings of `asked`. `n_have`: the first tokens, whose rows are in place. `near`: only places whose answer comes quickly
-        are asked. `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the sequence can go on by
+        were read with the settings of `asked`. `n_have`: the first tokens, whose rows are in place. `near`: no far place is asked.
+        `goes_on`: of a model that keeps more than rows, the number of tokens (at most n_have) behind which the sequence can go on by
         itself; what is loaded then ends at the last snapshot after them, and has no pieces if there is none."""
-        places = tuple(place for place in self.places if not near or place.ahead == 1)
+        places = tuple(place for place in self.places if not (near and place.far))
         match = Match(self._complete(asked), accepts, n_have, goes_on, places)
         return match if self._needless(match) else Search([self._upper, *places], match).run()
 
@@ -70,11 +70,11 @@ class PrefixStore:
     def _needless(self, match: Match) -> bool:
         return self._closed or (not match.n_asked and match.goes_on is None)
 
-    def load(self, match: Match, in_part: bool = False) -> PrefixHit:
+    def load(self, match: Match) -> PrefixHit:
         """The rows that were found, and are still there. They stay in RAM until the caller gives them to `release`, as it must, whatever happens.
 
-        The pieces follow each other without gaps, from `n_have` on. `in_part`: rows that are not in RAM are read when the caller asks the pieces for
-        them, and never more than `in_flight` and the bound of RAM at once. Else all are in memory when this returns, and are released."""
+        The pieces follow each other without gaps, from `n_have` on. Rows that are not in RAM are read when the caller asks the pieces for them, and
+        never more than `in_flight` and the bound of RAM at once."""
         if self._needless(match):
             return PrefixHit()
         n_have, missed, places = match.n_have, match.missed, match.places
@@ -93,7 +93,7 @@ class PrefixStore:
         if match.goes_on is not None:
             hit = self._snapshots.cut(hit, match, match.goes_on, ram)
         self._let_stay(hit)
-        return hit if in_part else self._read_all(hit)
+        return hit
 
     def _reads(self, block: Block | ComingBlock) -> Callable[[range], np.ndarray | None]:
         if isinstance(block, ComingBlock):
@@ -101,25 +101,13 @@ class PrefixStore:
         starts, payload = self.identity.layout.layer_starts(block.link.n), block.payload
         return lambda layers: payload[int(starts[layers.start]) : int(starts[layers.stop])]
 
-    def _read_all(self, hit: PrefixHit) -> PrefixHit:
-        n_good = 0
-        for piece in hit.pieces:
-            if isinstance(piece.block, ComingBlock):
-                if piece.block.payload is None:
-                    piece.block.stay()
-                if piece.read(range(self.identity.layout.n_layers)) is None:
-                    break
-            n_good += 1
-        self.release(hit, n_good)
-        return hit.first_pieces(n_good)
-
     @property
     def has_far(self) -> bool:
         """A place can be asked whose answer may take long."""
-        return any(place.ahead > 1 and place.working for place in self.places)
+        return any(place.far and place.working for place in self.places)
 
     def _is_far(self, piece: BlockPiece | KeptSnapshot) -> bool:
-        return any(place.name == piece.source and place.ahead > 1 for place in self.places)
+        return any(place.far and place.name == piece.source for place in self.places)
 
     def fetch(self, hit: PrefixHit, worth: Callable[[], int]) -> PrefixHit:
         """Read far pieces into memory, on the calling thread, as far as there is room and `worth()`, asked before each, says more pieces; the others
@@ -278,7 +266,7 @@ class PrefixStore:
         """A block that RAM or a near place has and that begins with `part`: the one of the best of some readings. Rounded copies count where these
         rows are to be rounded, or may have been."""
         rounded = may_round or Reading.ROUNDED in readings
-        near: list[Holder] = [self._upper, *(place for place in self.places if place.ahead == 1 and place.working)]
+        near: list[Holder] = [self._upper, *(place for place in self.places if not place.far and place.working)]
         if len(part) == BLOCK_TOKENS:
             links = [child_link(parent, Reading(reading), part, read_with.of(Reading(reading)), rounded) for reading in readings]
             had = [holder.have(links) for holder in near]

@@ -120,7 +120,7 @@ class Prefixes:
         asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime, self._where.codec)
 
         def look_up() -> PrefixHit:
-            return store.load(store.match_prefix(asked, accepts, n_have, goes_on), in_part=True)
+            return store.load(store.match_prefix(asked, accepts, n_have, goes_on))
 
         return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
 
@@ -137,7 +137,7 @@ class Prefixes:
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: Conversation, n_have: int, goes_on: int | None) -> PrefixHit:
         """The fetched rows, or this machine's rows, which may be more by now."""
         fetch = self._fetches.pop(seq_id, None)
-        near = store.load(store.match_prefix(wanted, accepted(runtime, self._where.codec), n_have, goes_on, near=True), in_part=True)
+        near = store.load(store.match_prefix(wanted, accepted(runtime, self._where.codec), n_have, goes_on, near=True))
         if fetch is None:
             return near
         fetched = fetch.take().behind(n_have) if fetch.asked.same(wanted) else PrefixHit()

@@ -198,7 +198,7 @@ def test_who_takes_rounded_rows_finds_them_and_nobody_else(tmp_path):
     assert not restored(again, tokens, NOT, Reading.EXACT) and not restored(again, tokens, NOT, Reading.SPARSE)
     pieces = restored(again, tokens)
     assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "disk", Reading.ROUNDED) for n in (256, 256, 88)]
-    assert all(close_to(piece.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
+    assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
     assert {piece.source for piece in restored(again, tokens)} == {"ram"} and not restored(again, tokens, NOT, Reading.EXACT)
     assert all(checked.refused is None for *_, checked in check_files(tmp_path))
 
@@ -289,7 +289,7 @@ def test_a_shared_server_keeps_rounded_rows_until_it_is_known_to_be_fast(tmp_pat
         assert not restored(store, tokens, NOT, Reading.EXACT)
         pieces = restored(store, tokens)
         assert [(piece.n, piece.source, piece.reading) for piece in pieces] == [(n, "remote", Reading.ROUNDED) for n in (256, 256, 88)]
-        assert all(close_to(piece.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
+        assert all(close_to(piece.block.payload, payload(tokens[piece.first : piece.first + piece.n])) for piece in pieces)
         monkeypatch.setattr("edgekv.prefix_cache.remote.rounds", lambda *_, far: not far)
         save(opened(), conversation(100, 1, after=tokens[:512]))
         assert kept() == [False] * 3 + [True] * 3  # a fast server gets the rows as they are; the other tail goes on otherwise

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.prefix_rows import BLOCK_BYTES, check_rows, conversation, reachable, reader, state
-from support.stores import n_restored, open_store
+from support.stores import load_all, n_restored, open_store
 
 from edgekv.prefix_cache.blocks import BLOCK_TOKENS, Block, Conversation, Reading
 from edgekv.prefix_cache.ram import Pins
@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         """What is still there of a match, whatever happened since."""
         match, n_inserts = self.matches.pop(which % len(self.matches))
         all_there = self.all_there() and n_inserts == len(self.saved)  # a longer block replaces a tail
-        hit = self.store.load(match, in_part=not at_once)
+        hit = load_all(self.store, match) if at_once else self.store.load(match)
         if match.goes_on is None:
             assert hit.n_tokens == match.n_tokens if all_there else hit.n_tokens <= match.n_tokens
             if all_there and hit.end % BLOCK_TOKENS:

@@ -9,6 +9,7 @@ from support.prefix_rows import check_rows, exact, identity, reader
 from edgekv.prefix_cache.blocks import Conversation, Reading
 from edgekv.prefix_cache.identity import ModelIdentity
 from edgekv.prefix_cache.results import PrefixHit, Saved
+from edgekv.prefix_cache.search import Match
 from edgekv.prefix_cache.settings import StoreSettings
 from edgekv.prefix_cache.store import PrefixStore
 
@@ -32,7 +33,22 @@ def save_through(store: PrefixStore, tokens: np.ndarray, readings: Sequence[int]
 
 
 def restore(store: PrefixStore, tokens: np.ndarray, n_have: int, accepts: Reading, in_part: bool = False, goes_on: int | None = None, **of) -> PrefixHit:
-    return store.load(store.match_prefix(Conversation(tokens, **of), accepts, n_have, goes_on), in_part)
+    """in_part: as `PrefixStore.load` gives it; else with all rows in memory, and released."""
+    match = store.match_prefix(Conversation(tokens, **of), accepts, n_have, goes_on)
+    return store.load(match) if in_part else load_all(store, match)
+
+
+def load_all(store: PrefixStore, match: Match) -> PrefixHit:
+    """The pieces before the first that cannot be read, in memory and released."""
+    hit, n_good = store.load(match), 0
+    for piece in hit.pieces:
+        if piece.coming and piece.block.payload is None:
+            piece.block.stay()
+        if piece.read(range(store.identity.layout.n_layers)) is None:
+            break
+        n_good += 1
+    store.release(hit, n_good)
+    return hit.first_pieces(n_good)
 
 
 def n_restored(store: PrefixStore, tokens: np.ndarray, n_have: int = 0, accepts: Reading = Reading.EXACT) -> int:

@@ -21,16 +21,13 @@ extern "Python" int64_t edgekv_py_free_bytes(void *);
 extern "Python" void edgekv_py_described(void *, void const *, size_t);
 """
 
-# of prefix_callbacks.py, recall_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/
+# of prefix_callbacks.py, form_callbacks.py and http_server.py in edgekv/_native/
 SERVER_CALLBACKS = """
-extern "Python" void edgekv_py_prefix_expect(void *, edgekv_prefix_tokens const *);
-extern "Python" int edgekv_py_prefix_ready(void *, edgekv_prefix_tokens const *, int, int, int);
-extern "Python" void edgekv_py_prefix_leave(void *, int);
-extern "Python" void edgekv_py_prefix_begin(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
-extern "Python" void edgekv_py_prefix_keep(void *, edgekv_prefix_tokens const *);
-extern "Python" void edgekv_py_prefix_snapshot(void *, edgekv_prefix_tokens const *);
+extern "Python" int edgekv_py_prefix_match(void *, edgekv_prefix_tokens const *, int, int, int);
+extern "Python" void edgekv_py_prefix_load(void *, edgekv_prefix_tokens const *, int, int, edgekv_cached_tokens *);
 extern "Python" int edgekv_py_prefix_start(void *);
-extern "Python" int edgekv_py_prefix_settle(void *, edgekv_cached_tokens *);
+extern "Python" void edgekv_py_prefix_insert(void *, edgekv_prefix_tokens const *, int, int);
+extern "Python" int edgekv_py_prefix_release(void *, int, edgekv_cached_tokens *);
 extern "Python" void edgekv_py_recall_leave(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int const *);
 extern "Python" int edgekv_py_recall_choose(void *, edgekv_prefix_tokens const *, int, edgekv_exchanges const *, int, int *);
 extern "Python" int edgekv_py_recall_put(void *, edgekv_prefix_tokens const *, edgekv_exchanges const *, int, edgekv_cached_tokens *);

@@ -1,9 +1,9 @@
-"""The keeper of prefixes for the server, through cffi: the server calls its functions on the thread that decodes."""
+"""The keepers of prefixes, and of exchanges that leave a full context, through cffi. The server calls their methods on the thread that decodes, between
+two decodes, as `edgekv_server.h` says of the functions of the same names. An exception is logged, and counts as nothing found and nothing kept."""
 
 import logging
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class SequenceTokens:
 
 @dataclass
 class CachedTokens:
-    """edgekv_cached_tokens, as far as `begin` and `settle` count them: tokens that were put into a sequence, by the place that kept them."""
+    """edgekv_cached_tokens, as far as `load` and `release` count them: tokens that were put into a sequence, by the place that kept them."""
 
     slot: int | None = None
     """If the context keeps snapshots: the number of the slot's own tokens that stay in the sequence. None: the server decides."""
@@ -85,55 +85,51 @@ class CachedTokens:
         return self.ram + self.disk + self.remote
 
 
-class KeepsPrefixes(Protocol):
-    """Called on the thread that decodes, between two decodes. An exception is logged, and counts as nothing found and nothing kept."""
+@dataclass(frozen=True)
+class GoneExchanges:
+    """The exchanges of a conversation that left its context."""
 
-    def expect(self, prompt: SequenceTokens) -> None:
-        """The prompt waits for a slot, in a context that keeps only rows; its `seq_id` means nothing."""
+    tokens: np.ndarray
+    """int32 [n], of the whole conversation with its newest message; valid until the call returns."""
+    runs: tuple[tuple[int, int], ...]
+    """(first, n) of each exchange among them, in order."""
 
-    def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """Whether `begin` can go on at once. Otherwise the server asks again, and answers others meanwhile. alone: it has no other, so the call may take a
-        moment."""
-
-    def leave(self, seq_id: int) -> None:
-        """Give up a prompt that was not ready."""
-
-    def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
-        """goes_on: None, or the context keeps snapshots and the sequence can go on by itself behind so many tokens, n_have or 0. Where nothing is
-        put in the server cuts the sequence there."""
-
-    def keep(self, held: SequenceTokens) -> None: ...
-
-    def snapshot(self, held: SequenceTokens) -> None:
-        """The sequence holds these computed tokens and no others."""
-
-    def start(self) -> None:
-        """Right before a decode, which computes while the rows come. If this raises, the server calls `settle` before it decodes."""
-
-    def settle(self) -> tuple[int, CachedTokens]:
-        """Wait for the rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within a medium, and
-        the number of these that were put in."""
+    def of(self, which: int) -> np.ndarray:
+        """The tokens of an exchange, a copy."""
+        first, n = self.runs[which]
+        return self.tokens[first : first + n].copy()
 
 
-_handle: object = None
-"""Keeps the registered keeper alive."""
+_handles: dict[str, object] = {}
+"""Keeps the registered keepers alive."""
 
 
-def set_prefixes(keeps: KeepsPrefixes | None) -> None:
-    """Set the keeper of prefixes; None: there is none. Only while no server runs."""
-    global _handle
+def set_prefixes(keeps: object) -> None:
+    """Set the keeper of prefixes: an object with the methods `match`, `load`, `start`, `insert` and `release`; None: there is none. Only while no server
+    runs, as all here."""
+    _set("prefix", "prefixes", keeps, "match", "load", "start", "insert", "release")
+
+
+def set_recalls(keeps: object) -> None:
+    """Set the keeper of exchanges: an object with the methods `leave`, `choose` and `put`."""
+    _set("recall", "recalls", keeps, "leave", "choose", "put")
+
+
+def _set(kind: str, kinds: str, keeps: object, *methods: str) -> None:
     _native.prepare()
     from edgekv._native._server import ffi, lib
 
-    _handle = None if keeps is None else ffi.new_handle(keeps)
-    if keeps is None:
-        lib.edgekv_server_set_prefixes(ffi.NULL)
-        return
     _define_callbacks()
-    lib.edgekv_server_set_prefixes(ffi.new("edgekv_prefixes *", {
-        "expect": lib.edgekv_py_prefix_expect, "ready": lib.edgekv_py_prefix_ready, "leave": lib.edgekv_py_prefix_leave,
-        "begin": lib.edgekv_py_prefix_begin, "keep": lib.edgekv_py_prefix_keep, "snapshot": lib.edgekv_py_prefix_snapshot,
-        "start": lib.edgekv_py_prefix_start, "settle": lib.edgekv_py_prefix_settle, "user": _handle}))
+    _handles[kind] = user = None if keeps is None else ffi.new_handle(keeps)
+    functions = {name: getattr(lib, f"edgekv_py_{kind}_{name}") for name in methods}
+    getattr(lib, f"edgekv_server_set_{kinds}")(ffi.NULL if user is None else ffi.new(f"edgekv_{kinds} *", functions | {"user": user}))
+
+
+def moves() -> bool:
+    """Whether the tokens of the running server's context can move to other positions."""
+    from edgekv._native._server import lib
+
+    return bool(lib.edgekv_server_moves())
 
 
 def tokens_of(native) -> SequenceTokens:
@@ -157,49 +153,58 @@ def _define_callbacks() -> None:
     """Once: the module is compiled, and can be imported only behind `_native.prepare()`."""
     from edgekv._native._server import ffi
 
-    def keeps_of(user) -> KeepsPrefixes:
-        return ffi.from_handle(user)
+    def goes_on_of(native: int) -> int | None:
+        return None if native < 0 else native
+
+    def gone_of(native) -> GoneExchanges:
+        tokens = np.frombuffer(ffi.buffer(native.tokens, 4 * native.n_tokens), np.int32)
+        return GoneExchanges(tokens, tuple((one.first, one.n) for one in native.runs[0 : native.n_runs]))
 
     def callback(failure: str, error=None):
         """An exception is logged as `failure`, and the server gets `error`."""
         return ffi.def_extern(error=error, onerror=lambda *raised: log.error(failure, exc_info=raised))
 
-    @callback("kept prefixes could not be fetched")
-    def edgekv_py_prefix_expect(user, prompt):
-        keeps_of(user).expect(tokens_of(prompt))
-
     @callback("kept prefixes could not be fetched", error=1)
-    def edgekv_py_prefix_ready(user, prompt, n_have, goes_on, alone):
-        return keeps_of(user).ready(tokens_of(prompt), n_have, None if goes_on < 0 else goes_on, bool(alone))
-
-    @callback("kept prefixes could not be left")
-    def edgekv_py_prefix_leave(user, seq_id):
-        keeps_of(user).leave(seq_id)
+    def edgekv_py_prefix_match(user, prompt, n_have, goes_on, alone):
+        return ffi.from_handle(user).match(tokens_of(prompt), n_have, goes_on_of(goes_on), bool(alone))
 
     @callback("kept prefixes could not be looked up")
-    def edgekv_py_prefix_begin(user, prompt, n_have, goes_on, out):
-        cached = keeps_of(user).begin(tokens_of(prompt), n_have, None if goes_on < 0 else goes_on)
+    def edgekv_py_prefix_load(user, prompt, n_have, goes_on, out):
+        cached = ffi.from_handle(user).load(tokens_of(prompt), n_have, goes_on_of(goes_on))
         out.slot = out.slot if cached.slot is None else cached.slot
         out.ram, out.disk, out.remote, out.comes, out.spacing = cached.ram, cached.disk, cached.remote, cached.comes, cached.spacing
         if cached.missed is not None:
             out.missed, out.missed_at = 1 + list(MissReason).index(cached.missed.reason), cached.missed.at
         out.nearly.position, out.nearly.stored, out.nearly.asked, out.nearly.n_lost = cached.nearly
 
-    @callback("a prefix could not be kept")
-    def edgekv_py_prefix_keep(user, held):
-        keeps_of(user).keep(tokens_of(held))
-
-    @callback("a snapshot could not be kept")
-    def edgekv_py_prefix_snapshot(user, held):
-        keeps_of(user).snapshot(tokens_of(held))
-
     @callback("kept prefixes could not be loaded while the rest is computed", error=0)
     def edgekv_py_prefix_start(user):
-        keeps_of(user).start()
+        ffi.from_handle(user).start()
         return 1
 
+    @callback("a prefix could not be kept")
+    def edgekv_py_prefix_insert(user, held, rows, snapshot):
+        ffi.from_handle(user).insert(tokens_of(held), bool(rows), bool(snapshot))
+
     @callback("kept prefixes could not be loaded", error=0)  # nothing of the sequence is to be trusted
-    def edgekv_py_prefix_settle(user, out):
-        position, cached = keeps_of(user).settle()
+    def edgekv_py_prefix_release(user, seq_id, out):
+        position, cached = ffi.from_handle(user).release(seq_id)
         out.ram, out.disk, out.remote = cached.ram, cached.disk, cached.remote
+        return position
+
+    @callback("exchanges that leave the context could not be kept")
+    def edgekv_py_recall_leave(user, held, gone, at):
+        exchanges = gone_of(gone)
+        ffi.from_handle(user).leave(tokens_of(held), exchanges, np.frombuffer(ffi.buffer(at, 4 * len(exchanges.runs)), np.int32))
+
+    @callback("exchanges near a message could not be looked up", error=0)
+    def edgekv_py_recall_choose(user, held, turn, gone, most, which):
+        chosen = ffi.from_handle(user).choose(tokens_of(held), turn, gone_of(gone), most)
+        which[0 : len(chosen)] = chosen
+        return len(chosen)
+
+    @callback("the rows of an exchange could not be put back", error=-1)
+    def edgekv_py_recall_put(user, held, gone, which, out):
+        position, cached = ffi.from_handle(user).put(tokens_of(held), gone_of(gone), which)
+        out.ram, out.disk, out.remote = out.ram + cached.ram, out.disk + cached.disk, out.remote + cached.remote
         return position

@@ -113,28 +113,32 @@ def labels_in_place(handle: Handle, stream: int) -> np.ndarray:
     return np.frombuffer(ffi.buffer(cells.labels, cells.n_cells), np.uint8)
 
 
-def can_wait_for_rows(handle: Handle) -> bool:
-    """Whether the next decode would wait in each layer for its rows, and not for all of them at its beginning."""
-    return bool(lib.edgekv_can_wait_for_rows(handle))
+class Arrivals:
+    """Rows that come while the next decode computes. Everything but `came` and `failed` is the decoding thread's."""
 
+    def __init__(self, handle: Handle):
+        self._handle = handle
 
-def expect_rows(handle: Handle) -> None:
-    """From now on a decode waits for rows: until `rows_came` says that they are there, or `rows_failed`, and then it fails."""
-    _check(lib.edgekv_expect_rows(handle))
+    @property
+    def can_wait(self) -> bool:
+        """A decode can wait for its rows layer by layer: on the processor, where nodes of ours serve all layers."""
+        return bool(lib.edgekv_can_wait_for_rows(self._handle))
 
+    def expect(self) -> None:
+        """Make the next decode wait for rows that a thread brings (`write_tokens`, then `came`, first layers first). It does not end before all have
+        come. After `failed` it raises, and has computed nothing."""
+        _check(lib.edgekv_expect_rows(self._handle))
 
-def rows_came(handle: Handle, end_layer: int) -> None:
-    """The rows of the layers with a cache before `end_layer` are there. From any thread, as `rows_failed`."""
-    lib.edgekv_rows_came(handle, end_layer)
+    def came(self, end_layer: int) -> None:
+        """The rows of the layers with a cache before `end_layer` are there."""
+        lib.edgekv_rows_came(self._handle, end_layer)
 
+    def failed(self) -> None:
+        lib.edgekv_rows_failed(self._handle)
 
-def rows_failed(handle: Handle) -> None:
-    lib.edgekv_rows_failed(handle)
-
-
-def expect_no_rows(handle: Handle) -> None:
-    """End it, on the decoding thread, when no thread brings rows any more."""
-    _check(lib.edgekv_expect_no_rows(handle))
+    def expect_none(self) -> None:
+        """End `expect`: the thread that brought rows is done, whether they came or failed."""
+        _check(lib.edgekv_expect_no_rows(self._handle))
 
 
 def _numbers(numbers: np.ndarray | None):

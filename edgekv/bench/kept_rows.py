@@ -221,9 +221,7 @@ class _Turn:
             kept.enter_context(closing(prefixes))
             prefixes.open(self.runtime)
             held, clock = self._sequence(way, n_rows), _Clock()
-            if self.runtime.tokens.keeps_snapshots:
-                prefixes.snapshot(held)
-            prefixes.keep(held)
+            prefixes.insert(held, True, self.runtime.tokens.keeps_snapshots)
             prefixes.flush()
             clock.stop()
             (stats,) = prefixes.stats()
@@ -249,22 +247,22 @@ class _Turn:
             prompt = self._sequence(kept.way, self.bench.n_tokens + QUESTION_TOKENS)
             goes_on = 0 if self.runtime.tokens.keeps_snapshots else None
             clock = _Clock()
-            while not prefixes.ready(prompt, 0, goes_on, True):
+            while not prefixes.match(prompt, 0, goes_on, True):
                 pass
-            cached = prefixes.begin(prompt, 0, goes_on)
+            cached = prefixes.load(prompt, 0, goes_on)
             if cached.n_kept != self.bench.n_tokens:
                 raise EdgeKVError(f"{kept.way.place} gave {cached.n_kept:,} of {self.bench.n_tokens:,} tokens back")
             self.decoder.position = cached.n_kept
             prefixes.start()
 
             def asked() -> None:
-                prefixes.settle()
+                prefixes.release(0)
                 clock.stop()
 
             try:
                 logits = self.predict(asked)
             except EdgeKVError:
-                if prefixes.settle()[0] >= 0:
+                if prefixes.release(0)[0] >= 0:
                     raise EdgeKVError(f"rows from {kept.way.place} were damaged or gone") from None
                 raise
         return clock.seconds, logits

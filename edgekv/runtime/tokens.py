@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgekv._native import core, device_calls, token_rows
-from edgekv._native.token_rows import HeldTokens
+from edgekv._native.token_rows import Arrivals, HeldTokens
 from edgekv.common.errors import NativeError
 from edgekv.runtime.cells import EARLIER, ROUNDED, SAMPLED, Cells, StreamCells
 
@@ -100,7 +100,7 @@ class Tokens:
         """uint32 [n]: cells for n tokens of a sequence, from position `first` on; they replace all its later tokens. tokens: int32 [n], their
         numbers, which some models look back at; below 0: of media. at: int32 [3, n], positions, lines and columns, as in `cells_of`; only with it
         `first` may be -1: the tokens follow those placed last. Write their rows before the next decode, or while it computes
-        (`expect`). Raises the errors of `put`."""
+        (`arrivals`). Raises the errors of `put`."""
         if not self._cells.known:
             return np.arange(first, first + n, dtype=np.uint32)
         return token_rows.add_tokens(self._handle(), seq_id, first, n, tokens, at, label)
@@ -129,25 +129,7 @@ class Tokens:
         """The layers that keep rows; `write` counts these."""
         return len(self.row_bytes()[0])
 
-    # ---- rows that come while the next decode computes -------------------------------------------------------------------------------
-
     @property
-    def can_wait(self) -> bool:
-        """A decode can wait for its rows layer by layer: on the processor, where nodes of ours serve all layers."""
-        return token_rows.can_wait_for_rows(self._handle())
-
-    def expect(self) -> None:
-        """Make the next decode wait for rows that a thread brings (`write`, then `came`, first layers first). It does not end before all have
-        come. After `failed` it raises, and has computed nothing."""
-        token_rows.expect_rows(self._handle())
-
-    def came(self, end_layer: int) -> None:
-        """Say that the rows of all layers before `end_layer` are there. The thread that brings them calls this and `failed`."""
-        token_rows.rows_came(self._handle(), end_layer)
-
-    def failed(self) -> None:
-        token_rows.rows_failed(self._handle())
-
-    def expect_none(self) -> None:
-        """End `expect`: the thread that brought rows is done, whether they came or failed."""
-        token_rows.expect_no_rows(self._handle())
+    def arrivals(self) -> Arrivals:
+        """For rows that come while the next decode computes."""
+        return Arrivals(self._handle())

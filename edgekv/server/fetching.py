@@ -23,7 +23,7 @@ EXPECTED_S = 60.0
 
 
 class Fetch:
-    """The fetch of one prompt. The decoding thread makes it, polls it and leaves it."""
+    """The fetch of one prompt. The decoding thread makes it and polls it; any thread may leave it."""
 
     def __init__(self, asked: Conversation, store: PrefixStore, look_up: Callable[[], PrefixHit], worth: Callable[[PrefixHit], int]):
         """`worth` gives the number of pieces that load faster than they are computed. Raises RuntimeError if no thread can be started."""
@@ -31,7 +31,7 @@ class Fetch:
         self._store, self._look_up, self._worth = store, look_up, worth
         self._hit = PrefixHit()
         self._lock, self._done = threading.Lock(), threading.Event()
-        self._abandoned = self._claimed = False
+        self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="edgekv-fetch", daemon=True)
         self._thread.start()
 
@@ -44,33 +44,12 @@ class Fetch:
         self._done.wait()
         return self._hit
 
-    def claim(self) -> bool:
-        """Whether the result was not given up. From now on `expire` does not."""
-        with self._lock:
-            self._claimed = True
-            return not self._abandoned
-
-    def expire(self) -> None:
-        """Give the result up, unless it is claimed. From any thread."""
-        self._give_up(claimed_too=False)
-
     def leave(self) -> None:
-        """Give the result up, once at most. From any thread."""
-        self._give_up(claimed_too=True)
-
-    def _give_up(self, claimed_too: bool) -> None:
+        """Give the result up, once at most."""
         with self._lock:
-            if self._abandoned or (self._claimed and not claimed_too):
-                return
-            self._abandoned = True
-            done = self._done.is_set()
+            done, self._abandoned = self._done.is_set() and not self._abandoned, True
         if done:
             self._store.release(self._hit)
-
-    def wanted(self) -> bool:
-        """Whether the result was not given up."""
-        with self._lock:
-            return not self._abandoned
 
     def join(self) -> None:
         self._thread.join()
@@ -90,40 +69,50 @@ class Fetch:
 
 
 class Expected:
-    """Fetches of prompts that wait for a slot. The decoding thread calls it."""
+    """Fetches of prompts that wait for a slot. The decoding thread calls it; a timer gives up what nobody takes."""
 
     def __init__(self) -> None:
-        self._fetches: list[tuple[Fetch, threading.Timer]] = []
+        self._lock = threading.Lock()
+        self._fetches: dict[Fetch, threading.Timer] = {}  # the oldest first
 
     def has_more_of(self, asked: Conversation) -> bool:
         """Whether a fetch brings the first block of a prompt, or more."""
-        return any(fetch.asked.has_more_of(asked, 0) and fetch.wanted() for fetch, _ in self._fetches)
+        with self._lock:
+            return any(fetch.asked.has_more_of(asked, 0) for fetch in self._fetches)
 
     def add(self, fetch: Fetch) -> None:
         """Hold a fetch until `take`, for EXPECTED_S at most. The oldest of more than MOST_EXPECTED is given up."""
-        timer = threading.Timer(EXPECTED_S, fetch.expire)
+        timer = threading.Timer(EXPECTED_S, self.give_up, [fetch])
         timer.daemon = True
+        with self._lock:
+            self._fetches[fetch] = timer
+            oldest = next(iter(self._fetches)) if len(self._fetches) > MOST_EXPECTED else None
         timer.start()
-        self._fetches.append((fetch, timer))
-        if len(self._fetches) > MOST_EXPECTED:
-            self._remove(0).leave()
+        if oldest is not None:
+            self.give_up(oldest)
 
     def take(self, asked: Conversation) -> Fetch | None:
         """The fetch of this prompt, which the caller leaves or uses from now on."""
-        for i, (fetch, _) in enumerate(self._fetches):
-            if fetch.asked.same(asked):
-                self._remove(i)
-                return fetch if fetch.claim() else None
-        return None
+        with self._lock:
+            fetch = next((one for one in self._fetches if one.asked.same(asked)), None)
+        return fetch if fetch is not None and self._remove(fetch) else None
+
+    def give_up(self, fetch: Fetch) -> None:
+        """Leave a fetch, unless it was taken."""
+        if self._remove(fetch):
+            fetch.leave()
 
     def close(self) -> list[Fetch]:
         """Give all up; returns them."""
-        found = [self._remove(0) for _ in range(len(self._fetches))]
-        for fetch in found:
-            fetch.leave()
-        return found
+        fetches = list(self._fetches)
+        for fetch in fetches:
+            self.give_up(fetch)
+        return fetches
 
-    def _remove(self, i: int) -> Fetch:
-        fetch, timer = self._fetches.pop(i)
-        timer.cancel()
-        return fetch
+    def _remove(self, fetch: Fetch) -> bool:
+        """False: it was taken, or given up."""
+        with self._lock:
+            timer = self._fetches.pop(fetch, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None

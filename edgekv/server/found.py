@@ -26,10 +26,10 @@ def count(pieces: Sequence[BlockPiece]) -> CachedTokens:
     return cached
 
 
-def found(pieces: Sequence[BlockPiece], hit: PrefixHit, missed: Miss | None) -> CachedTokens:
-    """Tokens of a hit's first pieces, why there are no more, and the hit's near miss."""
+def found(pieces: Sequence[BlockPiece], hit: PrefixHit, missed: Miss | None, slot: int | None = None) -> CachedTokens:
+    """Tokens of a hit's first pieces, why there are no more, the hit's near miss, and the slot's own tokens that stay."""
     cached = count(pieces)
-    cached.missed = missed
+    cached.missed, cached.slot = missed, slot
     if (nearly := hit.nearly) is not None and nearly.goes_on_alike:
         cached.nearly = (nearly.position, nearly.stored, nearly.asked, nearly.n_lost)
     return cached

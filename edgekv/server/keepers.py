@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from edgekv._native import form_callbacks, http_server
+from edgekv._native import form_callbacks, http_server, prefix_callbacks
 from edgekv.arrays import backend  # noqa: F401  # these two now: the thread of a context is to import nothing
 from edgekv.common.errors import EdgeKVError
 from edgekv.models.geometry import Geometry
 from edgekv.runtime import wiring  # noqa: F401
 from edgekv.runtime.runtime import Runtime
-from edgekv.server import prefixes as prefixes_of
-from edgekv.server import recalling
 from edgekv.server.answer_forms import AnswerForms
+from edgekv.server.cache_requests import CacheRequests
 from edgekv.server.media_hosts import MediaHosts
 from edgekv.server.prefixes import Prefixes
 from edgekv.server.recalling import Recall
@@ -27,8 +26,7 @@ class Keepers:
         self.recall = Recall(model, recall, options.store, self.prefixes) if recall is not None else None
         if self.prefixes is not None:
             self.prefixes.slot_tokens = SlotTokens(options.shows_texts)
-        prefixes_of.connect(self.prefixes)
-        recalling.connect(self.recall)
+        self._connect(self.prefixes, self.recall)
         form_callbacks.set_forms(AnswerForms())
         http_server.fetch_media(MediaHosts(options.allow_media_host).answer)
 
@@ -42,9 +40,15 @@ class Keepers:
             self.recall.open(runtime)
 
     def close(self) -> None:
-        prefixes_of.connect(None)
-        recalling.connect(None)
+        self._connect(None, None)
         if self.recall is not None:
             self.recall.close()
         if self.prefixes is not None:
             self.prefixes.close()
+
+    @staticmethod
+    def _connect(prefixes: Prefixes | None, recall: Recall | None) -> None:
+        """Let the server of this process use keepers, and clients see what they keep. Only while no server runs."""
+        prefix_callbacks.set_prefixes(prefixes)
+        prefix_callbacks.set_recalls(recall)
+        http_server.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept, prefixes.slot_tokens).answer)

@@ -26,11 +26,11 @@ class Loading:
     """One load. The decoding thread calls everything here, between two decodes; `start` begins another thread."""
 
     def __init__(self, tokens: Tokens, seq_id: int, pieces: Sequence[BlockPiece], cells: Sequence[np.ndarray], groups: Sequence[range],
-                 came: Callable[[int], object] = lambda n: None, at: np.ndarray | None = None):
+                 came: Callable[[int], object], at: np.ndarray | None):
         """`cells`: uint32 [n] for each piece, placed for its tokens. `groups`: the layers to read together, in order. `came` is called with the
         number of complete pieces. `at`: positions of all tokens (`Tokens.cells_of`)."""
-        self._tokens, self._seq_id, self._groups, self._came, self._at = tokens, seq_id, groups, came, at
-        self.pieces = pieces
+        self._tokens, self._groups, self._came, self._at = tokens, groups, came, at
+        self.seq_id, self.pieces = seq_id, pieces
         self._cells = list(cells)
         self._n_good = len(pieces)
         self._thread: threading.Thread | None = None
@@ -39,12 +39,12 @@ class Loading:
         """Call it right before a decode. The decode waits in each layer for its rows, and fails if they are unusable. Raises RuntimeError if
         no thread can be started."""
         self._forget_what_left()
-        self._tokens.expect()
+        self._tokens.arrivals.expect()
         thread = threading.Thread(target=self._run, args=(True,), name="edgekv-load", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # too many threads
-            self._tokens.expect_none()
+            self._tokens.arrivals.expect_none()
             raise
         self._thread = thread
 
@@ -55,13 +55,13 @@ class Loading:
             self._run(False)
         else:
             self._thread.join()
-            self._tokens.expect_none()
+            self._tokens.arrivals.expect_none()
         return self._n_good
 
     def _forget_what_left(self) -> None:
         """Skip cells that left the sequence: another sequence may own them now."""
         end = max((piece.first + piece.n for piece in self.pieces), default=0)
-        held = self._tokens.cells_of(self._seq_id, end, None if self._at is None else self._at[:, :end])
+        held = self._tokens.cells_of(self.seq_id, end, None if self._at is None else self._at[:, :end])
         for i, (piece, cells) in enumerate(zip(self.pieces, self._cells)):
             now = held[piece.first : piece.first + len(cells)]
             differ = np.flatnonzero(now != cells[: len(now)])
@@ -80,7 +80,7 @@ class Loading:
             if not done:
                 self._n_good = 0
                 if awaited:
-                    self._tokens.failed()  # otherwise a decode would wait for ever
+                    self._tokens.arrivals.failed()  # otherwise a decode would wait for ever
             self._came(self._n_good)
 
     def _bring_all(self, awaited: bool) -> None:
@@ -94,14 +94,14 @@ class Loading:
                 if rows is None:  # earlier pieces still come
                     self._n_good = i
                     if awaited:
-                        self._tokens.failed()
+                        self._tokens.arrivals.failed()
                     continue
                 piece, cells = self.pieces[i], self._cells[i]
                 if len(cells):
-                    self._tokens.write(self._seq_id, cells, rows, piece.skip, piece.n_block, layers)
+                    self._tokens.write(self.seq_id, cells, rows, piece.skip, piece.n_block, layers)
                 del rows
                 if awaited and i == len(self.pieces) - 1:
-                    self._tokens.came(layers.stop)
+                    self._tokens.arrivals.came(layers.stop)
 
     def _read(self, i: int, layers: range) -> np.ndarray | None:
         return self.pieces[i].read(layers) if i < self._n_good else None

@@ -6,14 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekv._native import http_server as native
-from edgekv._native import prefix_callbacks
 from edgekv._native.prefix_callbacks import CachedTokens, Medium, SequenceTokens
 from edgekv.common.enums import MissReason
 from edgekv.common.errors import DoesNotFit, NativeError
@@ -30,16 +28,15 @@ from edgekv.prefix_cache.shared_ram import SharedRam
 from edgekv.prefix_cache.store import PrefixStore, StoreStats
 from edgekv.runtime import attachments
 from edgekv.runtime.runtime import Runtime
-from edgekv.server.cache_requests import CacheRequests
 from edgekv.server.fetching import POLL_S, Expected, Fetch
 from edgekv.server.found import before_media, count, found, whole, worth
 from edgekv.server.identities import Identities
 from edgekv.server.loading import Loading
 from edgekv.server.media import Media, whole_media
-from edgekv.server.readings import accepted, kept_tokens, label_of, read_with
+from edgekv.server.readings import KeptTokens, accepted, kept_tokens, label_of, read_with
 from edgekv.server.saving import Saver
 from edgekv.server.slot_tokens import SlotTokens
-from edgekv.server.snapshot_keeper import SnapshotKeeper
+from edgekv.server.snapshot_spacing import snapshot_spacing
 
 if TYPE_CHECKING:
     from edgekv.server.shown import StoreFigures
@@ -51,7 +48,7 @@ MOST_DAMAGED = 4
 
 
 class Prefixes:
-    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.KeepsPrefixes`).
+    """The keeper that the server calls when a prompt begins and when tokens are computed (`edgekv._native.prefix_callbacks.set_prefixes`).
 
     K and V depend on the model's files and on the context as llama.cpp built it: contexts that agree in both share a store. They also depend
     on a request's adapters. These are part of its chains' root, like its namespace, so that a request can name any adapters without a store, a
@@ -60,7 +57,7 @@ class Prefixes:
 
     def __init__(self, model: Geometry, where: StoreSettings):
         self.identities, self._media, self._where = Identities(model.path, not (model.mla or any(model.index_dims))), Media(), where
-        self._snapshots = SnapshotKeeper(model)
+        self._model = model
         self._stores: dict[ModelIdentity, PrefixStore] = {}
         self.ram = SharedRam()
         self.conversation: str | None = None
@@ -80,41 +77,37 @@ class Prefixes:
             self._media.expect(projector)
         self._store(runtime)
 
-    def expect(self, prompt: SequenceTokens) -> None:
-        """Begin to fetch the rows of a prompt that waits for a slot; `ready` goes on with it."""
-        runtime, store = self._open(prompt)
-        if runtime is None or store is None or not store.has_far:
-            return
-        prompt = self._media.numbered(prompt)
-        asked = self._conversation(runtime, prompt)
-        if not self._expected.has_more_of(asked) and not any(one.asked.has_more_of(asked, 0) for one in self._fetches.values()):
-            self._expected.add(self._fetch(runtime, store, asked, 0, None))
-
-    def ready(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
-        """Whether the prompt can begin. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
-        from a shared server. alone: no slot is being answered, so the call may wait a moment."""
+    def match(self, prompt: SequenceTokens, n_have: int, goes_on: int | None, alone: bool) -> bool:
+        """Whether `load` can go on at once. False while the prompt's first rows, or the rows that it will replace, are being saved, and while rows come
+        from a shared server. alone: no slot is being answered, so the call may wait a moment. goes_on: None, or the context keeps snapshots and the
+        sequence can go on by itself behind so many tokens, n_have or 0. seq_id -1: the prompt waits for a slot, and its far rows begin to come."""
         runtime, store = self._open(prompt)
         if runtime is None or store is None:
             return True
         prompt = self._media.numbered(prompt)
         asked, fetch = self._conversation(runtime, prompt), self._fetches.get(prompt.seq_id)
+        if prompt.seq_id < 0:
+            if store.has_far and not self._expected.has_more_of(asked) and self._fetched_with(asked, 0) is None:
+                self._expected.add(self._fetch(runtime, store, asked, 0, None))
+            return False
         if not self._saver.ready(prompt.seq_id, asked.root, prompt.tokens, n_have, POLL_S if alone else 0):
             return False
         if fetch is None or not fetch.asked.same(asked):
-            self._leave_fetch(prompt.seq_id)
+            self._leave(prompt.seq_id)
             if not store.has_far or len(prompt.tokens) <= n_have + 1:
                 return True
             if self._loading is not None and self._loading[0].has_more_of(asked, n_have):
                 return False  # the other prompt's blocks are in RAM once the batch is computed
-            if (expected := self._expected.take(asked)) is not None:
-                self._fetches[prompt.seq_id] = expected
-                return expected.ready(alone)
-            same = [one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)]
-            if same:  # the other fetch brings these blocks too; they are found once its prompt has begun
-                same[0].ready(alone)
-                return False
-            fetch = self._fetches[prompt.seq_id] = self._fetch(runtime, store, asked, n_have, goes_on)
+            if (fetch := self._expected.take(asked)) is None:
+                if (other := self._fetched_with(asked, n_have)) is not None:  # it brings these blocks too; they are found once its prompt has begun
+                    other.ready(alone)
+                    return False
+                fetch = self._fetch(runtime, store, asked, n_have, goes_on)
+            self._fetches[prompt.seq_id] = fetch
         return fetch.ready(alone)
+
+    def _fetched_with(self, asked: Conversation, n_have: int) -> Fetch | None:
+        return next((one for one in self._fetches.values() if one.asked.has_more_of(asked, n_have)), None)
 
     def _fetch(self, runtime: Runtime, store: PrefixStore, asked: Conversation, n_have: int, goes_on: int | None) -> Fetch:
         asked, accepts = asked._replace(tokens=asked.tokens.copy()), accepted(runtime, self._where.codec)
@@ -124,14 +117,8 @@ class Prefixes:
 
         return Fetch(asked, store, look_up, lambda hit: hit.worth(native.reading_s))
 
-    def leave(self, seq_id: int) -> None:
-        """Stop a sequence's waits."""
-        self._saver.leave(seq_id)
-        self._leave_fetch(seq_id)
-
-    def _leave_fetch(self, seq_id: int) -> None:
-        fetch = self._fetches.pop(seq_id, None)
-        if fetch is not None:
+    def _leave(self, seq_id: int) -> None:
+        if (fetch := self._fetches.pop(seq_id, None)) is not None:
             fetch.leave()
 
     def _look_up(self, runtime: Runtime, store: PrefixStore, seq_id: int, wanted: Conversation, n_have: int, goes_on: int | None) -> PrefixHit:
@@ -148,7 +135,7 @@ class Prefixes:
         store.release(near)
         return fetched
 
-    def begin(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
+    def load(self, prompt: SequenceTokens, n_have: int, goes_on: int | None) -> CachedTokens:
         """Put the blocks after a prompt's first n_have tokens into its sequence; in a context with snapshots, the blocks up to one."""
         self.slot_tokens.note(prompt)
         runtime, store = self._open(prompt)
@@ -158,68 +145,69 @@ class Prefixes:
         self._n_prompts += 1
         n_asked, prompt = len(prompt.tokens), self._media.numbered(prompt)
         wanted = self._conversation(runtime, prompt)
-        if goes_on is not None:
-            cached = self._begin_at_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
-            self._n_hits += cached.slot != goes_on or cached.n_kept > 0
+        if goes_on is None:
+            cached = self._load_rows(runtime, store, prompt, wanted, n_have)
         else:
-            cached = self._begin_behind(runtime, store, prompt, wanted, n_have)
+            cached = self._load_snapshot(runtime, store, prompt, wanted, n_have, goes_on)
+            cached.spacing = snapshot_spacing(self._model, runtime)
+        self._n_hits += cached.slot != goes_on or cached.n_kept > 0
         if cached.missed is None and len(wanted.tokens) < n_asked:
             cached.missed = Miss(MissReason.MODEL_UNKNOWN, len(wanted.tokens))
         elif cached.missed is not None and cached.missed.reason is MissReason.COLD and self._saver.saves_more(wanted.root, wanted.tokens, cached.missed.at):
             cached.missed = Miss(MissReason.PENDING, cached.missed.at)
         return cached
 
-    def _begin_behind(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int) -> CachedTokens:
-        """Begin behind the sequence's first n_have tokens, in a context that keeps only rows."""
+    def _load_rows(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int) -> CachedTokens:
+        """Go on behind the sequence's first n_have tokens, in a context that keeps only rows."""
         hit = before_media(worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, None)), prompt.media)
-        self._n_hits += bool(hit.pieces)
-        came = partial(store.release, hit)
-        try:
-            cells = self._place(runtime, prompt, hit.pieces)
-        except BaseException:
-            came(0)
-            raise
-        pieces, missed = whole(hit.pieces[:len(cells)], prompt.media), hit.missed
+        loading, missed = self._placed(runtime, store, prompt, hit), hit.missed
+        pieces = loading.pieces
         if sum(piece.n for piece in pieces) < hit.n_tokens:
             missed = Miss(MissReason.NO_CELLS, pieces[-1].first + pieces[-1].n if pieces else n_have)
-        cells = [of[: piece.n] for piece, of in zip(pieces, cells)]
-        loading = Loading(runtime.tokens, prompt.seq_id, pieces, cells, layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
-        comes = bool(pieces) and runtime.tokens.can_wait
+        comes = bool(pieces) and runtime.tokens.arrivals.can_wait
         if comes:
             self._loading = wanted._replace(tokens=wanted.tokens.copy()), loading, prompt.media
-        else:
-            good = whole(pieces[:loading.finish()], prompt.media)
-            if len(good) < len(pieces):
-                missed = Miss(unreadable(store.places), pieces[len(good)].first)
-            pieces = good
+        elif (n_good := loading.finish()) < len(pieces):
+            pieces, missed = whole(pieces[:n_good], prompt.media), Miss(unreadable(store.places), pieces[n_good].first)
         cached = found(pieces, hit, missed)
         cached.comes = comes
         return cached
 
-    def _begin_at_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int,
-                           goes_on: int) -> CachedTokens:
-        """Begin at the furthest usable snapshot, or where the sequence can continue without one."""
-        cached, lost = CachedTokens(slot=goes_on), None
+    def _load_snapshot(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, wanted: Conversation, n_have: int, goes_on: int) -> CachedTokens:
+        """Go on at the furthest usable snapshot, or where the sequence can continue without one."""
+        lost: Miss | None = None
         for _ in range(MOST_DAMAGED):
             hit = worth(self._look_up(runtime, store, prompt.seq_id, wanted, n_have, goes_on))
-            if hit.snapshot is None:
+            kept = hit.snapshot
+            if kept is None:
                 store.release(hit, 0)
-                cached = found((), hit, lost or hit.missed)
-                cached.slot = goes_on
-                break
+                return found((), hit, lost or hit.missed, goes_on)
             try:
-                done = self._snapshots.put(runtime, store, prompt, hit, partial(self._place, runtime, prompt))
-            except NativeError as error:
+                if (state := kept.read()) is None:
+                    store.release(hit)
+                elif self._placed(runtime, store, prompt, hit).finish() == len(hit.pieces):
+                    runtime.tokens.put_snapshot(prompt.seq_id, kept.position if prompt.at is None else int(prompt.at[0, kept.position]), state)
+                    return found(hit.pieces, hit, lost or hit.missed, min(n_have, kept.position))
+            except NativeError as error:  # the sequence is empty
                 log.warning("a kept snapshot cannot be used (%s); the prompt is read", error)
-                cached.slot, cached.missed = 0, Miss(MissReason.DAMAGED, 0)
-                break
-            if done:
-                cached = found(hit.pieces, hit, lost or hit.missed)
-                cached.slot = min(n_have, hit.snapshot.position)
-                break
-            cached.missed = lost = Miss(unreadable(store.places), hit.reaches)
-        cached.spacing = self._snapshots.spacing(runtime)
-        return cached
+                return CachedTokens(0, missed=Miss(MissReason.DAMAGED, 0))
+            lost = Miss(unreadable(store.places), hit.reaches)
+        return CachedTokens(goes_on, missed=lost)
+
+    def _placed(self, runtime: Runtime, store: PrefixStore, prompt: SequenceTokens, hit: PrefixHit) -> Loading:
+        """The load of a hit's rows, as many as there are free cells for, which releases the hit at its end. With a snapshot, all or none count."""
+        try:
+            cells = self._place(runtime, prompt, hit.pieces)
+        except BaseException:
+            store.release(hit, None if hit.snapshot else 0)
+            raise
+        pieces = whole(hit.pieces[:len(cells)], prompt.media)
+
+        def came(n: int) -> None:
+            store.release(hit, None if hit.snapshot and n < len(hit.pieces) else n)
+
+        return Loading(runtime.tokens, prompt.seq_id, pieces, [of[: piece.n] for piece, of in zip(pieces, cells)],
+                       layer_groups(store.identity.layout, BLOCK_TOKENS), came, prompt.at)
 
     @staticmethod
     def _place(runtime: Runtime, prompt: SequenceTokens, pieces: Sequence[BlockPiece]) -> list[np.ndarray]:
@@ -237,11 +225,16 @@ class Prefixes:
         return placed
 
     def start(self) -> None:
+        """Right before a decode, which computes while the promised rows come. If this raises, the server calls `release` before it decodes."""
         if self._loading is not None:
             self._loading[1].start()
 
-    def settle(self) -> tuple[int, CachedTokens]:
-        if self._loading is None:
+    def release(self, seq_id: int) -> tuple[int, CachedTokens]:
+        """Give up a match, or wait for promised rows. Returns the number of tokens before the first one whose rows failed (-1: none failed), never within
+        a medium, and the number of these that were put in."""
+        self._saver.leave(seq_id)
+        self._leave(seq_id)
+        if self._loading is None or self._loading[1].seq_id != seq_id:
             return -1, CachedTokens()
         (_, loading, media), self._loading = self._loading, None
         n_good = loading.finish()
@@ -250,29 +243,25 @@ class Prefixes:
         first = whole_media(media, loading.pieces[n_good].first)
         return first, count(pieces_up_to(loading.pieces[:n_good], first))
 
-    def snapshot(self, held: SequenceTokens) -> None:
-        """Keep a snapshot of a sequence with exactly these tokens."""
+    def insert(self, held: SequenceTokens, rows: bool, snapshot: bool) -> None:
+        """Keep a sequence's computed tokens up to the first gap, and a snapshot behind them, which are all that it holds. Rows are copied between
+        answers, or slowly beside them; on a device they are copied first."""
         runtime, store = self._open(held)
+        if rows:
+            self.slot_tokens.note(held)
         if runtime is None or store is None:
             return
         n_held, held = len(held.tokens), self._media.numbered(held)
         of = self._conversation(runtime, held)  # before the labels: settings that change later must not pass for these
         kept = kept_tokens(runtime, held)
-        if len(kept.cells) == n_held:
-            self._snapshots.take(runtime, store, held, of._replace(tokens=of.tokens.copy()), kept.readings)
+        of = of._replace(tokens=held.tokens[:len(kept.cells)].copy())
+        if rows:
+            self._insert_rows(runtime, store, held.seq_id, of, kept)
+        if snapshot and len(kept.cells) == n_held and not store.has_snapshot(of, kept.readings):
+            store.insert_snapshot(of, kept.readings, runtime.tokens.snapshot(held.seq_id))
 
-    def keep(self, held: SequenceTokens) -> None:
-        """Keep a sequence's tokens up to the first gap. Rows are copied between answers, or slowly beside them; on a device they are copied first."""
-        self.slot_tokens.note(held)
-        runtime, store = self._open(held)
-        if runtime is None or store is None:
-            return
-        held = self._media.numbered(held)
-        of = self._conversation(runtime, held)  # as above
-        kept = kept_tokens(runtime, held)
-        places = kept.cells
-        block_bytes, tokens = store.identity.layout.block_bytes, held.tokens[:len(places)].copy()
-        of = of._replace(tokens=tokens)
+    def _insert_rows(self, runtime: Runtime, store: PrefixStore, seq_id: int, of: Conversation, kept: KeptTokens) -> None:
+        block_bytes, places = store.identity.layout.block_bytes, kept.cells
         conversation = self.conversation
 
         def save(read: Callable[[int, int], np.ndarray]) -> None:
@@ -281,9 +270,9 @@ class Prefixes:
                 self._claims.submit(_claim, self._where.folder, conversation, [link.key for link in saved.chain])
 
         try:
-            rows = runtime.tokens.hold(held.seq_id, places)
+            rows = runtime.tokens.hold(seq_id, places)
         except NativeError:  # rows are not in host memory
-            save(lambda first, n: runtime.tokens.read(held.seq_id, places[first:first + n], block_bytes(n)))
+            save(lambda first, n: runtime.tokens.read(seq_id, places[first:first + n], block_bytes(n)))
             return
 
         def copy(turn: Callable[[int], int]) -> None:
@@ -292,7 +281,7 @@ class Prefixes:
             finally:
                 rows.release()
 
-        self._saver.add(held.seq_id, of.root, tokens, copy)
+        self._saver.add(seq_id, of.root, of.tokens, copy)
 
     def forget(self, conversation: str) -> int:
         """Remove blocks that only this conversation uses from RAM and the folder; returns the bytes removed from the folder. Any thread except the
@@ -376,12 +365,6 @@ class Prefixes:
         root = built.identity.chain_root(built.named(of.adapters), of.space)
         stays = tuple((mark.n, time.time() + mark.ttl_s) for mark in of.marks)
         return Conversation(of.tokens, root, read_with(runtime, self._where.codec), of.in_memory, stays)
-
-
-def connect(prefixes: Prefixes | None) -> None:
-    """Let the server of this process use a keeper, and clients see what it keeps; None: nothing is kept. Only while no server runs."""
-    prefix_callbacks.set_prefixes(prefixes)
-    native.answer_caches(None if prefixes is None else CacheRequests(prefixes.kept, prefixes.slot_tokens).answer)
 
 
 def _claim(folder: Path, conversation: str, keys: list[bytes]) -> None:

@@ -6,9 +6,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edgekv._native import recall_callbacks
-from edgekv._native.prefix_callbacks import CachedTokens, SequenceTokens
-from edgekv._native.recall_callbacks import GoneExchanges
+from edgekv._native import prefix_callbacks
+from edgekv._native.prefix_callbacks import CachedTokens, GoneExchanges, SequenceTokens
 from edgekv.arrays.nearness import embedding, nearest, nearness, weights
 from edgekv.common.enums import CacheCodec
 from edgekv.common.errors import DoesNotFit, EdgeKVError
@@ -30,7 +29,7 @@ FIRST_LAYER, END_LAYER = 1 / 10, 1 / 5
 
 
 class Recall:
-    """The keeper that the server calls where exchanges leave a context and where a message begins (`recall_callbacks.KeepsExchanges`)."""
+    """The keeper that the server calls where exchanges leave a context and where a message begins (`prefix_callbacks.set_recalls`)."""
 
     def __init__(self, model: Geometry, where: RecallSettings, store: StoreSettings | None, beside: Prefixes | None):
         """`store` and `beside`: settings of the prefix store, and its keeper if there is one; both share their RAM."""
@@ -43,7 +42,7 @@ class Recall:
 
     def open(self, runtime: Runtime) -> None:
         """Open a context's store. Raises EdgeKVError if nothing can be recalled in this context."""
-        if not recall_callbacks.moves():
+        if not prefix_callbacks.moves():
             raise EdgeKVError("the model keeps a recurrent state or sliding windows, so that tokens cannot move back into its context; leave --recall out")
         self._identities.wait()
         if self._identities.of(runtime) is None:
@@ -169,8 +168,3 @@ def value_types(cache: CacheOptions, layout: RowLayout) -> list[str]:
     """The type of V in each of these layers."""
     kinds = cache.kinds[1]
     return [kinds if isinstance(kinds, str) else kinds[layer] for layer in telling(layout)]
-
-
-def connect(recall: Recall | None) -> None:
-    """Let the server of this process keep what leaves full contexts; None: it is gone. Only while no server runs."""
-    recall_callbacks.set_recalls(recall)

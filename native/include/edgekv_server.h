@@ -20,8 +20,7 @@ EDGEKV_API int edgekv_server_run(int argc, char ** argv);
 EDGEKV_API void edgekv_server_terminate(void);
 EDGEKV_API const char * edgekv_server_error(void);
 
-/* Prefixes: K and V of tokens that an earlier request computed. Their keeper registers functions; the server calls them on the
-   decoding thread, between two llama_decode(). */
+/* Prefixes: K and V of tokens that an earlier request computed. */
 
 #define EDGEKV_PREFIX_BLOCK 256
 
@@ -101,27 +100,24 @@ typedef struct {
     int missed_at; /* the first token that it is about */
 } edgekv_cached_tokens;
 
+/* What a keeper of prefixes does, on the decoding thread between two llama_decode(). A match holds nothing; load() holds what it promised until
+   release(). */
 typedef struct {
-    /* A prompt waits for a slot, in a context that keeps only rows; `seq_id` means nothing. Kept tokens that are far away may come meanwhile. */
-    void (*expect)(void * user, const edgekv_prefix_tokens * prompt);
-    /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: begin() will not wait. 0: kept tokens of the prompt
-       are being fetched: ask again, or leave(). goes_on: as for begin(). alone: no answer is running, so the call may take a moment. */
-    int (*ready)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
-    /* The prompt for which the sequence waited does not begin. */
-    void (*leave)(void * user, int seq_id);
+    /* A prompt is about to begin; its sequence holds the first n_have tokens. 1: load() will not wait. 0: kept tokens of the prompt are being saved or
+       fetched: ask again, or release(). seq_id -1: it waits for a slot, in a context that keeps only rows; kept tokens that are far away may come
+       meanwhile. goes_on: as for load(). alone: no answer is running, so the call may take a moment. */
+    int (*match)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, int alone);
     /* A prompt begins; its sequence holds the first n_have tokens. Puts in the next tokens, as many as are kept, and counts them.
        goes_on: -1 if only rows are kept; else the number of tokens (n_have or 0) after which the sequence can continue without a snapshot;
        out->slot has this value already. If a snapshot is put in, out->slot becomes the number of the first n_have tokens that stay. */
-    void (*begin)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
-    /* The sequence holds these tokens, all computed. */
-    void (*keep)(void * user, const edgekv_prefix_tokens * held);
-    /* The same, and the sequence holds no other tokens: a snapshot can be taken. */
-    void (*snapshot)(void * user, const edgekv_prefix_tokens * held);
-    /* Directly before a llama_decode(). 1: the expected rows come while it computes. 0: they do not; settle() is called first. */
+    void (*load)(void * user, const edgekv_prefix_tokens * prompt, int n_have, int goes_on, edgekv_cached_tokens * out);
+    /* Directly before a llama_decode(). 1: the promised rows come while it computes. 0: they do not; release() is called first. */
     int (*start)(void * user);
-    /* Waits for the expected rows. Returns the number of tokens before the first one whose rows are lost, never within a medium; -1: none
-       is lost. out: the tokens that were put in, by their source. */
-    int (*settle)(void * user, edgekv_cached_tokens * out);
+    /* The sequence holds these tokens, all computed. rows: keep them. snapshot: it holds no others; keep a snapshot behind them. */
+    void (*insert)(void * user, const edgekv_prefix_tokens * held, int rows, int snapshot);
+    /* A match is given up, or promised rows are waited for. Returns the number of tokens before the first one whose rows are lost, never within a
+       medium; -1: none is lost. out: the tokens that were put in, by their source. */
+    int (*release)(void * user, int seq_id, edgekv_cached_tokens * out);
     void * user;
 } edgekv_prefixes;
 

@@ -86,7 +86,7 @@ def gone(*arguments):
 
 def test_rows_that_a_place_does_not_keep_or_give_back_are_an_error(model, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(Prefixes, "keep", lambda prefixes, held: None)
+        patch.setattr(Prefixes, "insert", lambda *_: None)
         with pytest.raises(EdgeKVError, match="nothing was kept in ram"):
             measure(model)
     with monkeypatch.context() as patch:

@@ -134,14 +134,14 @@ def bring(run, seq: int, blocks, cells, may_come) -> threading.Thread:
     def work() -> None:
         for layer in range(N_LAYERS):
             if not may_come(layer):
-                run.tokens.failed()
+                run.tokens.arrivals.failed()
                 return
             for (_, n, rows), where in zip(blocks, cells):
                 of_layer = len(rows) // N_LAYERS  # all layers have the same
                 run.tokens.write(seq, where, rows[layer * of_layer:(layer + 1) * of_layer], 0, n, range(layer, layer + 1))
-            run.tokens.came(layer + 1)
+            run.tokens.arrivals.came(layer + 1)
 
-    run.tokens.expect()
+    run.tokens.arrivals.expect()
     thread = threading.Thread(target=work)
     thread.start()
     return thread
@@ -158,7 +158,7 @@ def test_a_layer_is_computed_before_the_rows_of_the_next_come(synthetic, options
         # a row that is there was stored by the decode below
         run.tokens.write(0, run.tokens.cells_of(0, N + n_more), np.zeros(len(blocks[0][2]) * 4, np.uint8), 0, N + n_more, range(N_LAYERS))
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
-        assert run.tokens.can_wait
+        assert run.tokens.arrivals.can_wait
         order = []
 
         def may_come(layer: int) -> bool:
@@ -172,7 +172,7 @@ def test_a_layer_is_computed_before_the_rows_of_the_next_come(synthetic, options
         thread = bring(run, 0, blocks, cells, may_come)
         came = read(context, N, N + n_more)
         thread.join()
-        run.tokens.expect_none()
+        run.tokens.arrivals.expect_none()
         assert order == [True] * N_LAYERS
         np.testing.assert_allclose(came, stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())
 
@@ -191,7 +191,7 @@ def test_a_decode_whose_rows_fail_computes_nothing(synthetic, options: dict):
         thread.join()
         with pytest.raises(AssertionError, match="llama_decode returned -3"):  # and none until it is over
             read(context, N, N + 5)
-        run.tokens.expect_none()
+        run.tokens.arrivals.expect_none()
         assert len(run.tokens.cells_of(0, N + 5)) == N
         for (_, n, rows), where in zip(blocks, cells):
             run.tokens.write(0, where, rows, 0, n, range(N_LAYERS))
@@ -204,9 +204,9 @@ def test_where_stock_nodes_serve_all_rows_come_first(synthetic):
         blocks = take(run, 0, N)
         stayed = read(context, N, N + 5)
         llama_cpp.llama_memory_seq_rm(context.memory, 0, 0, -1)
-        assert not run.tokens.can_wait
+        assert not run.tokens.arrivals.can_wait
         thread = bring(run, 0, blocks, place(run, 0, blocks), lambda layer: time.sleep(0.05) is None)
         came = read(context, N, N + 5)
         thread.join()
-        run.tokens.expect_none()
+        run.tokens.arrivals.expect_none()
         np.testing.assert_allclose(came, stayed, rtol=0, atol=2e-4 * np.abs(stayed).max())

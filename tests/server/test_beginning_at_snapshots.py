@@ -12,7 +12,7 @@ from support.prefix_server import EXACT, SPARSE, ask, conversation, n_read, serv
 
 from edgekv.prefix_cache.results import KeptSnapshot
 from edgekv.prefix_cache.settings import StoreSettings
-from edgekv.server import snapshot_keeper
+from edgekv.server import snapshot_spacing
 from edgekv.server.server import Server
 
 KINDS = ["gemma2", "gpt-oss", "lfm2", "mamba"]
@@ -84,7 +84,7 @@ def test_an_edit_in_the_middle_costs_no_more_than_the_spacing(synthetic, kind: s
         n_edited, there = answered(server, edited)
     with serve(synthetic(kind, dtype="f32"), EXACT) as server:
         n_cold, cold = answered(server, edited)
-    assert n_cold == len(edited) and 100 <= n_edited <= 100 + snapshot_keeper.LEAST_SPACING
+    assert n_cold == len(edited) and 100 <= n_edited <= 100 + snapshot_spacing.LEAST_SPACING
     np.testing.assert_allclose(there[:1], cold[:1], rtol=0, atol=1e-3)  # other cuts round otherwise
 
 

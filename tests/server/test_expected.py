@@ -51,8 +51,8 @@ def test_time_that_ends_as_it_is_taken_gives_nothing_back(store):
     expected, fetch = Expected(), fetched(store)
     expected.add(fetch)
     assert expected.take(ASKED) is fetch
-    fetch.expire()
-    assert not store.left and fetch.wanted()
+    expected.give_up(fetch)
+    assert not store.left
     fetch.leave()
     fetch.leave()
     assert len(store.left) == 1

@@ -190,15 +190,15 @@ def test_two_that_begin_alike_are_fetched_once(tiny, shared, monkeypatch):
 def test_what_is_being_loaded_is_not_fetched_again(tiny, shared, monkeypatch):
     """Another slot asks between the begin of the first prompt and the end of its batch."""
     keep(tiny, shared)
-    begins, asked = Prefixes.begin, []
+    loads, asked = Prefixes.load, []
 
-    def begin(prefixes, prompt, n_have, goes_on):
-        found = begins(prefixes, prompt, n_have, goes_on)
+    def load(prefixes, prompt, n_have, goes_on):
+        found = loads(prefixes, prompt, n_have, goes_on)
         other = dataclasses.replace(prompt, seq_id=1 - prompt.seq_id, tokens=np.append(prompt.tokens[:-1], 280).astype(np.int32))
-        asked.append((found.remote, found.comes, prefixes.ready(other, 0, None, False), list(prefixes._fetches)))
+        asked.append((found.remote, found.comes, prefixes.match(other, 0, None, False), list(prefixes._fetches)))
         return found
 
-    monkeypatch.setattr(Prefixes, "begin", begin)
+    monkeypatch.setattr(Prefixes, "load", load)
     with serve(tiny, shared) as server:
         ask(server, [*conversation(1), 270])
     assert asked == [(700, True, False, [])]

@@ -4,6 +4,7 @@ import gc
 import pathlib
 import threading
 import tracemalloc
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,8 @@ class HeldRows:
 class Rows:
     """The tokens of a context whose rows are all the same."""
 
-    can_wait = on_device = False
+    arrivals = types.SimpleNamespace(can_wait=False)
+    on_device = False
 
     def __init__(self) -> None:
         self.n_placed = 0
@@ -86,8 +88,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 def begin(kept: Prefixes, prompt: SequenceTokens) -> CachedTokens:
     """Begin as the server does: when no save of the prompt's beginning is under way."""
-    until(lambda: kept.ready(prompt, 0, None, alone=True))
-    return kept.begin(prompt, 0, None)
+    until(lambda: kept.match(prompt, 0, None, alone=True))
+    return kept.load(prompt, 0, None)
 
 
 def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, monkeypatch: pytest.MonkeyPatch, caplog):
@@ -98,15 +100,15 @@ def test_no_prompt_waits_for_the_digest_of_a_large_model(rows: Rows, synthetic, 
     monkeypatch.setattr(identities, "LONG_S", 0.01)
     kept = Prefixes(open_model(synthetic("llama")).geometry, StoreSettings(ram_bytes=1 << 20))
     tokens = conversation(300)
-    kept.keep(of(0.0, tokens))
-    assert kept.begin(of(0.0, tokens), 0, None).ram == 0 and not kept.stats()
+    kept.insert(of(0.0, tokens), True, False)
+    assert kept.load(of(0.0, tokens), 0, None).ram == 0 and not kept.stats()
     opens = threading.Thread(target=kept.open, args=(attachments.find(1),))
     opens.start()
     until(lambda: caplog.records)
     assert opens.is_alive() and "is read once" in caplog.text
     read.set()
     opens.join(60)
-    kept.keep(of(0.0, tokens))
+    kept.insert(of(0.0, tokens), True, False)
     assert begin(kept, of(0.0, tokens)).ram == 300
     kept.close()
 
@@ -143,9 +145,9 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
     try:
         for i in range(N_SCALES):
             prompt = of((i + 1) / N_SCALES, tokens)
-            assert kept.begin(prompt, 0, None).ram == 0
+            assert kept.load(prompt, 0, None).ram == 0
             if i < 200:
-                kept.keep(prompt)
+                kept.insert(prompt, True, False)
             if i % 100 == 99:
                 kept.flush()
                 gc.collect()
@@ -161,9 +163,9 @@ def test_a_sweep_of_scales_leaves_threads_memory_and_scans_flat(kept: Prefixes, 
 
 def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
     tokens = conversation(300)
-    kept.keep(of(1.0, tokens))
+    kept.insert(of(1.0, tokens), True, False)
     assert begin(kept, of(0.5, tokens)).ram == 0
-    assert kept.begin(of(0.0, tokens), 0, None).ram == 0
+    assert kept.load(of(0.0, tokens), 0, None).ram == 0
     assert rows.n_placed == 0
     assert begin(kept, of(1.0, tokens)).ram == 300
 
@@ -171,7 +173,7 @@ def test_prefixes_of_other_scales_are_not_taken(kept: Prefixes, rows: Rows):
 def test_a_context_that_is_loaded_again_has_the_same_store(kept: Prefixes, rows: Rows, monkeypatch: pytest.MonkeyPatch):
     """The context before was never closed, as after --sleep-idle-seconds."""
     tokens = conversation(300)
-    kept.keep(of(0.0, tokens))
+    kept.insert(of(0.0, tokens), True, False)
     again = Context()
     monkeypatch.setattr(attachments, "find", lambda _: again)
     assert begin(kept, of(0.0, tokens)).ram == 300

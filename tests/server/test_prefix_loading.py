@@ -21,6 +21,7 @@ from support.clients import send
 from support.prefix_server import EXACT, SPARSE
 
 from edgekv._native import testing
+from edgekv._native.token_rows import Arrivals
 from edgekv.prefix_cache import coming
 from edgekv.prefix_cache.coming import BlockReader
 from edgekv.prefix_cache.files import read_header
@@ -133,7 +134,7 @@ def test_the_last_layers_come_when_the_first_are_computed(model, tmp_path, reads
     with serve(model, kv, tmp_path, n_threads=2) as server:
         ask(server, conversation(3, n=300))
         runtime = server.runtime
-        assert runtime is not None and runtime.tokens.can_wait
+        assert runtime is not None and runtime.tokens.arrivals.can_wait
         computing = threading.Event()
 
         def hold(_reader: BlockReader, layers: range) -> None:
@@ -279,7 +280,7 @@ def test_a_load_under_the_computation_is_as_one_before_it(model, tmp_path, monke
         folder = tmp_path / str(overlaps)
         shutil.copytree(tmp_path / "kept", folder)
         if not overlaps:
-            monkeypatch.setattr(Tokens, "can_wait", False)
+            monkeypatch.setattr(Arrivals, "can_wait", False)
         with serve(model, kv, folder) as server:
             answer = ask(server, prompt, 12)
             runtime = server.runtime

@@ -10,23 +10,11 @@
 #include <cinttypes>
 #include <limits>
 #include <unordered_map>
-#include <unordered_set>
 
-static edgekv_prefixes g_prefixes = {};
-static bool            g_kept     = false;  // a keeper is registered
+static edgekv_prefixes g_prefixes = {};  // without functions: there is no keeper
 
-// For each sequence, the number of first tokens whose rows are as the tokens alone give them; without an entry all are.
-static std::unordered_map<int, int> g_pure;
-
-// For each sequence of a context that keeps more than rows, the number of its prompt's tokens after which it can continue.
-static std::unordered_map<int, int> g_goes_on;
-
-// for each sequence, the task whose prompt it holds, and the task's marks, which outlive its request
-static std::unordered_map<int, std::pair<int, edgekv_server::prompt_marks>> g_marks;
-
-// sequences that wait for kept rows of their prompts, and whether one waited in this round of the server
-static std::unordered_set<int> g_fetching;
-static bool                    g_fetches = false;
+static std::unordered_map<int, edgekv_sequence> g_sequences;
+static bool g_fetches = false;  // whether a sequence waited for kept rows in this round of the server
 
 // promised rows of a slot that have not come yet
 static struct {
@@ -40,27 +28,20 @@ static struct {
 } g_load;
 
 void edgekv_glue_set_prefixes(const edgekv_prefixes * prefixes) {
-    g_kept     = prefixes != nullptr;
     g_prefixes = prefixes ? *prefixes : edgekv_prefixes{};
-    g_pure.clear();
-    g_goes_on.clear();
-    g_marks.clear();
-    g_fetching.clear();
+    g_sequences.clear();
     g_load = {};
 }
 
-static int edgekv_pure(int seq_id) {
-    const auto it = g_pure.find(seq_id);
-
-    return it == g_pure.end() ? std::numeric_limits<int>::max() : it->second;
+edgekv_sequence & edgekv_sequence_of(int seq_id) {
+    return g_sequences[seq_id];
 }
 
 static int edgekv_kept(const edgekv_cached_tokens & cached) {
     return cached.ram + cached.disk + cached.remote;
 }
 
-// Waits for promised rows. false: some are lost, and the tokens from there on have been read again.
-static bool edgekv_come() {
+bool edgekv_prefix_settle() {
     if (!g_load.promised) {
         return true;
     }
@@ -68,7 +49,7 @@ static bool edgekv_come() {
     g_load.promised = g_load.started = false;
     const int n_before = edgekv_kept(load.cached);
     load.cached.ram = load.cached.disk = load.cached.remote = 0;
-    const int first = g_prefixes.settle(g_prefixes.user, &load.cached);
+    const int first = g_prefixes.release(g_prefixes.user, load.slot.seq_id, &load.cached);
     if (first >= 0) {
         load.cached.missed    = EDGEKV_MISS_DAMAGED;
         load.cached.missed_at = first;
@@ -100,10 +81,6 @@ static bool edgekv_come() {
     return false;
 }
 
-void edgekv_prefix_settle() {
-    edgekv_come();
-}
-
 edgekv_prefix_scope::edgekv_prefix_scope() {
     g_fetches = false;
 }
@@ -124,7 +101,7 @@ void edgekv_prefix_decode_begins() {
 
 bool edgekv_prefix_decode_ended(int & ret) {
     const bool loaded = g_load.started;
-    if (!edgekv_come() && ret == 0) {
+    if (!edgekv_prefix_settle() && ret == 0) {
         ret = -3;  // the batch was computed with missing rows
         return false;
     }
@@ -134,12 +111,14 @@ bool edgekv_prefix_decode_ended(int & ret) {
 
 void edgekv_prefix_moved(int seq_id, int first) {
     edgekv_prefix_settle();
-    g_pure[seq_id] = std::min(edgekv_pure(seq_id), first);
+    auto & pure = g_sequences[seq_id].pure;
+    pure = std::min(pure, first);
 }
 
 void edgekv_prefix_copied(int from_seq, int to_seq) {
     edgekv_prefix_settle();
-    g_pure[to_seq] = edgekv_pure(from_seq);
+    const int pure = g_sequences[from_seq].pure;
+    g_sequences[to_seq].pure = pure;
 }
 
 std::vector<edgekv_adapter> edgekv_adapters(const std::vector<common_adapter_lora_info> & lora) {
@@ -171,12 +150,10 @@ struct edgekv_told_tokens {
         told.adapters   = slot.adapters.data();
         told.n_adapters = static_cast<int>(slot.adapters.size());
         told.space      = tokens.edgekv_space.c_str();
-        const auto marked = g_marks.find(slot.seq_id);
-        if (marked != g_marks.end() && slot.task >= 0 && marked->second.first == slot.task) {
-            const auto & wished = marked->second.second;
-            told.marks     = wished.marks.data();
-            told.n_marks   = static_cast<int>(wished.marks.size());
-            told.in_memory = wished.in_memory;
+        if (const auto & sequence = g_sequences[slot.seq_id]; slot.task >= 0 && sequence.task == slot.task) {
+            told.marks     = sequence.marks.marks.data();
+            told.n_marks   = static_cast<int>(sequence.marks.marks.size());
+            told.in_memory = sequence.marks.in_memory;
         }
         media.put_into(told);
     }
@@ -200,17 +177,15 @@ static bool edgekv_unified(const edgekv_prefix_slot & slot) {
 }
 
 bool edgekv_prefixes_kept() {
-    return g_kept;
+    return g_prefixes.match != nullptr;
 }
 
 bool edgekv_prefix_goes_on(int seq_id, int n_past) {
-    const auto it = g_goes_on.find(seq_id);
-
-    return it != g_goes_on.end() && it->second == n_past;
+    return g_sequences[seq_id].goes_on == n_past;
 }
 
 bool edgekv_prefix_shares(const edgekv_prefix_slot & slot) {
-    return g_kept || edgekv_unified(slot);
+    return edgekv_prefixes_kept() || edgekv_unified(slot);
 }
 
 int edgekv_prefix_common(
@@ -243,7 +218,7 @@ static int edgekv_share(const edgekv_prefix_slot & slot, const server_tokens & p
             continue;
         }
         const int n = edgekv_shareable(std::min({ static_cast<int>(other.held->get_common_prefix(prompt)), edgekv_prefix_computed(other),
-            edgekv_pure(other.seq_id) }), prompt);
+            g_sequences[other.seq_id].pure }), prompt);
         if (n > n_best) {
             n_best = n;
             best   = &other;
@@ -263,24 +238,24 @@ static int edgekv_goes_on(const edgekv_prefix_slot & slot, const server_tokens &
     return llama_edgekv_keeps_snapshots(slot.lctx) ? edgekv_server::goes_on(slot, prompt, n_have) : -1;
 }
 
+static bool edgekv_match(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_have, int goes_on, bool alone) {
+    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
+
+    return g_prefixes.match(g_prefixes.user, &all.told, n_have, goes_on, alone);
+}
+
 void edgekv_prefix_expect(const edgekv_prefix_slot & slot, const server_tokens & prompt) {
-    if (g_kept && !llama_edgekv_keeps_snapshots(slot.lctx)) {
-        const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
-        g_prefixes.expect(g_prefixes.user, &all.told);
+    if (edgekv_prefixes_kept() && !llama_edgekv_keeps_snapshots(slot.lctx)) {
+        edgekv_match(slot, prompt, 0, -1, false);
     }
 }
 
 bool edgekv_prefix_ready(const edgekv_prefix_slot & slot, const server_tokens & prompt, bool alone) {
-    if (!g_kept) {
+    const int n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
+    if (!edgekv_prefixes_kept() || edgekv_match(slot, prompt, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
         return true;
     }
-    const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
-    const int  n_have = static_cast<int>(slot.held->get_common_prefix(prompt));
-    if (g_prefixes.ready(g_prefixes.user, &all.told, n_have, edgekv_goes_on(slot, prompt, n_have), alone)) {
-        return true;
-    }
-    g_fetching.insert(slot.seq_id);
-    g_fetches = true;
+    g_sequences[slot.seq_id].waits = g_fetches = true;
 
     return false;
 }
@@ -293,14 +268,13 @@ static std::string edgekv_piece(const llama_context * lctx, llama_token token) {
 int edgekv_prefix_begin(
         const edgekv_prefix_slot & slot, const server_tokens & prompt, int n_past, const std::vector<edgekv_prefix_slot> & others, int last_user) {
     edgekv_prefix_settle();
-    g_fetching.erase(slot.seq_id);
-    g_goes_on.erase(slot.seq_id);
-    g_marks[slot.seq_id] = { slot.task, edgekv_server::marks_of(slot.task) };
+    auto & sequence = g_sequences[slot.seq_id];
+    sequence = { slot.task, edgekv_server::marks_of(slot.task), {}, sequence.pure };
     edgekv_cached_tokens cached = {};
     cached.slot = n_past;
     edgekv_server::set_cached(slot.task, cached);
-    if (n_past <= edgekv_pure(slot.seq_id)) {
-        g_pure.erase(slot.seq_id);  // later tokens are computed
+    if (n_past <= sequence.pure) {
+        sequence.pure = std::numeric_limits<int>::max();  // later tokens are computed
     }
 
     int n = n_past;
@@ -308,17 +282,17 @@ int edgekv_prefix_begin(
         n = edgekv_share(slot, prompt, n, others);
         cached.shared = n - n_past;
     }
-    if (g_kept) {
+    if (edgekv_prefixes_kept()) {
         const edgekv_told_tokens all(slot, prompt, static_cast<int>(prompt.size()));
         const int  goes_on = edgekv_goes_on(slot, prompt, n);
         cached.slot = goes_on < 0 ? cached.slot : goes_on;
-        g_prefixes.begin(g_prefixes.user, &all.told, n, goes_on, &cached);
+        g_prefixes.load(g_prefixes.user, &all.told, n, goes_on, &cached);
         n = cached.slot + cached.shared + edgekv_kept(cached);
         if (goes_on >= 0) {
             if (n == goes_on) {  // no snapshot was put in
                 llama_memory_seq_rm(llama_get_memory(slot.lctx), slot.seq_id, prompt.pos_next(n), -1);
             }
-            g_goes_on[slot.seq_id] = n;
+            sequence.goes_on = n;
             edgekv_server::plan_snapshots(slot, n, prompt, last_user, cached.spacing);
         }
         if (cached.comes) {
@@ -342,7 +316,7 @@ int edgekv_prefix_begin(
 
 void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_past, bool may_cache) {
     auto cached = edgekv_server::cached_of(slot.task);
-    if (!g_kept || !may_cache) {
+    if (!edgekv_prefixes_kept() || !may_cache) {
         cached.missed = EDGEKV_MISS_DISABLED;
     } else if (const int n = cached.slot + cached.shared + edgekv_kept(cached); n_past < n && n_past < n_prompt - 1) {
         cached.missed    = EDGEKV_MISS_NO_CHECKPOINT;  // upstream goes back
@@ -358,35 +332,36 @@ void edgekv_prefix_begun(const edgekv_prefix_slot & slot, int n_prompt, int n_pa
 }
 
 static bool edgekv_may_keep(const edgekv_prefix_slot & slot) {
-    return g_kept && slot.keeps && !slot.partly;
+    return edgekv_prefixes_kept() && slot.keeps && !slot.partly;
+}
+
+// Keeps the first n tokens of a slot. rows, snapshot: as for the keeper.
+static void edgekv_insert(const edgekv_prefix_slot & slot, int n, bool rows, bool snapshot) {
+    if (n > 0) {
+        const edgekv_told_tokens all(slot, *slot.held, n);
+        g_prefixes.insert(g_prefixes.user, &all.told, rows, snapshot);
+    }
 }
 
 void edgekv_prefix_keep(const edgekv_prefix_slot & slot, bool more_come) {
-    if (g_fetching.erase(slot.seq_id) > 0) {
-        g_prefixes.leave(g_prefixes.user, slot.seq_id);  // the request ended before its prompt began
+    auto & sequence = g_sequences[slot.seq_id];
+    if (sequence.waits) {  // the request ended before its prompt began
+        sequence.waits = false;
+        edgekv_cached_tokens none = {};
+        g_prefixes.release(g_prefixes.user, slot.seq_id, &none);
     }
     if (!edgekv_may_keep(slot)) {
         return;
     }
     edgekv_prefix_settle();
     const int  computed  = edgekv_prefix_computed(slot);
+    const int  n         = std::min(computed, sequence.pure);
     const bool snapshots = llama_edgekv_keeps_snapshots(slot.lctx);
-    int n = std::min(computed, edgekv_pure(slot.seq_id));
-    if (more_come && !snapshots) {
-        n = n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK;
-    }
-    if (n > 0) {
-        const edgekv_told_tokens all(slot, *slot.held, n);
-        g_prefixes.keep(g_prefixes.user, &all.told);
-    }
-    if (computed > 0 && snapshots && !more_come) {
-        edgekv_prefix_snapshot(slot, computed);
-    }
+    edgekv_insert(slot, more_come && !snapshots ? n/EDGEKV_PREFIX_BLOCK*EDGEKV_PREFIX_BLOCK : n, true, snapshots && !more_come && n == computed);
 }
 
 void edgekv_prefix_snapshot(const edgekv_prefix_slot & slot, int n) {
-    if (edgekv_may_keep(slot) && n <= edgekv_pure(slot.seq_id)) {
-        const edgekv_told_tokens all(slot, *slot.held, n);
-        g_prefixes.snapshot(g_prefixes.user, &all.told);
+    if (edgekv_may_keep(slot) && n <= g_sequences[slot.seq_id].pure) {
+        edgekv_insert(slot, n, false, true);
     }
 }

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <vector>
 
 // A slot as these functions need it.
@@ -27,6 +28,18 @@ struct edgekv_prefix_slot {
     bool keeps;  // whether other requests may use the rows that it computes
     bool partly;  // an adapter works only on tokens after its invocation, so the rows differ from other slots'
 };
+
+// What is known of a sequence besides its tokens.
+struct edgekv_sequence {
+    int task = -1;  // whose prompt it holds
+    edgekv_server::prompt_marks marks;  // of the task; they outlive its request
+    std::vector<int> due;  // numbers of the prompt's tokens after which a snapshot is due
+    int pure = std::numeric_limits<int>::max();  // the number of first tokens whose rows are as the tokens alone give them
+    int goes_on = -1;  // of a context that keeps more than rows: the number of the prompt's tokens after which the sequence can continue
+    bool waits = false;  // for kept rows of a prompt
+};
+
+edgekv_sequence & edgekv_sequence_of(int seq_id);
 
 inline bool operator==(const edgekv_adapter & a, const edgekv_adapter & b) { return a.adapter == b.adapter && a.scale == b.scale; }
 
@@ -91,9 +104,9 @@ void edgekv_prefix_begun(Slot & slot, int n_past) {
 void edgekv_prefix_decode_begins();
 bool edgekv_prefix_decode_ended(int & ret);
 
-// Waits for promised rows while no batch is computed; every function here that reads rows calls it first. A scope lives while slots are
-// updated; outside of it no rows are promised.
-void edgekv_prefix_settle();
+// Waits for promised rows while no batch is computed; every function here that reads rows calls it first. false: some are lost, and the tokens from
+// there on have been read again. A scope lives while slots are updated; outside of it no rows are promised.
+bool edgekv_prefix_settle();
 struct edgekv_prefix_scope {
     edgekv_prefix_scope();
     ~edgekv_prefix_scope() { edgekv_prefix_settle(); }
@@ -164,6 +177,7 @@ void edgekv_prefix_waits(Slots & slots, const Task & task, const std::vector<com
         return;
     }
     auto slot = edgekv_slot(slots.front());
+    slot.seq_id   = -1;
     slot.task     = -1;
     slot.adapters = edgekv_adapters(usual);
     edgekv_prefix_expect(slot, task.tokens);

@@ -5,7 +5,6 @@
 #include "server/prefix_cache/tasks.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace edgekv_server {
 
@@ -14,28 +13,16 @@ namespace {
 constexpr int BEFORE_END = 4;  // the next turn may render a prompt's last tokens, which open the answer, differently
 constexpr int LEAST      = 8;  // fewer tokens are read again just as fast
 
-struct plan {
-    int task;
-    std::vector<int> due;  // numbers of tokens after which a snapshot is due
-};
+// null: the sequence has no plan for this task
+const std::vector<int> * plan_of(int seq_id, int task) {
+    const auto & sequence = edgekv_sequence_of(seq_id);
 
-// plans by sequence
-std::unordered_map<int, plan> & the_plans() {
-    static std::unordered_map<int, plan> plans;
-    return plans;
-}
-
-// null: the sequence has none for this task
-const plan * plan_of(int seq_id, int task) {
-    const auto found = the_plans().find(seq_id);
-
-    return found == the_plans().end() || task < 0 || found->second.task != task ? nullptr : &found->second;
+    return task < 0 || sequence.task != task ? nullptr : &sequence.due;
 }
 
 }  // namespace
 
 void snapshots_in(const llama_context * lctx, bool has_draft, int32_t & n_checkpoints) {
-    the_plans().clear();
     if (edgekv_prefixes_kept() && llama_edgekv_keeps_snapshots(lctx) && !has_draft) {
         n_checkpoints = 0;
     }
@@ -59,7 +46,6 @@ int goes_on(const edgekv_prefix_slot & slot, const server_tokens & prompt, int n
 
 void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens & prompt, int last_user, int spacing) {
     const int n_prompt = static_cast<int>(prompt.size());
-    the_plans().erase(slot.seq_id);
     if (!slot.keeps || slot.partly) {
         return;
     }
@@ -74,31 +60,30 @@ void plan_snapshots(const edgekv_prefix_slot & slot, int n, const server_tokens 
         wanted.push_back(std::min(mark.n, n_prompt - BEFORE_END));
     }
     std::sort(wanted.begin(), wanted.end());
-    plan next = { slot.task, {} };
+    auto & due = edgekv_sequence_of(slot.seq_id).due;
     int before = n;
     for (const int token : wanted) {
         const int at = whole_media(prompt, token);
         if (at - before >= LEAST) {
-            next.due.push_back(before = at);
+            due.push_back(before = at);
         }
     }
-    the_plans()[slot.seq_id] = std::move(next);
 }
 
 int planned_before(const edgekv_prefix_slot & slot, int n) {
-    const auto * found = plan_of(slot.seq_id, slot.task);
-    if (!found) {
+    const auto * due = plan_of(slot.seq_id, slot.task);
+    if (!due) {
         return 0;
     }
-    const auto behind = std::upper_bound(found->due.begin(), found->due.end(), n);
+    const auto behind = std::upper_bound(due->begin(), due->end(), n);
 
-    return behind == found->due.begin() ? 0 : behind[-1];
+    return behind == due->begin() ? 0 : behind[-1];
 }
 
 bool snapshot_due(int seq_id, int task, int n) {
-    const auto * found = plan_of(seq_id, task);
+    const auto * due = plan_of(seq_id, task);
 
-    return found && std::binary_search(found->due.begin(), found->due.end(), n);
+    return due && std::binary_search(due->begin(), due->end(), n);
 }
 
 void take_snapshot(const edgekv_prefix_slot & slot) {

@@ -36,6 +36,16 @@ known_task known(int id) {
     return found == s.by_id.end() ? known_task{} : found->second;
 }
 
+// a task whose request has ended stays unknown
+template <typename Change>
+void change(int id, Change change_it) {
+    auto & s = the_tasks();
+    std::lock_guard<std::mutex> lock(s.mutex);
+    if (const auto found = s.by_id.find(id); found != s.by_id.end()) {
+        change_it(found->second);
+    }
+}
+
 using noted_marks = std::unordered_map<int, prompt_marks>;
 
 noted_marks & noted() {
@@ -74,34 +84,18 @@ void request_ends(const void * reader, const std::unordered_set<int> & ids) {
     leave_place(reader);
 }
 
-int64_t posted_us(int id) {
-    return known(id).posted_us;
-}
+int64_t posted_us(int id) { return known(id).posted_us; }
 
 void set_cached(int id, const edgekv_cached_tokens & cached) {
-    auto & s = the_tasks();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto found = s.by_id.find(id);
-    if (found != s.by_id.end()) {
-        found->second.cached = cached;
-    }
+    change(id, [&](known_task & task) { task.cached = cached; });
 }
 
-edgekv_cached_tokens cached_of(int id) {
-    return known(id).cached;
-}
+edgekv_cached_tokens cached_of(int id) { return known(id).cached; }
 
 void set_found(int id, const found_prefix & found) {
-    auto & s = the_tasks();
-    std::lock_guard<std::mutex> lock(s.mutex);
-    const auto task = s.by_id.find(id);
-    if (task != s.by_id.end()) {
-        task->second.found = found;
-    }
+    change(id, [&](known_task & task) { task.found = found; });
 }
 
-found_prefix found_of(int id) {
-    return known(id).found;
-}
+found_prefix found_of(int id) { return known(id).found; }
 
 }  // namespace edgekv_server

@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 
 from edgekv.cli.common.caches import without_password
-from edgekv.cli.common.config_file import COMMANDS, ONLY_SAID, config_path, keys, use_config_file, variable_set
+from edgekv.cli.common.config_file import ONLY_SAID, keys, use_config_file, variable_set
+from edgekv.cli.common.config_path import COMMANDS, config_path
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import Group
 from edgekv.cli.common.reference import values

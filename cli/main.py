@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 import edgekv
+from edgekv.cli.common.choices import HUB
 from edgekv.cli.common.examples import examples
 from edgekv.cli.common.help import WIDEST, Formatter
 from edgekv.cli.common.lazy_group import Commands, LazyGroup
-from edgekv.cli.common.shared_options import HUB
 from edgekv.common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUNTIME, EdgeKVError
-from edgekv.config.setting_table import RENAMED
 
 COMMANDS: Commands = {
     "chat": ("edgekv.cli.chat.command", "chat", "Chat in the terminal, or answer one prompt (-p)."),
@@ -62,6 +59,8 @@ class _Edgekv(LazyGroup):
 
 def _known(ctx: click.Context, typed: str, near: Sequence[str]) -> list[str]:
     """The options that work of those `near` to what was typed. click takes old names for options too: the nearest gives way to its new one."""
+    from edgekv.config.setting_table import RENAMED
+
     shown = {name for one in ctx.command.get_params(ctx) if isinstance(one, click.Option) and not one.hidden for name in one.opts}
     meant = [f"--{RENAMED.get(name[2:], name[2:])}" if name not in shown else name for name in near[:1]] + list(near[1:])
     return [name for name in dict.fromkeys(meant) if name in shown and name.startswith("--") == typed.startswith("--")]
@@ -87,10 +86,10 @@ def cli(context: click.Context) -> None:
 
     Each option also has a variable, such as EDGEKV_CTX; those of `chat` and `serve` may stand in a file (`edgekv config`).
     """
-    from edgekv.cli.common.config_file import COMMANDS as CONFIGURED
-    from edgekv.cli.common.config_file import use_config_file
+    from edgekv.cli.common import config_path
 
-    if context.invoked_subcommand in CONFIGURED:
+    if context.invoked_subcommand in config_path.COMMANDS and config_path.is_expected():
+        from edgekv.cli.common.config_file import use_config_file
         from edgekv.cli.config import commands
 
         use_config_file(context, commands())
@@ -156,6 +155,9 @@ def _wrapped(text: str, behind: str) -> str:
     """A message of an error that stands behind a word; on a terminal its lines break between words."""
     if not sys.stderr.isatty():
         return text
+    import shutil
+    import textwrap
+
     width = min(shutil.get_terminal_size().columns, WIDEST)
     lines = (textwrap.fill(behind * (not number) + line, width, break_long_words=False, break_on_hyphens=False)
              for number, line in enumerate(text.splitlines()))

@@ -71,6 +71,9 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        beside = [one for one in os.listdir(os.path.dirname(__path__[0])) if one.startswith("edgekv-") and one.endswith(".dist-info")]
+        if len(beside) == 1:  # where pip installed this; importlib.metadata knows also where else, and takes longer to import than a command to start
+            return beside[0].removeprefix("edgekv-").removesuffix(".dist-info")
         from importlib.metadata import PackageNotFoundError, version
 
         try:

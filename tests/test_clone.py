@@ -34,7 +34,7 @@ def site(tmp_path_factory) -> Path:
     (site / "edgekv" / "lib").symlink_to(COMPILED / "lib")
     for module in (COMPILED / "_native").glob("*.so"):
         (site / "edgekv" / "_native" / module.name).symlink_to(module)
-    info = site / "edgekv-0.dist-info"
+    info = site / f"edgekv-{version('edgekv')}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: edgekv\nVersion: {version('edgekv')}\n")
     return site

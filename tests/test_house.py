@@ -15,9 +15,9 @@ NO_LINES = {".md", ".csv", ".svg", ".json", ".png", ".pyc", ".so"}
 
 BUDGETS = {
     ".ci": 89,
-    "cli": 3_972,
+    "cli": 4_001,
     "cli/chat": 2_733,
-    "edgekv": 1_142,
+    "edgekv": 1_145,
     "edgekv/_native": 2_751,
     "edgekv/arrays": 1_201,
     "edgekv/bench": 2_811,
@@ -44,7 +44,7 @@ BUDGETS = {
     "native/src": 20_480,
     "native/tests": 8_320,
     "patches": 4_353,
-    "tests": 2_011,
+    "tests": 2_022,
     "tests/agents": 275,
     "tests/architectures": 920,
     "tests/arrays": 653,

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 Complete = Callable[[click.Context, click.Parameter, str], list["CompletionItem"]]
 """A function for click's `shell_complete=`: context, parameter, and the typed part of the value."""
 
+HUB = "hf:"
+"""What a MODEL of Hugging Face's begins with."""
+
 GGUF = "gguf"
 """A type of CompletionItem, beside click's "file" and "dir": GGUF files and folders, which the shell finds."""
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import platformdirs
 
-from edgekv.cli.common.shared_options import HUB, Parsed
+from edgekv.cli.common.choices import HUB
+from edgekv.cli.common.config_path import VARIABLE, config_path
+from edgekv.cli.common.shared_options import Parsed
 from edgekv.common.errors import ConfigError
 from edgekv.config.setting_table import check_renamed
 
@@ -19,20 +20,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-VARIABLE = "EDGEKV_CONFIG"
-COMMANDS = ("chat", "serve")
-"""Commands that read the file."""
-
 ONLY_SAID = {"prompt"}
 """Options of a single call, which the file cannot set."""
 _READ = "edgekv.config_file"
-
-
-def config_path() -> Path:
-    """The path of the file, which may not exist."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named).expanduser()
-    return platformdirs.user_config_path("edgekv", appauthor=False) / "config.toml"
 
 
 def use_config_file(context: click.Context, commands: Mapping[str, click.Command]) -> None:

@@ -6,11 +6,14 @@ import inspect
 import os
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
 from edgekv.cli.common.examples import HEADING
-from edgekv.config.setting_table import Number, Setting
+
+if TYPE_CHECKING:
+    from edgekv.config.setting_table import Setting
 
 WIDEST = 100
 
@@ -88,6 +91,8 @@ def _line(setting: Setting) -> tuple[str, str] | None:
     """An option's line in `--help`; None: it has none."""
     if not setting.brief:
         return None
+    from edgekv.config.setting_table import Number
+
     names, default = ", ".join([*setting.short, f"--{setting.name}"]), setting.default_text
     if setting.kind is bool:
         return names, setting.brief

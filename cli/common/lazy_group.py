@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -38,8 +37,11 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         check_moved(ctx, self.moved, args)
-        if args[0] not in self.table and (near := difflib.get_close_matches(args[0], self.table, n=1)):
-            ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
+        if args[0] not in self.table:
+            import difflib
+
+            if near := difflib.get_close_matches(args[0], self.table, n=1):
+                ctx.fail(f"No such command '{args[0]}'. Did you mean '{near[0]}'?")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from edgekv.cli.common.choices import OF_OPTION, models
+from edgekv.cli.common.choices import HUB, OF_OPTION, models
 from edgekv.common.enums import KvMode
 from edgekv.common.errors import ConfigError
 from edgekv.common.units import size
@@ -52,8 +52,6 @@ def _renamed(old: str) -> Callable[[F], F]:
 
 model_argument = click.argument("model", required=False, envvar=variable_of("model"), type=click.Path(path_type=Path), shell_complete=models)
 """MODEL: the path of a GGUF file, a name of `edgekv models list`, or hf:USER/REPO[:QUANT]; None: the default model. Pass it to `model_path()`."""
-
-HUB = "hf:"
 
 
 def model_path(model: Path | None) -> Path:
